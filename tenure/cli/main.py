@@ -80,7 +80,7 @@ class Group(click.Group):
     " else 127.0.0.1:8470.",
 )
 @click.option("--tenant", envvar="TENURE_TENANT", help="The tenant. Default: that of your API key, else `default`.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line, with the field names of the API.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line: see docs/json.md.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Print exact amounts and more details.")
 @click.option(
     "--data",
@@ -162,7 +162,7 @@ def _set_verbose(ctx: click.Context, _parameter: click.Parameter, value: bool) -
 
 
 _COMMON: Final = (
-    (["--json"], _set_json, "Print JSON, one object a line, with the field names of the API."),
+    (["--json"], _set_json, "Print JSON, one object a line: see docs/json.md."),
     (["-v", "--verbose"], _set_verbose, "Print exact amounts and more details."),
 )
 

@@ -58,6 +58,7 @@ from tenure.domain.budget import money_text, usd
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source
+from tenure.sdk.from_wire import task_info
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import held_back_seconds
@@ -432,7 +433,7 @@ def explain(context: Context, task: str) -> None:
     async def work(client: Client) -> None:
         explained = await client.explain(await find_task(client, task))
         if context.as_json:
-            context.emit(explained)
+            context.emit({"lines": list(explained.lines), "task": task_info(explained.task).to_json()})
         else:
             echo("\n".join(explained.lines))
 

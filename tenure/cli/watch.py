@@ -30,6 +30,7 @@ from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.watch_state import WatchedTask
 from tenure.client import Client
 from tenure.domain.states import TaskState
+from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 
@@ -185,8 +186,11 @@ async def watch_task(context: Context, client: Client, task_id: str, *, after: i
 
 async def _emit_events(context: Context, client: Client, task_id: str, after: int, live: bool) -> Exit:
     async with aclosing(client.watch(task_id, after, live=live)) as events:
+        live_text = LiveTextFilter()
         async for event in events:
-            context.emit(event)
+            public = event if context.is_verbose else live_text.public_event(event)
+            if public is not None:
+                context.emit(public)
     return exit_of_task(await client.get(task_id))
 
 

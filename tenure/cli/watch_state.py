@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tenure.domain.states import TaskState, is_terminal
+from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.wire.common import STATES, unix_seconds
 
@@ -24,42 +25,30 @@ class OpenCall(NamedTuple):
 class LiveTextView:
     """The live text of one model attempt. A delta of a later attempt or epoch replaces it."""
 
-    key: tuple[int, int, int] = (0, 0, 0)
     text: str = ""
+    _call: tuple[int, int, int] = (0, 0, 0)
     _block: int = 0
-    _length: int = 0
+    _pieces: LiveTextFilter = field(default_factory=LiveTextFilter)
 
     def apply(self, delta: live_pb2.Delta) -> bool:
         """Adds a delta. Returns whether the delta replaced text of an earlier attempt."""
-        key = (delta.epoch, delta.step, delta.attempt_number)
-        if key < self.key:
+        piece = self._pieces.event(delta)
+        if piece is None:
             return False
-        replaces_text = key > self.key and bool(self.text)
-        if key > self.key:
-            self.key, self.text, self._block, self._length = key, "", 0, 0
-        self._append(delta)
+        call = (delta.epoch, delta.step, delta.attempt_number)
+        replaces_text = call != self._call and bool(self.text)
+        if call != self._call:
+            self._call, self._block, self.text = call, 0, ""
+        paragraph = "\n\n" if piece.block > self._block and self.text else ""
+        gap = "…" if piece.skipped else ""  # deltas are dropped for slow readers
+        self.text = f"{self.text}{paragraph}{gap}{piece.text}"[-MAX_TEXT:]
+        self._block = piece.block
         return replaces_text
 
     def discard(self) -> bool:
         """Drops the text. Returns whether there was any."""
-        had_text, self.text, self._block, self._length = bool(self.text), "", 0, 0
+        had_text, self.text = bool(self.text), ""
         return had_text
-
-    def _append(self, delta: live_pb2.Delta) -> None:
-        if delta.block < self._block:
-            return
-        if delta.block > self._block and self.text:
-            self.text += "\n\n"
-        if delta.block > self._block:
-            self._block, self._length = delta.block, 0
-        # A resumed stream repeats a block from its beginning.
-        known = self._length - delta.offset
-        if known > len(delta.text):
-            return
-        if known < 0:
-            self.text += "…"  # deltas are dropped for slow readers
-        self.text = (self.text + delta.text[max(0, known) :])[-MAX_TEXT:]
-        self._length = delta.offset + len(delta.text)
 
 
 @dataclass(slots=True)

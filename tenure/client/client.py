@@ -108,6 +108,10 @@ class Client(
         self.leases: LeaseServiceAsyncStub
 
     async def __aenter__(self) -> Self:
+        return self.connect()
+
+    def connect(self) -> Self:
+        """Opens the channel, in a running event loop. `close` closes it."""
         self._channel = open_channel(
             self._address,
             tls=self._tls,
@@ -126,6 +130,10 @@ class Client(
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channel. Calls that still run end."""
         await self._channel.close()
 
     async def submit(self, goal: str, *, request: api.SubmitTaskRequest | None = None) -> task_pb2.Task:
@@ -174,13 +182,17 @@ class Client(
         while limit > 0:
             page_size = min(LIST_PAGE, limit)
             request = api.ListTasksRequest(filter=task_filter, page_size=page_size, page_token=token, order=order)
-            page = await self._call(self.tasks.ListTasks, request)
+            page = await self.list_page(request)
             for task in page.tasks:
                 yield task
             limit -= len(page.tasks)
             token = page.next_page_token
             if not token:
                 return
+
+    async def list_page(self, request: api.ListTasksRequest) -> api.ListTasksResponse:
+        """Returns one page of tasks."""
+        return await self._call(self.tasks.ListTasks, request)
 
     async def entries(self, task_id: str, after_sequence: int = 0) -> AsyncGenerator[ledger_pb2.Entry]:
         """Yields the entries of a task so far, the oldest first."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class TenureError(Exception):
     """The base class. `reason` is an UPPER_SNAKE code for programs, `message` is for people, `metadata` for both.
 
+    `hint` says what the caller can do. Only a client sets it, at the end of the error's way: it is not on the wire.
+
     Each leaf has a default reason; the caller may pass a more precise one (REQUEST_ID_REUSED, CURSOR_EXPIRED,
     STORAGE_FULL).
     """
@@ -44,9 +46,10 @@ class TenureError(Exception):
         self.message = message
         self.reason = reason or self.default_reason
         self.metadata: dict[str, str] = dict(metadata or {})
+        self.hint = ""
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.message}"
+        return f"{self.reason}: {self.message}{f'. To do: {self.hint}' if self.hint else ''}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Pickles the whole instance dictionary, because the constructors of the leaves differ.
@@ -84,6 +87,11 @@ class InvalidRequest(Refused):
         self.violations = tuple(FieldViolation(*violation) for violation in violations)
         sentence = "; ".join(f"{field}: {description}" for field, description in self.violations)
         super().__init__(message or sentence or "invalid request", reason=reason, metadata=metadata)
+
+    @property
+    def field(self) -> str:
+        """The first field that breaks its constraint; empty if the error names none."""
+        return self.violations[0].field if self.violations else ""
 
 
 class NotFound(Refused):

@@ -63,24 +63,18 @@ async def test_a_goal_comes_from_stdin_and_every_option_is_sent(run: Any) -> Non
         stdin="from a pipe\n",
     )
     (task,) = done.values
-    spec = task["spec"]
-    assert spec["goal"] == "from a pipe"
-    assert spec["agent"]["system"] == "be brief"
-    assert spec["agent"]["tools"] == {"names": ["read_file", "list_files"]}
-    assert spec["agent"]["max_output_tokens"] == 100
-    assert spec["limits"] == {
+    assert (task["goal"], task["system"], task["loop"]) == ("from a pipe", "be brief", "of-my-own")
+    assert (task["tools"], task["max_output_tokens"]) == (["read_file", "list_files"], 100)
+    assert task["limits"] == {
         "max_tokens": 5000,
-        "max_nano_usd": 500_000_000,
+        "max_cost_usd": 0.5,
+        "money_cap": "SUBMITTED",
         "max_steps": 7,
-        "timeout": "600s",
-        "money_cap": "MONEY_CAP_SUBMITTED",
-        "no_money_cap": False,
+        "timeout_seconds": 600.0,
     }
-    assert (spec["priority"], spec["queue"], spec["labels"]) == ("PRIORITY_HIGH", "elsewhere", {"a": "1", "b": "2"})
-    assert spec["agent"]["loop"] == "of-my-own"
-    policy = spec["policy"]
-    assert policy["on_in_doubt"] == "IN_DOUBT_POLICY_TELL_MODEL"
-    assert policy["on_lease_lost"] == "LEASE_LOST_POLICY_TIME_OUT"
+    assert (task["priority"], task["queue"], task["labels"]) == ("HIGH", "elsewhere", {"a": "1", "b": "2"})
+    policy = task["policy"]
+    assert (policy["on_in_doubt"], policy["on_lease_lost"]) == ("TELL_MODEL", "TIME_OUT")
     assert policy["retry"]["max_attempts"] == 0
     assert (await run("cancel", task["task_id"])).code == Exit.OK
 
@@ -104,9 +98,9 @@ async def test_submit_and_get_show_why_a_task_has_no_cap_in_money(run: Any) -> N
 
 async def test_no_tools_is_an_empty_list_and_not_an_absent_one(run: Any) -> None:
     (task,) = (await run("--json", "submit", "x", "--model", "sim-hello", "--no-tools")).values
-    assert task["spec"]["agent"]["tools"] == {"names": []}
+    assert task["tools"] == []
     (task,) = (await run("--json", "submit", "x", "--model", "sim-hello")).values
-    assert "tools" not in task["spec"]["agent"]
+    assert task["tools"] is None
 
 
 async def test_a_repeated_request_id_is_the_same_task_or_refused(run: Any) -> None:
@@ -148,7 +142,7 @@ async def test_waiting_too_short_is_5(run: Any) -> None:
     assert (await run("wait", task_id)).code == Exit.TASK_FAILED
     assert "enough" in (await run("entries", task_id)).out
     (again,) = (await run("--json", "cancel", task_id)).values
-    assert again["state"] == "TASK_STATE_CANCELLED"
+    assert again["state"] == "CANCELLED"
 
 
 async def test_what_cannot_be_is_3_in_one_sentence(run: Any) -> None:
@@ -215,8 +209,10 @@ async def test_entries_are_the_whole_ledger_in_order(run: Any) -> None:
     await run("wait", task_id)
     entries = (await run("--json", "entries", task_id)).values
     assert [entry["sequence"] for entry in entries] == list(range(1, len(entries) + 1))
-    assert "submitted" in entries[0]["body"]
-    assert entries[-1]["body"]["transition"]["to_state"] == "TASK_STATE_SUCCEEDED"
+    assert (entries[0]["kind"], entries[0]["goal"]) == ("submitted", "find out")
+    assert (entries[-1]["kind"], entries[-1]["state"]) == ("transition", "SUCCEEDED")
+    (contract,) = (await run("--json", "-v", "entries", task_id, "--after", str(len(entries) - 1))).values
+    assert contract["body"]["transition"]["to_state"] == "TASK_STATE_SUCCEEDED"
     assert (await run("--json", "entries", task_id, "--after", "3")).values == entries[3:]
     lines = (await run("entries", task_id)).out.splitlines()
     assert len(lines) == len(entries)
@@ -253,10 +249,10 @@ async def test_a_watch_for_machines_is_one_event_per_line(run: Any) -> None:
     task_id = await submitted(run)
     done = await run("--json", "watch", task_id)
     assert done.code == Exit.OK
-    sequences = [event["entry"]["sequence"] for event in done.values if "entry" in event]
+    sequences = [event["sequence"] for event in done.values if event["sequence"]]
     assert sequences == list(range(1, len(sequences) + 1))
     later = await run("--json", "watch", task_id, "--after", "2", "--no-live")
-    assert [event["entry"]["sequence"] for event in later.values if "entry" in event] == sequences[2:]
+    assert [event["sequence"] for event in later.values] == sequences[2:]
 
 
 async def test_watching_after_an_entry_tells_only_what_follows(run: Any) -> None:
@@ -275,9 +271,9 @@ async def test_live_text_reaches_a_watcher_in_pieces_that_fit(installation: Inst
         text = ""
         while len(text) < 50:
             event = await next_value(watch)
-            if "delta" in event:
-                assert event["delta"]["offset"] == len(text)
-                text += event["delta"]["text"]
+            if event["kind"] == "live_text":
+                assert event["offset"] == len(text)
+                text += event["text"]
         assert text.startswith("word word ")
     await installation.client.cancel(task_id)
 
@@ -300,12 +296,12 @@ async def test_a_watch_survives_a_gateway_restart_without_a_gap(own_installation
     gateway = own_installation.stack.services["gateway"]
     task_id = await own_installation.submit("sim-e2e-paced", goal="watched")
     async with started("--json", "watch", task_id, "--no-live", address=gateway.address) as watch:
-        seen = [(await next_value(watch))["entry"]["sequence"] for _ in range(5)]
+        seen = [(await next_value(watch))["sequence"] for _ in range(5)]
         gateway.kill()
         gateway.start()
         async with asyncio.timeout(PATIENCE_SECONDS):
             out, err = await watch.communicate()
-    rest = [event["entry"]["sequence"] for event in Done(0, out.decode(), "").values if "entry" in event]
+    rest = [event["sequence"] for event in Done(0, out.decode(), "").values]
     assert watch.returncode == Exit.OK, err
     assert [*seen, *rest] == list(range(1, len(seen) + len(rest) + 1))
 

@@ -63,7 +63,7 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -
     async with started("--json", "dev", "--data", str(data), *QUICK) as again:
         address = (await next_value(again))["gateway"]
         (task,) = (await tenure("--json", "list", address=address)).values
-        assert (task["task_id"], task["state"]) == (task_id, "TASK_STATE_SUCCEEDED")
+        assert (task["task_id"], task["state"]) == (task_id, "SUCCEEDED")
 
 
 async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) -> None:

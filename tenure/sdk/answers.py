@@ -1,0 +1,63 @@
+"""The answer of a wait: what `approve`, `deny` and `answer` send for each kind of wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, WaitKind
+from tenure.sdk.errors import invalid_argument
+from tenure.sdk.task_info import TaskWait
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReply:
+    """A decision among the options of a wait, or a text."""
+
+    decision: str = ""
+    reply: str = ""
+    edited_arguments_json: str = ""
+
+
+def approval(wait: TaskWait, arguments: Mapping[str, Any] | None) -> WaitReply:
+    """Returns the approval of a wait. `arguments`: those with which a tool call runs instead; None: as it asked.
+
+    Raises InvalidRequest for a wait that asks no yes or no.
+    """
+    if wait.kind is WaitKind.TOOL_APPROVAL:
+        if arguments is None:
+            return WaitReply(ALLOW)
+        return WaitReply(EDIT, edited_arguments_json=json.dumps(dict(arguments), ensure_ascii=False))
+    if arguments is not None:
+        raise invalid_argument("arguments", f"must be None: a wait of kind {wait.kind} has no call to edit")
+    if wait.kind is WaitKind.BUDGET:
+        return WaitReply(APPROVE)
+    if wait.kind is WaitKind.OPERATOR:
+        return WaitReply(wait.options[0])
+    return WaitReply(_option(wait, APPROVE))
+
+
+def denial(wait: TaskWait) -> WaitReply:
+    """Returns the denial of a wait. Raises InvalidRequest for a wait that asks no yes or no."""
+    if wait.kind in {WaitKind.TOOL_APPROVAL, WaitKind.BUDGET}:
+        return WaitReply(DENY)
+    return WaitReply(_option(wait, DENY))
+
+
+def free_answer(wait: TaskWait, text: str) -> WaitReply:
+    """Returns one of the wait's options, or else a text. Raises InvalidRequest for a wait that takes no text."""
+    if text in wait.options:
+        return WaitReply(text)
+    if wait.kind in {WaitKind.QUESTION, WaitKind.APPROVAL}:
+        return WaitReply(reply=text)
+    options = f"one of {', '.join(wait.options)}" if wait.options else "an event or sub-agents, not a person"
+    raise invalid_argument("answer", f"must be {options}: the wait is of kind {wait.kind}")
+
+
+def _option(wait: TaskWait, option: str) -> str:
+    if option in wait.options:
+        return option
+    offered = f"its options are {', '.join(wait.options)}" if wait.options else f"it is of kind {wait.kind}"
+    raise invalid_argument("wait", f"has no option {option!r}: {offered}", "use task.answer(wait, …)")

@@ -1,0 +1,373 @@
+"""Client: submits tasks, finds them, and follows them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
+
+from tenure.domain.states import TaskState
+from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.tools import ToolDefinition
+from tenure.sdk.connection import Connection
+from tenure.sdk.errors import invalid_argument
+from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
+from tenure.sdk.from_wire import change_event, json_of, task_info
+from tenure.sdk.result_type import TEXT, ResultType, result_type_of
+from tenure.sdk.submit_request import (
+    ARGUMENTS,
+    Money,
+    Seconds,
+    agent_of,
+    json_text,
+    nano_usd,
+    submit_request,
+)
+from tenure.sdk.task import Task
+from tenure.sdk.task_info import TaskPage
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.common import SOURCES, STATES
+from tenure.wire.tool import tool_to_domain
+
+if TYPE_CHECKING:
+    from tenure.client import Client as GatewayClient
+    from tenure.runtime.tls import ClientTls
+
+T = TypeVar("T")
+
+States = TaskState | str | Iterable[TaskState | str]
+
+
+class SubmitOptions(TypedDict, total=False):
+    """The options of `Client.submit`, which describes them."""
+
+    model: str
+    system: str
+    tools: Iterable[str] | None
+    approve_tools: Iterable[str]
+    max_cost: Money | None
+    no_max_cost: bool
+    max_tokens: int | None
+    max_steps: int | None
+    max_output_tokens: int | None
+    timeout: Seconds | None
+    start_at: datetime | None
+    queue: str
+    priority: Priority | str | None
+    labels: Mapping[str, str] | None
+    source: Source | None
+    policy: TaskPolicy | None
+    request_id: str
+
+
+class Client:
+    """The asyncio client of Tenure.
+
+        async with Client("127.0.0.1:8470") as client:
+            task = await client.submit("Compare the prices of our competitors", max_cost=0.5)
+            print(await task.result())
+
+    `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
+    (TENURE_ADDRESS), else 127.0.0.1:8470. `api_key`: an API key, or a token of the identity provider, or a function
+    that returns one and is called at each call. Default: TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only
+    without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
+    sent to another machine by TLS only.
+
+    A Client connects at its first call and belongs to the event loop of that call. Many coroutines may use it at once.
+
+    Each call is retried while no gateway answers: for a few seconds, and for about ten seconds once one has answered.
+    Each retry has the same request id, so a submit creates one task and an answer counts once.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        api_key: str | Callable[[], str] | None = None,
+        tenant: str | None = None,
+        tls: ClientTls | bool | None = None,
+    ) -> None:
+        self._connection = Connection(address, api_key, tenant, tls)
+
+    async def __aenter__(self) -> Self:
+        self._connection.client()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection. Calls that still run end with Unavailable."""
+        await self._connection.close()
+
+    @property
+    def raw(self) -> GatewayClient:
+        """The client of the protobuf messages, in the running event loop.
+
+        Its gRPC stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`.
+        """
+        return self._connection.client()
+
+    @overload
+    async def submit(self, goal: str, *, result: None = None, **options: Unpack[SubmitOptions]) -> Task[str]: ...
+
+    @overload
+    async def submit(self, goal: str, *, result: type[T], **options: Unpack[SubmitOptions]) -> Task[T]: ...
+
+    @overload
+    async def submit(self, goal: str, *, result: Mapping[str, Any], **options: Unpack[SubmitOptions]) -> Task[Any]: ...
+
+    async def submit(
+        self,
+        goal: str,
+        *,
+        model: str = "",
+        system: str = "",
+        tools: Iterable[str] | None = None,
+        approve_tools: Iterable[str] = (),
+        result: Any = None,
+        max_cost: Money | None = None,
+        no_max_cost: bool = False,
+        max_tokens: int | None = None,
+        max_steps: int | None = None,
+        max_output_tokens: int | None = None,
+        timeout: Seconds | None = None,
+        start_at: datetime | None = None,
+        queue: str = "",
+        priority: Priority | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        source: Source | None = None,
+        policy: TaskPolicy | None = None,
+        request_id: str = "",
+    ) -> Task[Any]:
+        """Submits a goal for an agent and returns the queued task. Creates one task, also after retries.
+
+        What is not given has the default of the installation.
+
+        goal: the first message to the agent; 1 byte to 256 KiB.
+        model: the model's id. system: the system prompt; at most 256 KiB.
+        tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
+        approve_tools: tools whose calls wait for a person's approval (`task.approve`).
+        result: the type of the result: a pydantic model, a dataclass, a TypedDict, or a JSON Schema as a dict. The task
+            succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text.
+        max_cost: the cap for all model calls of the task and its sub-agents, in US dollars. no_max_cost: no cap, not
+            even the default one.
+        max_tokens: the same cap in tokens. max_steps: the most steps, that is model calls with their tool calls.
+        max_output_tokens: the most output of one model call; at most 64,000.
+        timeout: from the submit, or from start_at, to the end: seconds or a timedelta; at most 24 hours.
+        start_at: the earliest start, with a time zone; at most 366 days ahead.
+        queue: only its workers take the task. priority: HIGH, NORMAL or LOW.
+        labels: your own, at most 32; `client.tasks(labels=…)` finds the task by them.
+        source: who submitted it, for example a conversation; with a run id it is submitted once per run.
+        policy: reactions to failures, calls in doubt, caps and timeouts.
+        request_id: makes your own repeat of the submit safe, 1 to 128 characters: a repeat returns the same task.
+
+        Raises InvalidRequest (`error.field` is the argument), AlreadyExists (REQUEST_ID_REUSED, SOURCE_BUSY),
+        LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
+        """
+        result_type = result_type_of(result)
+        limits = task_pb2.Limits(
+            max_tokens=max_tokens or 0,
+            max_steps=max_steps or 0,
+            max_nano_usd=nano_usd("max_cost", max_cost),
+            no_money_cap=no_max_cost,
+        )
+        request = submit_request(
+            goal,
+            agent=agent_of(model, system, tools, approve_tools, max_output_tokens),
+            limits=limits,
+            timeout=timeout,
+            start_at=start_at,
+            queue=queue,
+            priority=priority,
+            labels=labels,
+            source=source,
+            policy=policy,
+            result_schema_json=result_type.schema_json,
+            request_id=request_id,
+        )
+        return await self._submit(request, result_type)
+
+    async def submit_function(
+        self,
+        function: str,
+        input: Any = None,  # noqa: A002  the contract's word, and a keyword at the call
+        *,
+        description: str = "",
+        result: Any = None,
+        max_steps: int | None = None,
+        timeout: Seconds | None = None,
+        start_at: datetime | None = None,
+        queue: str = "",
+        priority: Priority | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        source: Source | None = None,
+        policy: TaskPolicy | None = None,
+        request_id: str = "",
+    ) -> Task[Any]:
+        """Submits a control function: code of yours that a worker runs as a task, without a model.
+
+        function: its name, as a worker offers it. input: a JSON value of at most 256 KiB. description: for people.
+        result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
+        max_steps: steps and tool calls. The others, and the errors, are those of `submit`.
+        """
+        returned: ResultType[Any] = ResultType("", json_of) if result is None else result_type_of(result)
+        request = submit_request(
+            description,
+            control=task_pb2.ControlWork(function=function, input_json=json_text("input", input)),
+            limits=task_pb2.Limits(max_steps=max_steps or 0),
+            timeout=timeout,
+            start_at=start_at,
+            queue=queue,
+            priority=priority,
+            labels=labels,
+            source=source,
+            policy=policy,
+            request_id=request_id,
+        )
+        return await self._submit(request, returned)
+
+    @overload
+    async def get(self, task_id: str) -> Task[str]: ...
+
+    @overload
+    async def get(self, task_id: str, *, result: type[T]) -> Task[T]: ...
+
+    @overload
+    async def get(self, task_id: str, *, result: Mapping[str, Any]) -> Task[Any]: ...
+
+    async def get(self, task_id: str, *, result: Any = None) -> Task[Any]:
+        """Returns a task by its id. `result`: the type in which `task.result()` returns its result, as in `submit`.
+
+        Raises NotFound, also for a task of another tenant.
+        """
+        result_type = result_type_of(result)
+        with self._connection.errors():
+            client = self._connection.client()
+            return self._task(await client.get(task_id), result_type)
+
+    async def tasks(
+        self,
+        *,
+        state: States = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str = "",
+        source: Source | None = None,
+        root_task_id: str = "",
+        forked_from_task_id: str = "",
+        limit: int | None = None,
+    ) -> AsyncGenerator[Task[str]]:
+        """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
+
+        state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
+        most tasks; None: all. Raises InvalidRequest.
+        """
+        wanted = _filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.list_tasks(wanted, limit=2**31 if limit is None else limit)) as listed:
+                async for task in listed:
+                    yield self._task(task, TEXT)
+
+    async def tasks_page(
+        self,
+        *,
+        state: States = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str = "",
+        source: Source | None = None,
+        root_task_id: str = "",
+        forked_from_task_id: str = "",
+        page_size: int = 50,
+        page_token: str = "",
+    ) -> TaskPage:
+        """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
+
+        page_size: 1 to 500. page_token: of the previous page; empty: the first page. Otherwise as `tasks`.
+        """
+        wanted = _filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token)
+        with self._connection.errors():
+            client = self._connection.client()
+            page = await client.list_page(request)
+            return TaskPage(tuple(task_info(task) for task in page.tasks), page.next_page_token)
+
+    async def changes(
+        self,
+        *,
+        after: str = "",
+        state: States = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str = "",
+        source: Source | None = None,
+    ) -> AsyncGenerator[TaskChangeEvent | HeartbeatEvent]:
+        """Yields the changes of all tasks of the tenant that match, for ever: for dashboards.
+
+        The first event is a heartbeat: list the tasks after it, and no change is missed. Resumes a broken connection
+        without a gap or a repeat. after: the `cursor` of an earlier event; empty: from now. Raises OutOfRange
+        (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
+        """
+        wanted = _filter(state, labels, queue, source, "", "")
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:
+                async for message in messages:
+                    yield change_event(message)
+
+    async def signal(self, correlation_id: str, payload: Any = None, *, request_id: str = "") -> str:
+        """Delivers an event to the task that waits for it. Returns the task's id, or "" if no task waits for it yet.
+
+        An event without a waiting task is kept for 7 days, and taken once. payload: a JSON value of at most 64 KiB.
+        Raises LimitReached (SIGNALS_FULL).
+        """
+        payload_json = json_text("payload", payload)
+        with self._connection.errors():
+            client = self._connection.client()
+            task = await client.signal(correlation_id, payload_json, request_id=request_id)
+            return "" if task is None else task.task_id
+
+    async def tools(self) -> tuple[ToolDefinition, ...]:
+        """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
+        with self._connection.errors():
+            client = self._connection.client()
+            return tuple(tool_to_domain(tool.definition) for tool in (await client.tools()).tools)
+
+    async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
+        with self._connection.errors(ARGUMENTS):
+            client = self._connection.client()
+            return self._task(await client.submit(request.goal, request=request), result_type)
+
+    def _task(self, message: task_pb2.Task, result_type: ResultType[T]) -> Task[T]:
+        return Task(self._connection, message, result_type)
+
+
+def _filter(
+    state: States,
+    labels: Mapping[str, str] | None,
+    queue: str,
+    source: Source | None,
+    root_task_id: str,
+    forked_from_task_id: str,
+) -> task_pb2.TaskFilter:
+    wanted = None
+    if source is not None:
+        wanted = task_pb2.SourceFilter(
+            kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
+        )
+    return task_pb2.TaskFilter(
+        states=[_state(each) for each in ((state,) if isinstance(state, str) else state)],
+        labels=dict(labels or {}),
+        queue=queue,
+        source=wanted,
+        root_task_id=root_task_id,
+        forked_from_task_id=forked_from_task_id,
+    )
+
+
+def _state(state: TaskState | str) -> task_pb2.TaskState.ValueType:
+    try:
+        return STATES.to_wire(TaskState(state.upper()))
+    except ValueError:
+        raise invalid_argument("state", f"must be one of {', '.join(TaskState)}, not {state!r}") from None

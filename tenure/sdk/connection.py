@@ -1,0 +1,120 @@
+"""The connection of a client: where the gateway is, who the caller is, and the gRPC channel, opened at the first call.
+
+Arguments go before the environment, which has the same names as for the `tenure` command:
+
+    TENURE_ADDRESS                host:port of the gateway; without a port 8470
+    TENURE_API_KEY                the API key, or
+    TENURE_API_KEY_FILE           a file with it, read again at each call
+    TENURE_TENANT                 the tenant
+    TENURE_TLS_CA_FILE            the authorities of the gateway's certificate, as PEM: switches TLS on
+    TENURE_TLS_CERTIFICATE_FILE   the client's own certificate, and
+    TENURE_TLS_KEY_FILE           its key
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from tenure.client import Client as GatewayClient
+from tenure.runtime.rpc_client import target_of
+from tenure.runtime.tls import ClientTls
+from tenure.sdk.errors import api_errors, invalid_argument
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
+DEFAULT_PORT: Final = 8470
+
+
+class Connection:
+    """One gRPC channel to the gateway, for one event loop. Raises InvalidRequest for arguments that cannot be meant."""
+
+    def __init__(
+        self,
+        address: str | None,
+        api_key: str | Callable[[], str] | None,
+        tenant: str | None,
+        tls: ClientTls | bool | None,
+    ) -> None:
+        environment = os.environ
+        self.address = _checked_address(address or environment.get("TENURE_ADDRESS") or DEFAULT_ADDRESS)
+        self._tenant = tenant or environment.get("TENURE_TENANT") or None
+        self._api_key = api_key or _key_of(environment)
+        self._tls = _tls_of(tls, environment)
+        self._client: GatewayClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._made()
+
+    def client(self) -> GatewayClient:
+        """Returns the connected client of the gateway's messages. Raises RuntimeError outside of its event loop."""
+        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            raise RuntimeError("the client is closed: make another one")
+        if self._client is None:
+            self._client, self._loop = self._made().connect(), loop
+        if self._loop is not loop:
+            raise RuntimeError(
+                "this Client belongs to another event loop: make one Client in each loop, or use SyncClient, which has "
+                "a loop of its own and can be used from every thread"
+            )
+        return self._client
+
+    async def close(self) -> None:
+        """Closes the channel. A second close has no effect."""
+        client, self._client, self._is_closed = self._client, None, True
+        if client is not None:
+            await client.close()
+
+    def errors(self, arguments: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
+        """Returns the context in which errors of the API get their hints."""
+        return api_errors(self.address, arguments)
+
+    def _made(self) -> GatewayClient:
+        try:
+            return GatewayClient(self.address, tenant=self._tenant, api_key=self._api_key, tls=self._tls)
+        except ValueError as error:
+            raise invalid_argument("tls", str(error), "give tls=True, or tls=ClientTls(ca_file=…)") from None
+
+
+def _checked_address(text: str) -> str:
+    """Returns the address with its port; several replicas are separated by commas."""
+    addresses = [_with_port(each.strip()) for each in text.split(",")]
+    try:
+        target_of(addresses)
+    except ValueError as error:
+        raise invalid_argument("address", str(error)) from None
+    return ",".join(addresses)
+
+
+def _with_port(address: str) -> str:
+    if not address or "/" in address or " " in address:
+        raise invalid_argument("address", f"must be host:port, not {address!r}", "write for example 127.0.0.1:8470")
+    host, colon, port = address.rpartition(":")
+    is_bare = not colon or address.endswith("]")
+    if not is_bare and not (port.isdecimal() and host):
+        raise invalid_argument("address", f"must be host:port, not {address!r}", "write for example 127.0.0.1:8470")
+    return f"{address}:{DEFAULT_PORT}" if is_bare else address
+
+
+def _key_of(environment: Mapping[str, str]) -> str | Callable[[], str]:
+    """Returns the key of the environment: a file is read at each call, so that a new key takes effect."""
+    if environment.get("TENURE_API_KEY"):
+        return environment["TENURE_API_KEY"]
+    file = environment.get("TENURE_API_KEY_FILE")
+    return (lambda: Path(file).read_text(encoding="ascii").strip()) if file else ""
+
+
+def _tls_of(tls: ClientTls | bool | None, environment: Mapping[str, str]) -> ClientTls | None:
+    if isinstance(tls, ClientTls):
+        return tls
+    ca, certificate, key = (
+        Path(path) if (path := environment.get(f"TENURE_TLS_{name}_FILE")) else None
+        for name in ("CA", "CERTIFICATE", "KEY")
+    )
+    if tls is False or not (tls or ca or certificate):
+        return None
+    return ClientTls(ca, certificate, key)

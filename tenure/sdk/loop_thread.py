@@ -1,0 +1,167 @@
+"""The event loop of all SyncClients of a process: one thread that runs it, and calls into it from other threads.
+
+The synchronous client is a facade on the asynchronous one, so there is one implementation of retries, resumed streams
+and certificates that change, and both clients behave alike. The loop has a thread of its own: a SyncClient works in a
+notebook, whose main thread runs a loop already, and in the threads of a web server. All SyncClients share one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any, Final, TypeVar, cast
+
+from tenure.domain.errors import Unavailable
+
+T = TypeVar("T")
+
+
+_END: Final = object()
+
+
+class LoopThread:
+    """An event loop in a daemon thread. It stops before the interpreter does: later calls would wait for ever."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self.process_id = os.getpid()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tenure-client", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Cancels what still runs, and ends the thread."""
+        if self._is_stopped or self.process_id != os.getpid():
+            return
+        self._is_stopped = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def start(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Runs `work` in the loop and returns its future.
+
+        Raises RuntimeError in a child of a fork, which has no such thread, and in the loop's own thread.
+        """
+        if self.process_id != os.getpid():
+            raise RuntimeError(
+                "this SyncClient was used before this process was forked: make one in each process, for example at "
+                "its first request"
+            )
+        if self._is_stopped:
+            raise Unavailable("the interpreter ends", reason="CLIENT_CLOSED")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a SyncClient cannot be used in its own event loop, for example in api_key")
+
+        async def awaited() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+_lock = threading.Lock()
+_shared: list[LoopThread] = []
+
+
+def shared_loop_thread() -> LoopThread:
+    """Returns the loop thread of this process. A child of a fork gets its own."""
+    with _lock:
+        if not _shared or _shared[-1].process_id != os.getpid():
+            _shared[:] = [LoopThread()]
+        return _shared[-1]
+
+
+class LoopCalls:
+    """The calls of one SyncClient. `close` ends those that still run; their threads get Unavailable (CLIENT_CLOSED)."""
+
+    def __init__(self) -> None:
+        self._thread: LoopThread | None = None
+        self._running: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Returns what `work` returns in the loop. An exception in the waiting thread, as by Ctrl-C, cancels it."""
+        if self._thread is None:
+            self._thread = shared_loop_thread()
+        future = self._thread.start(work)
+        with self._lock:
+            self._running.add(future)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Unavailable("the client was closed during the call", reason="CLIENT_CLOSED") from None
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            with self._lock:
+                self._running.discard(future)
+
+    def iterate(self, make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
+        """Yields what an asynchronous generator yields in the loop, and closes it at the end."""
+        generator = make()
+        try:
+            while (item := self.run(lambda: anext(generator, _END))) is not _END:
+                yield cast("T", item)
+        finally:
+            with suppress(Unavailable):  # the client was closed meanwhile, and with it the generator
+                self.run(generator.aclose)
+
+    def end(self) -> None:
+        """Cancels the calls that still run."""
+        with self._lock:
+            running = list(self._running)
+        for future in running:
+            future.cancel()
+
+
+class SyncStubs:
+    """The gRPC stubs for synchronous code: `raw.tasks.GetTask(request)` returns the response, a stream its messages.
+
+    The stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`.
+    """
+
+    def __init__(self, calls: LoopCalls, client: Callable[[], Any]) -> None:
+        self._calls, self._client = calls, client
+
+    def __getattr__(self, stub: str) -> Any:
+        return _SyncStub(self._calls, lambda: getattr(self._client(), stub))
+
+
+class _SyncStub:
+    """One stub. Its methods have gRPC's arguments."""
+
+    def __init__(self, calls: LoopCalls, stub: Callable[[], Any]) -> None:
+        self._calls, self._stub = calls, stub
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*request: Any, **options: Any) -> Any:
+            async def begin() -> Any:
+                begun = getattr(self._stub(), method)(*request, **options)
+                return (begun, None) if begun.is_stream else (None, await begun)
+
+            stream, response = self._calls.run(begin)
+            return response if stream is None else self._calls.iterate(lambda: _messages(stream))
+
+        return call
+
+
+async def _messages(stream: Any) -> AsyncGenerator[Any]:
+    try:
+        async for message in stream:
+            yield message
+    finally:
+        stream.cancel()

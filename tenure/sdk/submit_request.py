@@ -1,0 +1,142 @@
+"""The request of a submit, from the arguments of `Client.submit` and `Client.submit_function`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
+from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.sdk.errors import invalid_argument
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.common import PRIORITIES, SOURCES, duration, timestamp
+from tenure.wire.task import allowlist_to_wire, policy_to_wire
+
+Money = Decimal | float | int | str
+Seconds = timedelta | float | int
+
+ARGUMENTS: Final = {
+    "agent.model": "model",
+    "agent.system": "system",
+    "agent.tools.names": "tools",
+    "agent.tools": "tools",
+    "agent.approve_tools": "approve_tools",
+    "agent.max_output_tokens": "max_output_tokens",
+    "limits.max_tokens": "max_tokens",
+    "limits.max_nano_usd": "max_cost",
+    "limits.no_money_cap": "no_max_cost",
+    "limits.max_steps": "max_steps",
+    "limits.timeout": "timeout",
+    "result_schema_json": "result",
+    "start_time": "start_at",
+    "control.function": "function",
+    "control.input_json": "input",
+}
+"""The argument of the client for a field of the contract, where they differ."""
+
+
+def nano_usd(argument: str, amount: Money | None) -> int:
+    """Returns an amount of US dollars in nano dollars; 0 for None. Raises InvalidRequest."""
+    if amount is None:
+        return 0
+    try:
+        nano = nano_usd_of(Decimal(str(amount)))
+    except InvalidOperation:
+        nano = None
+    if nano is None or not 0 < nano <= MAX_NANO_USD:
+        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount!r}"
+        raise invalid_argument(argument, message, "write for example 0.5")
+    return nano
+
+
+def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Returns names. Raises InvalidRequest for one string, whose characters would be taken for the names."""
+    if isinstance(given, str):
+        raise invalid_argument(argument, "must be a list of names, not one string", f"write [{given!r}]")
+    return tuple(given)
+
+
+def priority_of(priority: Priority | str | None) -> task_pb2.Priority.ValueType:
+    if priority is None:
+        return task_pb2.PRIORITY_UNSPECIFIED
+    try:
+        return PRIORITIES.to_wire(Priority[str(getattr(priority, "name", priority)).upper()])
+    except KeyError:
+        message = f"must be one of {', '.join(member.name for member in Priority)}, not {priority!r}"
+        raise invalid_argument("priority", message) from None
+
+
+def source_of(source: Source | None) -> task_pb2.Source | None:
+    if source is None:
+        return None
+    return task_pb2.Source(
+        kind=SOURCES.to_wire(source.kind),
+        source_id=source.source_id,
+        source_run_id=source.source_run_id,
+        exclusive=source.exclusive,
+    )
+
+
+def seconds_of(time: Seconds) -> float:
+    return time.total_seconds() if isinstance(time, timedelta) else float(time)
+
+
+def json_text(argument: str, value: Any) -> str:
+    """Returns a value as JSON text. Raises InvalidRequest for a value that JSON does not have."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise invalid_argument(argument, f"must be a JSON value: {error}") from error
+
+
+def submit_request(
+    goal: str,
+    *,
+    agent: task_pb2.AgentSpec | None = None,
+    control: task_pb2.ControlWork | None = None,
+    limits: task_pb2.Limits,
+    timeout: Seconds | None,
+    start_at: datetime | None,
+    queue: str,
+    priority: Priority | str | None,
+    labels: Mapping[str, str] | None,
+    source: Source | None,
+    policy: TaskPolicy | None,
+    result_schema_json: str = "",
+    request_id: str,
+) -> api.SubmitTaskRequest:
+    """Returns the request. An argument that is not given stays absent: the installation has a default for it."""
+    if start_at is not None and start_at.tzinfo is None:
+        raise invalid_argument("start_at", "must have a time zone", "write datetime.now(UTC) + timedelta(…)")
+    if timeout is not None:
+        limits.timeout.CopyFrom(duration(seconds_of(timeout)))
+    return api.SubmitTaskRequest(
+        request_id=request_id,
+        goal=goal,
+        agent=agent,
+        control=control,
+        limits=limits,
+        policy=None if policy is None else policy_to_wire(policy),
+        priority=priority_of(priority),
+        queue=queue,
+        labels=dict(labels or {}),
+        source=source_of(source),
+        result_schema_json=result_schema_json,
+        start_time=None if start_at is None else timestamp(start_at),
+    )
+
+
+def agent_of(
+    model: str, system: str, tools: Iterable[str] | None, approve_tools: Iterable[str], max_output_tokens: int | None
+) -> task_pb2.AgentSpec:
+    return task_pb2.AgentSpec(
+        model=model,
+        system=system,
+        tools=None if tools is None else allowlist_to_wire(names("tools", tools)),
+        approve_tools=names("approve_tools", approve_tools),
+        max_output_tokens=max_output_tokens or 0,
+    )

@@ -1,0 +1,474 @@
+"""SyncClient and SyncTask. GENERATED from client.py and task.py by generate_sync.py; do not edit."""
+# ruff: noqa: A002  the contract's word `input` is an argument
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
+
+from tenure.domain.states import TaskState
+from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.tools import ToolDefinition
+from tenure.runtime.tls import ClientTls
+from tenure.sdk.client import Client, States, SubmitOptions
+from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
+from tenure.sdk.loop_thread import LoopCalls, SyncStubs
+from tenure.sdk.submit_request import (
+    Money,
+    Seconds,
+)
+from tenure.sdk.task import Task
+from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
+
+T = TypeVar("T")
+
+
+class SyncTask(Generic[T]):
+    """A task. `T` is the type of its result. A SyncClient makes it: `client.submit(…)`, `client.get(task_id)`.
+
+    `info` is the task as this handle last saw it: after a submit, a `refresh`, a `wait` or an answer.
+    """
+
+    def __init__(self, calls: LoopCalls, task: Task[T]) -> None:
+        self._calls, self._task = calls, task
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.state}>"
+
+    @property
+    def id(self) -> str:
+        """The task's id, a UUID."""
+        return self._task.id
+
+    @property
+    def info(self) -> TaskInfo:
+        """The task as this handle last saw it. `refresh` reads it again."""
+        return self._task.info
+
+    @property
+    def state(self) -> TaskState:
+        """The state as this handle last saw it."""
+        return self._task.state
+
+    @property
+    def current_wait(self) -> TaskWait | None:
+        """The wait as this handle last saw it; None: the task did not wait."""
+        return self._task.current_wait
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns `info` as JSON, the same as `tenure get --json`: see docs/json.md."""
+        return self._task.to_json()
+
+    def refresh(self) -> TaskInfo:
+        """Reads the task and returns it. Raises NotFound when it was deleted."""
+        return self._calls.run(self._task.refresh)
+
+    def wait(self, *, timeout: Seconds | None = None) -> TaskInfo:
+        """Waits until the task has ended, successfully or not, and returns it.
+
+        `timeout`: seconds, or a timedelta; None: without a limit. Outlives restarts of the gateway. Raises
+        TimeoutError when the task has not ended in time; the task continues. Raises Unavailable after a minute without
+        a gateway.
+        """
+        return self._calls.run(lambda: self._task.wait(timeout=timeout))
+
+    def result(self, *, timeout: Seconds | None = None) -> T:
+        """Waits until the task has ended, and returns its result in the type that was given to the submit.
+
+        Without such a type the result is the agent's last text. `timeout`: as in `wait`.
+
+        Raises TaskFailed, TaskCancelled, TaskTimedOut or BudgetExceeded when the task did not succeed (all of them
+        TaskEnded, with `error.task`), ResultMismatch when the value does not fit the Python type, TimeoutError and
+        Unavailable as `wait`.
+        """
+        return self._calls.run(lambda: self._task.result(timeout=timeout))
+
+    def events(self, *, after: int = 0, live: bool = True) -> Iterator[Event]:
+        """Yields the events of the task until it ends: each entry of its ledger once, in order, and live text between.
+
+        Resumes by itself when the connection breaks or the gateway restarts, without a gap and without a repeat, also
+        of live text. `after`: the sequence of an earlier event; yields only what follows it. `live`: include live text,
+        which is not recorded (LiveTextEvent).
+
+        Raises NotFound, OutOfRange for an `after` beyond the newest entry, and Unavailable after a minute without a
+        gateway: continue later with `after`.
+        """
+        return self._calls.iterate(lambda: self._task.events(after=after, live=live))
+
+    def entries(self, *, after: int = 0) -> Iterator[Event]:
+        """Yields the entries of the ledger so far, the oldest first, and does not wait for more.
+
+        `after`: as in `events`. Raises NotFound.
+        """
+        return self._calls.iterate(lambda: self._task.entries(after=after))
+
+    def approve(
+        self,
+        wait: TaskWait,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        extra_cost: Money | None = None,
+        extra_tokens: int = 0,
+        comment: str = "",
+        request_id: str = "",
+    ) -> TaskInfo:
+        """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
+
+        The answer is for exactly this wait and the call that it shows: if the task waits for something else meanwhile,
+        it is refused (WrongState, WAIT_OVER or OTHER_CALL), and nothing happens.
+
+        `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
+        of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
+        `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
+
+        Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
+        PermissionDenied, BudgetExhausted.
+        """
+        return self._calls.run(
+            lambda: self._task.approve(
+                wait,
+                arguments=arguments,
+                extra_cost=extra_cost,
+                extra_tokens=extra_tokens,
+                comment=comment,
+                request_id=request_id,
+            )
+        )
+
+    def deny(self, wait: TaskWait, *, reason: str = "", request_id: str = "") -> TaskInfo:
+        """Denies what the wait asks for. The agent reads the denial with its `reason`, and continues.
+
+        A task that asked for budget ends as COST_EXCEEDED. Otherwise as `approve`.
+        """
+        return self._calls.run(lambda: self._task.deny(wait, reason=reason, request_id=request_id))
+
+    def answer(self, wait: TaskWait, answer: str, *, comment: str = "", request_id: str = "") -> TaskInfo:
+        """Answers the wait with one of its `options`, or with a text (at most 64 KiB) if it takes one.
+
+        Raises InvalidRequest if it takes neither. Otherwise as `approve`.
+        """
+        return self._calls.run(lambda: self._task.answer(wait, answer, comment=comment, request_id=request_id))
+
+    def send(self, text: str, *, request_id: str = "") -> TaskInfo:
+        """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.
+
+        `text`: 1 byte to 256 KiB. Raises WrongState when the task has ended, or runs a function.
+        """
+        return self._calls.run(lambda: self._task.send(text, request_id=request_id))
+
+    def cancel(self, *, reason: str = "") -> TaskInfo:
+        """Requests the cancel of the task. When this returns, the request is recorded and will be carried out.
+
+        `reason`: recorded; at most 1,000 characters. A task that is cancelled already stays so. Raises WrongState when
+        the task ended otherwise.
+        """
+        return self._calls.run(lambda: self._task.cancel(reason=reason))
+
+    def explain(self) -> tuple[str, ...]:
+        """Returns about ten lines for people: why the task is in its state, and what would change that."""
+        return self._calls.run(self._task.explain)
+
+    def files(self, path: str = "") -> Iterator[TaskFile]:
+        """Yields the files of the task's workspace, with all subdirectories. `path`: only those below this directory.
+
+        Raises NotFound and WrongState.
+        """
+        return self._calls.iterate(lambda: self._task.files(path))
+
+    def read_file(self, path: str) -> bytes:
+        """Returns the content of a file of the workspace. Raises NotFound, and WrongState if it changes meanwhile.
+
+        The content is in memory at once; `download_file` has no such limit.
+        """
+        return self._calls.run(lambda: self._task.read_file(path))
+
+    def download_file(self, path: str, target: Path) -> int:
+        """Writes a file of the workspace to `target`, complete or not at all, and returns its size in bytes.
+
+        Raises OSError, and the errors of `read_file`.
+        """
+        return self._calls.run(lambda: self._task.download_file(path, target))
+
+
+class SyncClient:
+    """The synchronous client of Tenure: for scripts, notebooks, Django and Flask.
+
+        with SyncClient("127.0.0.1:8470") as client:
+            task = client.submit("Compare the prices of our competitors", max_cost=0.5)
+            print(task.result())
+
+    `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
+    (TENURE_ADDRESS), else 127.0.0.1:8470. `api_key`: an API key, or a token of the identity provider, or a function
+    that returns one and is called at each call. Default: TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only
+    without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
+    sent to another machine by TLS only.
+
+    A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
+
+    Each call is retried while no gateway answers: for a few seconds, and for about ten seconds once one has answered.
+    Each retry has the same request id, so a submit creates one task and an answer counts once.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        api_key: str | Callable[[], str] | None = None,
+        tenant: str | None = None,
+        tls: ClientTls | bool | None = None,
+    ) -> None:
+        self._client = Client(address, api_key=api_key, tenant=tenant, tls=tls)
+        self._calls = LoopCalls()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Calls that still run in other threads end with Unavailable (CLIENT_CLOSED)."""
+        self._calls.end()
+        self._calls.run(self._client.close)
+
+    @property
+    def raw(self) -> SyncStubs:
+        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`."""
+        return SyncStubs(self._calls, lambda: self._client.raw)
+
+    @overload
+    def submit(self, goal: str, *, result: None = None, **options: Unpack[SubmitOptions]) -> SyncTask[str]: ...
+
+    @overload
+    def submit(self, goal: str, *, result: type[T], **options: Unpack[SubmitOptions]) -> SyncTask[T]: ...
+
+    @overload
+    def submit(self, goal: str, *, result: Mapping[str, Any], **options: Unpack[SubmitOptions]) -> SyncTask[Any]: ...
+
+    def submit(
+        self,
+        goal: str,
+        *,
+        model: str = "",
+        system: str = "",
+        tools: Iterable[str] | None = None,
+        approve_tools: Iterable[str] = (),
+        result: Any = None,
+        max_cost: Money | None = None,
+        no_max_cost: bool = False,
+        max_tokens: int | None = None,
+        max_steps: int | None = None,
+        max_output_tokens: int | None = None,
+        timeout: Seconds | None = None,
+        start_at: datetime | None = None,
+        queue: str = "",
+        priority: Priority | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        source: Source | None = None,
+        policy: TaskPolicy | None = None,
+        request_id: str = "",
+    ) -> SyncTask[Any]:
+        """Submits a goal for an agent and returns the queued task. Creates one task, also after retries.
+
+        What is not given has the default of the installation.
+
+        goal: the first message to the agent; 1 byte to 256 KiB.
+        model: the model's id. system: the system prompt; at most 256 KiB.
+        tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
+        approve_tools: tools whose calls wait for a person's approval (`task.approve`).
+        result: the type of the result: a pydantic model, a dataclass, a TypedDict, or a JSON Schema as a dict. The task
+            succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text.
+        max_cost: the cap for all model calls of the task and its sub-agents, in US dollars. no_max_cost: no cap, not
+            even the default one.
+        max_tokens: the same cap in tokens. max_steps: the most steps, that is model calls with their tool calls.
+        max_output_tokens: the most output of one model call; at most 64,000.
+        timeout: from the submit, or from start_at, to the end: seconds or a timedelta; at most 24 hours.
+        start_at: the earliest start, with a time zone; at most 366 days ahead.
+        queue: only its workers take the task. priority: HIGH, NORMAL or LOW.
+        labels: your own, at most 32; `client.tasks(labels=…)` finds the task by them.
+        source: who submitted it, for example a conversation; with a run id it is submitted once per run.
+        policy: reactions to failures, calls in doubt, caps and timeouts.
+        request_id: makes your own repeat of the submit safe, 1 to 128 characters: a repeat returns the same task.
+
+        Raises InvalidRequest (`error.field` is the argument), AlreadyExists (REQUEST_ID_REUSED, SOURCE_BUSY),
+        LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
+        """
+        return SyncTask(
+            self._calls,
+            self._calls.run(
+                lambda: self._client.submit(
+                    goal,
+                    model=model,
+                    system=system,
+                    tools=tools,
+                    approve_tools=approve_tools,
+                    result=result,
+                    max_cost=max_cost,
+                    no_max_cost=no_max_cost,
+                    max_tokens=max_tokens,
+                    max_steps=max_steps,
+                    max_output_tokens=max_output_tokens,
+                    timeout=timeout,
+                    start_at=start_at,
+                    queue=queue,
+                    priority=priority,
+                    labels=labels,
+                    source=source,
+                    policy=policy,
+                    request_id=request_id,
+                )
+            ),
+        )
+
+    def submit_function(
+        self,
+        function: str,
+        input: Any = None,
+        *,
+        description: str = "",
+        result: Any = None,
+        max_steps: int | None = None,
+        timeout: Seconds | None = None,
+        start_at: datetime | None = None,
+        queue: str = "",
+        priority: Priority | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        source: Source | None = None,
+        policy: TaskPolicy | None = None,
+        request_id: str = "",
+    ) -> SyncTask[Any]:
+        """Submits a control function: code of yours that a worker runs as a task, without a model.
+
+        function: its name, as a worker offers it. input: a JSON value of at most 256 KiB. description: for people.
+        result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
+        max_steps: steps and tool calls. The others, and the errors, are those of `submit`.
+        """
+        return SyncTask(
+            self._calls,
+            self._calls.run(
+                lambda: self._client.submit_function(
+                    function,
+                    input,
+                    description=description,
+                    result=result,
+                    max_steps=max_steps,
+                    timeout=timeout,
+                    start_at=start_at,
+                    queue=queue,
+                    priority=priority,
+                    labels=labels,
+                    source=source,
+                    policy=policy,
+                    request_id=request_id,
+                )
+            ),
+        )
+
+    @overload
+    def get(self, task_id: str) -> SyncTask[str]: ...
+
+    @overload
+    def get(self, task_id: str, *, result: type[T]) -> SyncTask[T]: ...
+
+    @overload
+    def get(self, task_id: str, *, result: Mapping[str, Any]) -> SyncTask[Any]: ...
+
+    def get(self, task_id: str, *, result: Any = None) -> SyncTask[Any]:
+        """Returns a task by its id. `result`: the type in which `task.result()` returns its result, as in `submit`.
+
+        Raises NotFound, also for a task of another tenant.
+        """
+        return SyncTask(self._calls, self._calls.run(lambda: self._client.get(task_id, result=result)))
+
+    def tasks(
+        self,
+        *,
+        state: States = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str = "",
+        source: Source | None = None,
+        root_task_id: str = "",
+        forked_from_task_id: str = "",
+        limit: int | None = None,
+    ) -> Iterator[SyncTask[str]]:
+        """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
+
+        state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
+        most tasks; None: all. Raises InvalidRequest.
+        """
+        return (
+            SyncTask(self._calls, task)
+            for task in self._calls.iterate(
+                lambda: self._client.tasks(
+                    state=state,
+                    labels=labels,
+                    queue=queue,
+                    source=source,
+                    root_task_id=root_task_id,
+                    forked_from_task_id=forked_from_task_id,
+                    limit=limit,
+                )
+            )
+        )
+
+    def tasks_page(
+        self,
+        *,
+        state: States = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str = "",
+        source: Source | None = None,
+        root_task_id: str = "",
+        forked_from_task_id: str = "",
+        page_size: int = 50,
+        page_token: str = "",
+    ) -> TaskPage:
+        """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
+
+        page_size: 1 to 500. page_token: of the previous page; empty: the first page. Otherwise as `tasks`.
+        """
+        return self._calls.run(
+            lambda: self._client.tasks_page(
+                state=state,
+                labels=labels,
+                queue=queue,
+                source=source,
+                root_task_id=root_task_id,
+                forked_from_task_id=forked_from_task_id,
+                page_size=page_size,
+                page_token=page_token,
+            )
+        )
+
+    def changes(
+        self,
+        *,
+        after: str = "",
+        state: States = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str = "",
+        source: Source | None = None,
+    ) -> Iterator[TaskChangeEvent | HeartbeatEvent]:
+        """Yields the changes of all tasks of the tenant that match, for ever: for dashboards.
+
+        The first event is a heartbeat: list the tasks after it, and no change is missed. Resumes a broken connection
+        without a gap or a repeat. after: the `cursor` of an earlier event; empty: from now. Raises OutOfRange
+        (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
+        """
+        return self._calls.iterate(
+            lambda: self._client.changes(after=after, state=state, labels=labels, queue=queue, source=source)
+        )
+
+    def signal(self, correlation_id: str, payload: Any = None, *, request_id: str = "") -> str:
+        """Delivers an event to the task that waits for it. Returns the task's id, or "" if no task waits for it yet.
+
+        An event without a waiting task is kept for 7 days, and taken once. payload: a JSON value of at most 64 KiB.
+        Raises LimitReached (SIGNALS_FULL).
+        """
+        return self._calls.run(lambda: self._client.signal(correlation_id, payload, request_id=request_id))
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
+        return self._calls.run(self._client.tools)

@@ -1,0 +1,255 @@
+"""Task: a handle on one task, to watch it, to answer its waits and to read its result."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tenure.domain.states import TaskState
+from tenure.sdk.answers import WaitReply, approval, denial, free_answer
+from tenure.sdk.connection import Connection
+from tenure.sdk.errors import ResultMismatch, ending_error
+from tenure.sdk.events import Event
+from tenure.sdk.from_wire import entry_event, task_file, task_info
+from tenure.sdk.live_text import LiveTextFilter
+from tenure.sdk.result_type import ResultType
+from tenure.sdk.submit_request import Money, Seconds, nano_usd, seconds_of
+from tenure.sdk.task_info import TaskFile, TaskInfo, TaskWait
+from tenure.v1 import task_pb2
+
+T = TypeVar("T")
+
+
+class Task(Generic[T]):
+    """A task. `T` is the type of its result. A Client makes it: `client.submit(…)`, `client.get(task_id)`.
+
+    `info` is the task as this handle last saw it: after a submit, a `refresh`, a `wait` or an answer.
+    """
+
+    def __init__(self, connection: Connection, task: task_pb2.Task, result_type: ResultType[T]) -> None:
+        self._connection, self._result_type = connection, result_type
+        self._info, self._result_json = task_info(task), task.result_json
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.state}>"
+
+    @property
+    def id(self) -> str:
+        """The task's id, a UUID."""
+        return self._info.task_id
+
+    @property
+    def info(self) -> TaskInfo:
+        """The task as this handle last saw it. `refresh` reads it again."""
+        return self._info
+
+    @property
+    def state(self) -> TaskState:
+        """The state as this handle last saw it."""
+        return self._info.state
+
+    @property
+    def current_wait(self) -> TaskWait | None:
+        """The wait as this handle last saw it; None: the task did not wait."""
+        return self._info.wait
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns `info` as JSON, the same as `tenure get --json`: see docs/json.md."""
+        return self._info.to_json()
+
+    async def refresh(self) -> TaskInfo:
+        """Reads the task and returns it. Raises NotFound when it was deleted."""
+        with self._connection.errors():
+            client = self._connection.client()
+            return self._seen(await client.get(self.id))
+
+    async def wait(self, *, timeout: Seconds | None = None) -> TaskInfo:
+        """Waits until the task has ended, successfully or not, and returns it.
+
+        `timeout`: seconds, or a timedelta; None: without a limit. Outlives restarts of the gateway. Raises
+        TimeoutError when the task has not ended in time; the task continues. Raises Unavailable after a minute without
+        a gateway.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            return self._seen(await client.wait(self.id, None if timeout is None else seconds_of(timeout)))
+
+    async def result(self, *, timeout: Seconds | None = None) -> T:
+        """Waits until the task has ended, and returns its result in the type that was given to the submit.
+
+        Without such a type the result is the agent's last text. `timeout`: as in `wait`.
+
+        Raises TaskFailed, TaskCancelled, TaskTimedOut or BudgetExceeded when the task did not succeed (all of them
+        TaskEnded, with `error.task`), ResultMismatch when the value does not fit the Python type, TimeoutError and
+        Unavailable as `wait`.
+        """
+        info = await self.wait(timeout=timeout)
+        if info.state is not TaskState.SUCCEEDED:
+            raise ending_error(info)
+        return self._typed(info.result if self._result_type.is_text else self._result_json or info.result)
+
+    async def events(self, *, after: int = 0, live: bool = True) -> AsyncGenerator[Event]:
+        """Yields the events of the task until it ends: each entry of its ledger once, in order, and live text between.
+
+        Resumes by itself when the connection breaks or the gateway restarts, without a gap and without a repeat, also
+        of live text. `after`: the sequence of an earlier event; yields only what follows it. `live`: include live text,
+        which is not recorded (LiveTextEvent).
+
+        Raises NotFound, OutOfRange for an `after` beyond the newest entry, and Unavailable after a minute without a
+        gateway: continue later with `after`.
+        """
+        live_text = LiveTextFilter()
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.watch(self.id, after, live=live)) as messages:
+                async for message in messages:
+                    event = live_text.public_event(message)
+                    if event is not None:
+                        yield event
+
+    async def entries(self, *, after: int = 0) -> AsyncGenerator[Event]:
+        """Yields the entries of the ledger so far, the oldest first, and does not wait for more.
+
+        `after`: as in `events`. Raises NotFound.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.entries(self.id, after)) as entries:
+                async for entry in entries:
+                    yield entry_event(entry)
+
+    async def approve(
+        self,
+        wait: TaskWait,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        extra_cost: Money | None = None,
+        extra_tokens: int = 0,
+        comment: str = "",
+        request_id: str = "",
+    ) -> TaskInfo:
+        """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
+
+        The answer is for exactly this wait and the call that it shows: if the task waits for something else meanwhile,
+        it is refused (WrongState, WAIT_OVER or OTHER_CALL), and nothing happens.
+
+        `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
+        of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
+        `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
+
+        Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
+        PermissionDenied, BudgetExhausted.
+        """
+        reply = approval(wait, arguments)
+        return await self._answer(wait, reply, comment, request_id, extra_tokens, nano_usd("extra_cost", extra_cost))
+
+    async def deny(self, wait: TaskWait, *, reason: str = "", request_id: str = "") -> TaskInfo:
+        """Denies what the wait asks for. The agent reads the denial with its `reason`, and continues.
+
+        A task that asked for budget ends as COST_EXCEEDED. Otherwise as `approve`.
+        """
+        return await self._answer(wait, denial(wait), reason, request_id)
+
+    async def answer(self, wait: TaskWait, answer: str, *, comment: str = "", request_id: str = "") -> TaskInfo:
+        """Answers the wait with one of its `options`, or with a text (at most 64 KiB) if it takes one.
+
+        Raises InvalidRequest if it takes neither. Otherwise as `approve`.
+        """
+        return await self._answer(wait, free_answer(wait, answer), comment, request_id)
+
+    async def send(self, text: str, *, request_id: str = "") -> TaskInfo:
+        """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.
+
+        `text`: 1 byte to 256 KiB. Raises WrongState when the task has ended, or runs a function.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            return self._seen(await client.send(self.id, text, request_id=request_id))
+
+    async def cancel(self, *, reason: str = "") -> TaskInfo:
+        """Requests the cancel of the task. When this returns, the request is recorded and will be carried out.
+
+        `reason`: recorded; at most 1,000 characters. A task that is cancelled already stays so. Raises WrongState when
+        the task ended otherwise.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            return self._seen(await client.cancel(self.id, reason))
+
+    async def explain(self) -> tuple[str, ...]:
+        """Returns about ten lines for people: why the task is in its state, and what would change that."""
+        with self._connection.errors():
+            client = self._connection.client()
+            response = await client.explain(self.id)
+            self._seen(response.task)
+            return tuple(response.lines)
+
+    async def files(self, path: str = "") -> AsyncGenerator[TaskFile]:
+        """Yields the files of the task's workspace, with all subdirectories. `path`: only those below this directory.
+
+        Raises NotFound and WrongState.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.list_files(self.id, path)) as pages:
+                async for page in pages:
+                    for file in page.files:
+                        yield task_file(file)
+
+    async def read_file(self, path: str) -> bytes:
+        """Returns the content of a file of the workspace. Raises NotFound, and WrongState if it changes meanwhile.
+
+        The content is in memory at once; `download_file` has no such limit.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.read_file(self.id, path)) as parts:
+                return b"".join([part async for part in parts])
+
+    async def download_file(self, path: str, target: Path) -> int:
+        """Writes a file of the workspace to `target`, complete or not at all, and returns its size in bytes.
+
+        Raises OSError, and the errors of `read_file`.
+        """
+        with self._connection.errors():
+            client = self._connection.client()
+            return await client.download_file(self.id, path, target)
+
+    async def _answer(
+        self,
+        wait: TaskWait,
+        reply: WaitReply,
+        comment: str,
+        request_id: str,
+        extra_tokens: int = 0,
+        extra_nano_usd: int = 0,
+    ) -> TaskInfo:
+        with self._connection.errors():
+            client = self._connection.client()
+            answered = await client.resume(
+                self.id,
+                wait.wait_id,
+                decision=reply.decision,
+                reply=reply.reply,
+                call_digest=wait.call_digest,
+                comment=comment,
+                edited_arguments_json=reply.edited_arguments_json,
+                extra_budget_tokens=extra_tokens,
+                extra_budget_nano_usd=extra_nano_usd,
+                request_id=request_id,
+            )
+            return self._seen(answered)
+
+    def _seen(self, task: task_pb2.Task) -> TaskInfo:
+        self._info, self._result_json = task_info(task), task.result_json
+        return self._info
+
+    def _typed(self, text: str) -> T:
+        try:
+            return self._result_type.read(text)
+        except (ValueError, TypeError, KeyError) as error:
+            mismatch = ResultMismatch(f"the result of task {self.id} does not fit its Python type: {error}")
+            mismatch.hint = "task.info.result_data has the JSON value; task.info.result the text"
+            raise mismatch from error

@@ -1,0 +1,169 @@
+"""The package `tenure`: its names, what importing them costs, and the file that is generated from another."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, TypedDict, assert_type
+
+import pytest
+from pydantic import BaseModel
+
+import tenure
+from tenure import Client, Event, SyncClient, SyncTask, Task
+from tenure.sdk import errors
+from tenure.sdk.connection import Connection
+from tenure.sdk.generate_sync import TARGET, generated
+
+ROOT = Path(__file__).parents[2]
+
+
+class Price(BaseModel):
+    dollars: float
+
+
+class PriceDict(TypedDict):
+    dollars: float
+
+
+async def checked_by_mypy(client: Client, sync_client: SyncClient) -> None:
+    """Never run: the type checker checks that results have the type that was asked for."""
+    assert_type(await client.submit("x"), Task[str])
+    assert_type(await client.submit("x", result=Price, max_cost=0.5, tools=["a"]), Task[Price])
+    assert_type(await client.submit("x", result=PriceDict), Task[PriceDict])
+    assert_type(await client.submit("x", result={"type": "object"}), Task[Any])
+    assert_type(await (await client.get("x", result=Price)).result(), Price)
+    assert_type(sync_client.submit("x", result=Price).result(), Price)
+    assert_type(sync_client.submit("x"), SyncTask[str])
+    for event in sync_client.submit("x").events():
+        assert_type(event, Event)
+    async for task in client.tasks():
+        assert_type(task, Task[str])
+    await client.submit("x", max_csot=1)  # type: ignore[call-overload]  # a misspelt argument is noticed
+
+
+def python(code: str) -> str:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    return run.stdout.strip()
+
+
+def test_the_sync_client_is_generated_from_the_async_one() -> None:
+    assert TARGET.read_text(encoding="utf-8") == generated(), "run python -m tenure.sdk.generate_sync"
+
+
+def test_every_public_name_exists_and_is_listed() -> None:
+    assert sorted(tenure._MODULE_OF) == list(tenure.__all__)
+    assert {getattr(tenure, name).__name__ for name in tenure.__all__} == set(tenure.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Clint'"):
+        _ = tenure.Clint
+
+
+def test_the_rules_are_imported_without_grpc() -> None:
+    assert python("import sys, tenure.domain; print('grpc' in sys.modules, 'google' in sys.modules)") == "False False"
+
+
+def test_the_client_is_imported_without_pydantic() -> None:
+    heavy = "{'pydantic', 'jsonschema', 'mcp', 'anthropic', 'openai', 'click', 'rich', 'psycopg', 'etcd3'}"
+    assert python(f"import sys, tenure; tenure.Client, tenure.SyncClient; print({heavy} & set(sys.modules))") == "set()"
+
+
+def test_every_error_is_a_tenure_error() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    own = [kind for kind in kinds if kind.__module__ in {errors.__name__, "tenure.domain.errors"}]
+    assert len(own) > 15
+    assert all(issubclass(kind, tenure.TenureError) for kind in own)
+
+
+ENVIRONMENT = {
+    "TENURE_ADDRESS": "gateway.example",
+    "TENURE_API_KEY": "tnr_secret",
+    "TENURE_TENANT": "acme",
+    "TENURE_TLS_CA_FILE": "/etc/ca.pem",
+}
+
+
+def test_the_environment_is_used_where_no_argument_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    connection: Any = Connection(None, None, None, None)
+    assert (connection.address, connection._api_key, connection._tenant) == (
+        "gateway.example:8470",
+        "tnr_secret",
+        "acme",
+    )
+    assert connection._tls.ca_file == Path("/etc/ca.pem")
+    connection = Connection("127.0.0.1", "other", "shop", tls=False)
+    assert (connection.address, connection._api_key, connection._tenant) == ("127.0.0.1:8470", "other", "shop")
+    assert connection._tls is None
+    monkeypatch.delenv("TENURE_API_KEY")
+    key = tmp_path / "key"
+    monkeypatch.setenv("TENURE_API_KEY_FILE", str(key))
+    connection = Connection(None, None, None, None)
+    key.write_text("rotated\n")
+    assert connection._api_key() == "rotated"
+
+
+@pytest.mark.parametrize(
+    ("given", "dialled"),
+    [
+        ("localhost:7070", "localhost:7070"),
+        ("gateway", "gateway:8470"),
+        ("[::1]", "[::1]:8470"),
+        ("[::1]:7", "[::1]:7"),
+        ("10.0.0.1:1,10.0.0.2", "10.0.0.1:1,10.0.0.2:8470"),
+    ],
+)
+def test_an_address_gets_the_default_port(given: str, dialled: str) -> None:
+    assert Connection(given, None, None, None).address == dialled
+
+
+ENDS_WHILE_A_STREAM_IS_OPEN = """
+from tenure.sdk.loop_thread import LoopCalls
+
+async def numbers():
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+calls = LoopCalls()
+stream = calls.iterate(numbers)
+print(next(stream), next(stream))
+"""
+
+
+def test_a_script_ends_though_a_stream_is_still_open() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", ENDS_WHILE_A_STREAM_IS_OPEN], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (run.stdout, run.stderr) == ("0 1\n", "")
+
+
+USED_AFTER_A_FORK = """
+import os
+from tenure.sdk.loop_thread import LoopCalls
+
+async def one():
+    return 1
+
+calls = LoopCalls()
+assert calls.run(one) == 1
+if os.fork() == 0:
+    try:
+        calls.run(one)
+    except RuntimeError as error:
+        print("refused:", error, flush=True)
+    print(LoopCalls().run(one), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_client_of_before_a_fork_says_so() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", USED_AFTER_A_FORK], capture_output=True, text=True, check=True, timeout=60
+    )
+    refused, one = run.stdout.splitlines()
+    assert "before this process was forked" in refused
+    assert one == "1"
