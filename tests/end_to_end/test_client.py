@@ -369,7 +369,7 @@ async def test_files_tools_and_an_explanation(address: str, tmp_path: Any) -> No
 async def test_a_client_of_another_event_loop_says_so(address: str) -> None:
     async with Client(address) as client:
         with pytest.raises(RuntimeError, match="use SyncClient"):
-            await asyncio.to_thread(lambda: asyncio.run(client.get("x")))  # type: ignore[arg-type]
+            await asyncio.to_thread(lambda: asyncio.run(client.get("x")))
     with pytest.raises(RuntimeError, match="is closed"):
         await client.get("x")
 

@@ -74,7 +74,8 @@ async def test_a_submit_whose_answer_is_lost_makes_one_task(installation: Instal
 
         await client.tools()
         await asyncio.to_thread(sync_client.tools)  # now both are connected
-        for number, submitted in enumerate((submit, lambda: asyncio.to_thread(submit_sync)), start=1):
+        ways: tuple[Any, ...] = (submit, lambda: asyncio.to_thread(submit_sync))
+        for number, submitted in enumerate(ways, start=1):
             proxy.deaf(Lost.ANSWERS)
             submitting = asyncio.create_task(submitted())
             async with asyncio.timeout(PATIENCE_SECONDS):

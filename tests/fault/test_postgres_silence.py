@@ -25,14 +25,14 @@ from tenure.runtime.dedicated_connection import DedicatedConnection
 
 async def main():
     async with DedicatedConnection(sys.argv[1], service="test").transaction() as postgres:
-        cursor = await postgres.execute("select n from t for update")
+        cursor = await postgres.execute(b"select n from t for update")
         await cursor.fetchone()
         print("locked", flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
 """
-"""Postgres has carried out the statement and waits for the rest of the pipeline: for its timeouts, it is not idle."""
+"""Postgres has carried out the statement and waits for the rest of the transaction."""
 
 
 async def test_a_silent_client_keeps_no_lock(network: Network, fresh_database: FreshDatabase) -> None:

@@ -27,7 +27,8 @@ DEPTH: Final = 4
 
 def filled(message: Message, depth: int = 0) -> Any:
     """The message with a value in every field: numbers that differ, names of fields, the first enum value but 0."""
-    for number, field in enumerate(message.DESCRIPTOR.fields, start=2):
+    fields_of_message: list[Any] = list(message.DESCRIPTOR.fields)
+    for number, field in enumerate(fields_of_message, start=2):
         if field.containing_oneof is not None and field is not field.containing_oneof.fields[0]:
             continue
         if field.message_type is not None:
@@ -39,7 +40,7 @@ def filled(message: Message, depth: int = 0) -> Any:
     return message
 
 
-def _fill_message(message: Message, field: FieldDescriptor, depth: int) -> None:
+def _fill_message(message: Message, field: Any, depth: int) -> None:
     if field.message_type.full_name in {"google.protobuf.Timestamp", "google.protobuf.Duration"}:
         getattr(message, field.name).seconds = 1_700_000_000 if field.message_type.name == "Timestamp" else 90
     elif field.message_type.GetOptions().map_entry:
@@ -49,7 +50,7 @@ def _fill_message(message: Message, field: FieldDescriptor, depth: int) -> None:
         filled(target.add() if field.is_repeated else target, depth + 1)
 
 
-def _scalar(field: FieldDescriptor, number: int) -> Any:
+def _scalar(field: Any, number: int) -> Any:
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_STRING:
             return f'{{"{field.name}": {number}}}' if field.name.endswith("_json") else field.name
@@ -78,7 +79,7 @@ def shapes() -> dict[str, Any]:
     filled(change.change, DEPTH - 1)
     change.change.task.state = task_pb2.TASK_STATE_RUNNING
     made["change"] = change_event(change).to_json()
-    made["heartbeat"] = change_event(api.WatchTasksResponse(cursor="c", heartbeat={})).to_json()
+    made["heartbeat"] = change_event(api.WatchTasksResponse(cursor="c", heartbeat=api.WatchTasksHeartbeat())).to_json()
     made["file"] = task_file(filled(workspace_pb2.WorkspaceFile())).to_json()
     return made
 
