@@ -1,9 +1,13 @@
-"""`python -m bench.peers` runs every engine to its end, on real servers. The figures of a smoke run mean nothing."""
+"""`python -m bench.peers` runs every engine to its end, on real servers. The figures of a smoke run mean nothing.
+
+The run of all engines installs six products of others and takes up to ten minutes, so it needs TENURE_TEST_PEERS=1.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +42,9 @@ async def run_peers(*arguments: str, seconds: float) -> tuple[int | None, str]:
 
 @pytest.fixture
 def installed_peers() -> None:
-    """Installs the peers, as `make bench-peers` does. Skips where the registries cannot be reached."""
+    """Installs the peers, as `make bench-peers` does. Skips without TENURE_TEST_PEERS=1, or without the registries."""
+    if os.environ.get("TENURE_TEST_PEERS") != "1":
+        pytest.skip("set TENURE_TEST_PEERS=1 to install and run the other engines")
     for peer in PEERS:
         try:
             Environment(ENVIRONMENT).install(peer, print)
