@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overloa
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
-from tenure.sdk.connection import Connection
+from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.from_wire import change_event, json_of, task_info
@@ -89,7 +89,7 @@ class Client:
         tenant: str | None = None,
         tls: ClientTls | bool | None = None,
     ) -> None:
-        self._connection = Connection(address, api_key, tenant, tls)
+        self._connection = GatewayConnection(address, api_key, tenant, tls)
 
     async def __aenter__(self) -> Self:
         self._connection.client()

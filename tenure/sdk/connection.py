@@ -29,7 +29,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 DEFAULT_PORT: Final = 8470
 
 
-class Connection:
+class GatewayConnection:
     """One gRPC channel to the gateway, for one event loop. Raises InvalidRequest for arguments that cannot be meant."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tenure.domain.states import TaskState
 from tenure.sdk.answers import WaitReply, approval, denial, free_answer
-from tenure.sdk.connection import Connection
+from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import ResultMismatch, ending_error
 from tenure.sdk.events import Event
 from tenure.sdk.from_wire import entry_event, task_file, task_info
@@ -28,7 +28,7 @@ class Task(Generic[T]):
     `info` is the task as this handle last saw it: after a submit, a `refresh`, a `wait` or an answer.
     """
 
-    def __init__(self, connection: Connection, task: task_pb2.Task, result_type: ResultType[T]) -> None:
+    def __init__(self, connection: GatewayConnection, task: task_pb2.Task, result_type: ResultType[T]) -> None:
         self._connection, self._result_type = connection, result_type
         self._info, self._result_json = task_info(task), task.result_json
 

@@ -99,6 +99,7 @@ def test_another_tenant_is_used_only_by_duties_or_operators() -> None:
         "tenure/runtime/request_context.py",
         "tenure/runtime/rpc_interceptor.py",
         "services/coordinator/in_doubt_waits.py",
+        "services/gateway/live_text.py",
         "services/coordinator/claims/close_out.py",
         "services/coordinator/pruned_tasks.py",
         "services/tools/providers/provider.py",

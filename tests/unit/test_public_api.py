@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import tenure
 from tenure import Client, Event, SyncClient, SyncTask, Task
 from tenure.sdk import errors
-from tenure.sdk.connection import Connection
+from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.generate_sync import TARGET, generated
 
 ROOT = Path(__file__).parents[2]
@@ -86,20 +86,20 @@ ENVIRONMENT = {
 def test_the_environment_is_used_where_no_argument_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    connection: Any = Connection(None, None, None, None)
+    connection: Any = GatewayConnection(None, None, None, None)
     assert (connection.address, connection._api_key, connection._tenant) == (
         "gateway.example:8470",
         "tnr_secret",
         "acme",
     )
     assert connection._tls.ca_file == Path("/etc/ca.pem")
-    connection = Connection("127.0.0.1", "other", "shop", tls=False)
+    connection = GatewayConnection("127.0.0.1", "other", "shop", tls=False)
     assert (connection.address, connection._api_key, connection._tenant) == ("127.0.0.1:8470", "other", "shop")
     assert connection._tls is None
     monkeypatch.delenv("TENURE_API_KEY")
     key = tmp_path / "key"
     monkeypatch.setenv("TENURE_API_KEY_FILE", str(key))
-    connection = Connection(None, None, None, None)
+    connection = GatewayConnection(None, None, None, None)
     key.write_text("rotated\n")
     assert connection._api_key() == "rotated"
 
@@ -115,7 +115,7 @@ def test_the_environment_is_used_where_no_argument_is(monkeypatch: pytest.Monkey
     ],
 )
 def test_an_address_gets_the_default_port(given: str, dialled: str) -> None:
-    assert Connection(given, None, None, None).address == dialled
+    assert GatewayConnection(given, None, None, None).address == dialled
 
 
 ENDS_WHILE_A_STREAM_IS_OPEN = """

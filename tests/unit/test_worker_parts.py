@@ -157,7 +157,7 @@ def test_a_reader_learns_once_that_an_answer_is_complete() -> None:
     assert not live.take_completion(live.cursor())
 
 
-async def test_a_reader_learns_of_the_end_of_an_answer_before_a_newer_call() -> None:
+async def test_a_reader_learns_of_an_answers_end_before_a_newer_call() -> None:
     live = LiveText()
     live.begin(1, 1)
     live.append(0, "whole")

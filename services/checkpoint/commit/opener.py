@@ -90,10 +90,8 @@ class LedgerOpener:
 
     async def _open_alone(self, claims: Claims) -> OpenResult:
         """Opens a task of a batch that waited in vain for a lock, perhaps this task's: the pool waits longer."""
-        await failpoint("checkpoint.before_open")
         opened, announcement = await open_task(self._pool, claims)
         self._announce(announcement)
-        await failpoint("checkpoint.after_open")
         return opened
 
     async def _write(self, batch: Sequence[_Waiting]) -> list[OpenResult | TenureError]:
