@@ -203,6 +203,6 @@ async def test_the_readmes_task_runs_from_the_wheel(full: Environment, elsewhere
         assert by_program.returncode == 0, by_program.stderr
         listed = await run("tenure", "--json", "list")
         states = [json.loads(line)["state"] for line in listed.stdout.splitlines()]
-        assert states == ["TASK_STATE_SUCCEEDED"] * 2
+        assert states == ["SUCCEEDED"] * 2
         verified = await run("tenure", "admin", "verify")
         assert (verified.returncode, "no violation" in verified.stdout) == (0, True), verified.stdout + verified.stderr
