@@ -113,12 +113,22 @@ class LoopCalls:
     def iterate(self, make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
         """Yields what an asynchronous generator yields in the loop, and closes it at the end."""
         generator = make()
+        turns = asyncio.Lock()  # a cancelled turn still runs in the loop when its thread already knows of the end
+
+        async def next_item() -> object:
+            async with turns:
+                return await anext(generator, _END)
+
+        async def close() -> None:
+            async with turns:
+                await generator.aclose()
+
         try:
-            while (item := self.run(lambda: anext(generator, _END))) is not _END:
+            while (item := self.run(next_item)) is not _END:
                 yield cast("T", item)
         finally:
             with suppress(Unavailable):  # the client was closed meanwhile, and with it the generator
-                self.run(generator.aclose)
+                self.run(close)
 
     def end(self) -> None:
         """Cancels the calls that still run."""
