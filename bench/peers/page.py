@@ -30,14 +30,18 @@ FAIRNESS: Final = (
         "under a row lock. That is the price of the last two columns of the second table."
     ),
     (
-        "The rate counts from the submit of the tasks to the durable end of the last one. A step of a peer takes "
-        "from its effect to the task's next effect; a step of Tenure from its start to its last durable write."
+        "The rate counts from the submit of the tasks to the durable end of the last one; for Tenure that includes "
+        "the create, the grant and the opening of each task. A step of a peer takes from its effect to the task's "
+        "next effect; a step of Tenure from its start to its last durable write."
     ),
     (
         "CPU is the processor time of all processes of the engine: its workers, its services or its server, and "
         "Postgres."
     ),
-    ("Bytes are those of the write-ahead log of Postgres; for Restate and Temporal, the growth of their files."),
+    (
+        "Bytes are those of the write-ahead log of Postgres; for Restate the growth of its files, for Temporal that "
+        "of its database."
+    ),
     (
         "The zombie: a worker freezes (SIGSTOP) just before the effect of step 5, the task ends on another worker, "
         "then the frozen one wakes (SIGCONT). The figure counts the effects beyond ten. The peers make the effect "
@@ -69,7 +73,7 @@ def page(run: Run) -> str:
     """Returns the text of docs/peers.md. All engines must have results."""
     tenure, peers = split(run.results)
     rounds = len(tenure.of(AT_ONCE))
-    machine = f"One run on {run.date}: {run.machine.line()}. {rounds} rounds in {run.seconds / 60:.0f} minutes."
+    machine = f"One run on {run.date}: {run.machine.line()}. Rounds: {rounds}; minutes: {run.seconds / 60:.0f}."
     lines = ["# Tenure beside its peers", ""]
     lines += _paragraph("`make bench-peers` installs the peers into an environment of their own and writes this page.")
     lines += _paragraph(machine)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sqlite3
 import subprocess
 import urllib.error
 import urllib.request
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from devstack.stores import ensure_database
 
 START_SECONDS: Final = 60.0
 END_SECONDS: Final = 15.0
+SQLITE_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.05
 _WAL: Final = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
@@ -97,6 +99,13 @@ def free_ports(count: int) -> list[int]:
     return [int(address.rpartition(":")[2]) for address in addresses]
 
 
+def sqlite_bytes(database: Path) -> int:
+    """Returns the size of a SQLite database after its log, whose file does not grow, was written into it."""
+    with closing(sqlite3.connect(database, timeout=SQLITE_SECONDS)) as connection:
+        connection.execute("pragma wal_checkpoint(truncate)")
+    return database.stat().st_size
+
+
 @asynccontextmanager
 async def _restate(environment: Environment, folder: Path) -> AsyncIterator[Store]:
     ingress, admin, node = (f"{HOST}:{port}" for port in free_ports(3))
@@ -124,7 +133,8 @@ async def _temporal(environment: Environment, folder: Path) -> AsyncIterator[Sto
     command += ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=2"]
     async with _server("Temporal server", command, folder, {}) as process:
         await _until("Temporal server", process, folder, lambda: accepts(port))
-        yield Store(f"{HOST}:{port}", {"temporal-server": process.pid}, lambda: folder_bytes(folder))
+        pids = {"temporal-server": process.pid}
+        yield Store(f"{HOST}:{port}", pids, lambda: sqlite_bytes(folder / "temporal.db"))
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ async def test_all_engines_run_and_the_page_is_written(tmp_path: Path) -> None:
         assert [load["at_once"] for load in engine["loads"]] == [1, 32]
         for load in engine["loads"]:
             assert load["steps_per_second"]["median"] > 0
-            assert load["bytes_per_step"]["median"] > 0
+            assert load["at_once"] == 1 or load["bytes_per_step"]["median"] > 1000
         assert engine["kill_to_effect_elsewhere_seconds"][0] > 0
     repeated = {engine["name"]: engine["effects_repeated_by_a_zombie"] for engine in engines}
     assert repeated.pop("tenure") == [0]

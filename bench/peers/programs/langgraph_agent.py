@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, TypedDict
 
 import psycopg
@@ -36,14 +35,13 @@ def main() -> None:
     graph.add_conditional_edges("step", lambda state: END if state["step"] == agent.STEPS else "step")
     connection = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
     with ConnectionPool(options.store, min_size=1, max_size=options.at_once, kwargs=connection) as pool:
-        _create_tables(options.store, PostgresSaver(pool))
-        compiled = threading.local()  # a saver holds a lock while it writes, so each thread has its own
+        saver = PostgresSaver(pool)
+        _create_tables(options.store, saver)
+        compiled = graph.compile(checkpointer=saver)
 
         def run(task: str, *, is_resumed: bool) -> None:
-            if not hasattr(compiled, "graph"):
-                compiled.graph = graph.compile(checkpointer=PostgresSaver(pool))
             state = None if is_resumed else {"task": task, "step": 0, "result": ""}
-            compiled.graph.invoke(state, {"configurable": {"thread_id": task}}, durability="sync")
+            compiled.invoke(state, {"configurable": {"thread_id": task}}, durability="sync")
 
         agent.serve(
             lambda work: agent.in_threads(
