@@ -78,7 +78,7 @@ async def test_a_superseded_call_is_accepted_again_and_starts_once() -> None:
     assert reader.got == [Started(1, joined=False), DONE]
 
 
-async def test_a_run_that_is_stopped_before_its_start_is_accepted_again() -> None:
+async def test_a_run_stopped_before_its_start_is_accepted_again() -> None:
     _, reader, accepts = followed()
     run = a_run()
     accepts.answers[0](RunningHere(run, joined=False))
