@@ -200,11 +200,9 @@ class Runner:
     async def _bounded(self, run: RunningCall, tool: Tool, outcome: Outcome) -> Outcome:
         """Truncates output that is too long for the model, and first stores all of it in the workspace."""
         limit_bytes, attempt = _limit_bytes(run, tool), run.call_attempt
-        is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
-        if is_short and outcome.content.isascii():  # the usual output: nothing to truncate, nothing to repair
-            return outcome
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
         arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
+        is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
         shown = (
             self._output_store.show(*arguments)
             if is_short
