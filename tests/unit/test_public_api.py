@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, TypedDict, assert_type
 
@@ -11,10 +14,11 @@ import pytest
 from pydantic import BaseModel
 
 import tenure
-from tenure import Client, Event, SyncClient, SyncTask, Task
+from tenure import Client, Event, SyncClient, SyncTask, Task, Unavailable
 from tenure.sdk import errors
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.generate_sync import TARGET, generated
+from tenure.sdk.loop_thread import LoopCalls
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,3 +171,30 @@ def test_a_client_of_before_a_fork_says_so() -> None:
     refused, one = run.stdout.splitlines()
     assert "before this process was forked" in refused
     assert one == "1"
+
+
+def test_a_stream_is_closed_after_its_cancelled_step_has_ended() -> None:
+    """The cancelled step takes a moment to end; a generator that still runs cannot be closed."""
+    calls, states = LoopCalls(), []
+
+    async def stream() -> AsyncGenerator[int]:
+        try:
+            states.append("waits")
+            await asyncio.Event().wait()
+            yield 1
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            states.append("ended")
+            raise
+
+    def end_when_it_waits() -> None:
+        while "waits" not in states or not calls._running:
+            threading.Event().wait(0.001)
+        calls.end()
+
+    ending = threading.Thread(target=end_when_it_waits)
+    ending.start()
+    with pytest.raises(Unavailable, match="closed during the call"):
+        next(calls.iterate(stream))
+    ending.join()
+    assert states == ["waits", "ended"]
