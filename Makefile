@@ -48,7 +48,7 @@ test: setup node-if-reached ## All tests, on real etcd, Postgres and processes
 test-fast: setup ## The inner loop: unit tests, contracts and one task from end to end
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -q tests/end_to_end/test_happy_path.py tests/contract tests/unit
 
-check: setup lint types imports protos-fresh lock-fresh audit ## What is told without running anything: lint, types, imports, protos, locks, known holes
+check: setup lint types imports protos-fresh lock-fresh audit ## Static checks: lint, types, imports, protos, locks, known holes
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 

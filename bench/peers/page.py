@@ -51,7 +51,7 @@ FAIRNESS: Final = (
     ),
     (
         "Killed: from SIGKILL of the worker, just before the effect of step 5, to that effect on another worker, "
-        "with the defaults of the engine. Where the engine waits for nobody, the bench acts at once in the place "
+        "with the defaults of the engine. Where an engine detects no lost worker, the bench acts at once in the place "
         "of a supervisor."
     ),
 )

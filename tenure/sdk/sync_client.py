@@ -272,7 +272,7 @@ class SyncClient:
     ) -> SyncTask[Any]:
         """Submits a goal for an agent and returns the queued task. Creates one task, also after retries.
 
-        What is not given has the default of the installation.
+        An omitted argument has the default of the installation.
 
         goal: the first message to the agent; 1 byte to 256 KiB.
         model: the model's id. system: the system prompt; at most 256 KiB.

@@ -43,7 +43,7 @@ async def until_quiet(replica: Checkpoint, listener: Listener) -> None:
             pass
 
 
-async def test_a_replica_alone_notifies_nobody(alone: tuple[Checkpoint, Listener]) -> None:
+async def test_a_single_replica_sends_no_notification(alone: tuple[Checkpoint, Listener]) -> None:
     replica, listener = alone
     await until_quiet(replica, listener)
     for _ in range(5):

@@ -89,7 +89,7 @@ class LedgerOpener:
         return await self._open_alone(claims)
 
     async def _open_alone(self, claims: Claims) -> OpenResult:
-        """Opens a task of a batch that waited in vain for a lock, perhaps this task's: the pool waits longer."""
+        """Opens a task whose batch timed out at a lock. Connections of the pool wait longer for the lock."""
         opened, announcement = await open_task(self._pool, claims)
         self._announce(announcement)
         return opened

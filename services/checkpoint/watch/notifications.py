@@ -1,6 +1,6 @@
 """Notifications between replicas: coalesced NOTIFY after commits on one dedicated connection, LISTEN on another.
 
-A replica that is alone notifies nobody: each notification costs Postgres a transaction. It looks for others every
+A single replica sends no notification: each notification costs Postgres a transaction. It looks for others every
 second, and a replica that begins to listen notifies the others at once.
 
 Notifications may be lost. A replica that was disconnected wakes all its watchers after it reconnects, and a poll over
