@@ -62,7 +62,7 @@ class ModelFunctions:
         given = {**files, "model": model, **more}
         spec = TaskSpec(
             goal="the goal",
-            agent=AgentSpec(loop="control"),
+            agent=AgentSpec(loop="control", model=model),  # sets no default cap for a model without a price
             limits=limits or Limits(),
             policy=policy,
             queue=self.queue,
