@@ -88,8 +88,9 @@ class ModelFunctions:
         return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
 
     async def kinds(self, task_id: str, step: int) -> list[str]:
-        """The kinds of a step's entries, in order."""
-        return [type(entry.body).__name__ for entry in await self.bench.entries(task_id) if entry.step == step]
+        """The kinds of a step's entries without transitions, in order."""
+        kinds = [type(entry.body).__name__ for entry in await self.bench.entries(task_id) if entry.step == step]
+        return [kind for kind in kinds if kind != "Transition"]
 
     async def check_bill(self, task_id: str) -> None:
         """Every call of the provider is on the bill; those with an answer are billed exactly."""
@@ -266,17 +267,16 @@ async def test_a_refused_call_fails_its_step_and_stays_failed(functions: ModelFu
     assert len(functions.bench.model_calls(task_id)) == 1
 
 
-async def test_an_uncaught_failure_retries_the_task_and_the_call(functions: ModelFunctions) -> None:
-    """The provider asks for a wait that is too long for a worker."""
-    functions.bench.simulator.order_fault(status=429, count=1, retry_after_seconds=61)
-    task_id = await functions.submit()
-    await functions.bench.reached(task_id, facts.ControlFailure)
+async def test_a_long_wait_is_not_waited_on_a_worker(functions: ModelFunctions) -> None:
+    task_id = await functions.submit("wrong", how="later")
+    task = await functions.bench.in_state(task_id, TaskState.RETRY_SCHEDULED)
+    assert task.reason == "FUNCTION_FAILED"
     (failure,) = await functions.bench.bodies(task_id, facts.ControlFailure)
     assert (failure.error_class, failure.retryable, failure.retry_after_seconds) == ("RATE_LIMITED", True, 61)
-    await functions.bench.in_state(task_id, TaskState.RETRY_SCHEDULED)
+    (failed,) = await functions.bench.bodies(task_id, facts.ModelFailure)
+    assert (failed.status_code, failed.retry_after_seconds) == (429, 61)
     await functions.bench.cancel(task_id)
     assert state_name((await functions.bench.ended(task_id)).state) == TaskState.CANCELLED
-    await functions.check_bill(task_id)
 
 
 async def test_connection_errors_are_retried_until_the_task_fails(functions: ModelFunctions) -> None:
@@ -302,11 +302,11 @@ async def test_an_answer_that_cannot_be_recorded_is_billed(functions: ModelFunct
 
 
 async def test_a_reached_cap_ends_the_task_with_its_last_text(functions: ModelFunctions) -> None:
-    task_id = await functions.submit(limits=Limits(max_tokens=INPUT_TOKENS + 300))
+    task_id = await functions.submit(limits=Limits(max_tokens=INPUT_TOKENS + 256))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.COST_EXCEEDED, "TOKEN_LIMIT"), task.message
     (attempt,) = await functions.bench.bodies(task_id, facts.ModelAttempt)
-    assert attempt.max_output_tokens == 300, "the budget granted less than the function asked for"
+    assert attempt.max_output_tokens == 256, "the budget granted less than the function asked for"
     (answer,) = await functions.bench.bodies(task_id, facts.AssistantMessage)
     assert task.result == answer.content[0]["text"]
     await functions.check_bill(task_id)
@@ -314,7 +314,7 @@ async def test_a_reached_cap_ends_the_task_with_its_last_text(functions: ModelFu
 
 async def test_a_task_at_its_cap_asks_and_goes_on_with_the_grant(functions: ModelFunctions) -> None:
     policy = replace(SOON, on_budget=BudgetPolicy.ASK)
-    task_id = await functions.submit(limits=Limits(max_tokens=INPUT_TOKENS + 300), policy=policy)
+    task_id = await functions.submit(limits=Limits(max_tokens=INPUT_TOKENS + 256), policy=policy)
     task = await functions.bench.in_state(task_id, TaskState.WAITING_USER)
     assert task.reason == "BUDGET_REQUESTED"
     grant = ledger_pb2.OperatorRequest(
@@ -361,7 +361,7 @@ async def test_a_function_may_cancel_its_own_call(functions: ModelFunctions) -> 
     """The call is settled, and a later execution knows it as failed."""
     await functions.worker("worker.before_close_out=1#kill9")
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
-    task_id = await functions.submit("impatient", model="sim-hello", patience=1.0)
+    task_id = await functions.submit("impatient", model="sim-worker-wordy", patience=1.0)
     await functions.has_made("gate")
     functions.open_gate()
     await functions.bench.died(functions.bench.workers[-1])
@@ -377,15 +377,16 @@ async def test_a_function_may_cancel_its_own_call(functions: ModelFunctions) -> 
 async def test_watchers_see_the_text_while_it_is_written(functions: ModelFunctions) -> None:
     worker = await functions.worker()
     functions.bench.simulator.order_fault(drip_ms=100, count=1)
-    task_id = await functions.submit(model="sim-hello", waits=True)
+    task_id = await functions.submit(model="sim-worker-wordy")
     await functions.has_made("call-2/1")
     text = ""
-    async with aclosing(functions.bench.live_pieces(task_id, worker)) as pieces:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(functions.bench.live_pieces(task_id, worker)) as pieces:
         async for piece in pieces:
-            assert (piece.attempt_number, piece.block) == (1, 0)
-            text += piece.text if piece.step == 2 else ""
-            if piece.step > 2:
+            assert (piece.step, piece.attempt_number, piece.block) == (2, 1, 0)
+            text += piece.text
+            if len(text) > 20:
                 break
-    functions.open_gate()
-    task = await functions.bench.ended(task_id)
-    assert json.loads(task.result)["texts"][0] == text
+    assert ("word " * 1500).startswith(text)
+    assert await functions.kinds(task_id, 2) == ["ModelAttempt"], "the answer is not recorded yet"
+    await functions.bench.cancel(task_id)
+    assert state_name((await functions.bench.ended(task_id)).state) == TaskState.CANCELLED

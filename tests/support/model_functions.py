@@ -102,6 +102,11 @@ async def impatient(work: Work, given: dict[str, Any]) -> str:
     return str(answer["text"])
 
 
+class Overloaded(Exception):  # noqa: N818
+    status_code = 429
+    retry_after_seconds = 61
+
+
 async def wrong(work: Work, given: dict[str, Any]) -> Any:
     """Calls that no ledger can record."""
 
@@ -109,6 +114,8 @@ async def wrong(work: Work, given: dict[str, Any]) -> Any:
         if given["how"] == "raises":
             report.on_usage(TokenUsage(7, 3))
             raise ConnectionResetError("gone")
+        if given["how"] == "later":
+            raise Overloaded("in a minute")
         if given["how"] == "no answer":
             return "text"
         result = object() if given["how"] == "no JSON" else 1

@@ -52,7 +52,8 @@ class AttemptReport:
         self._task_id, self._timeout_seconds = task_id, timeout_seconds
         self._show_text, self._on_progress = show_text, on_progress
         self._reported = TokenUsage()
-        self._unreported_bytes = 0
+        self._has_text = False
+        self._counted_tokens = self._unreported_bytes = 0
         self._is_over = False
 
     @property
@@ -65,8 +66,8 @@ class AttemptReport:
 
     @property
     def usage(self) -> TokenUsage:
-        estimated = -(-self._unreported_bytes // BYTES_PER_TOKEN)
-        return replace(self._reported, output_tokens=self._reported.output_tokens + estimated)
+        estimated = self._counted_tokens + -(-self._unreported_bytes // BYTES_PER_TOKEN)
+        return replace(self._reported, output_tokens=max(self._reported.output_tokens, estimated))
 
     def on_text(self, block: int, text: str) -> None:
         if type(block) is not int or not 0 <= block <= MAX_BLOCK or not isinstance(text, str):
@@ -74,7 +75,7 @@ class AttemptReport:
         if self._is_over or not text:
             return
         storable = _storable(text)
-        self.was_answered = True
+        self.was_answered = self._has_text = True
         self._unreported_bytes += len(storable.encode())
         self._show_text(block, storable)
         self._on_progress()
@@ -82,7 +83,9 @@ class AttemptReport:
     def on_usage(self, usage: TokenUsage, request_id: str = "") -> None:
         if self._is_over:
             return
-        self._reported, self._unreported_bytes = checked_usage(usage), 0
+        self._reported = checked_usage(usage)
+        if self._has_text:  # some providers state an output before it has begun
+            self._counted_tokens, self._unreported_bytes = usage.output_tokens, 0
         self.was_answered = self.was_answered or usage.total > 0
         self.request_id = escaped(request_id, MAX_ID_CHARACTERS) or self.request_id
         self._on_progress()
