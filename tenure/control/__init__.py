@@ -11,10 +11,23 @@ Another worker may start a function again at any time. The ledger then answers t
 So put everything that has an effect, takes long or is not deterministic into a step or a call.
 
 failures.py   TryAgain, StepFailed, ToolFailed, and how an exception is recorded
+own_tools.py  OwnTool: a coroutine as a tool, run by the worker behind the tool service's fence
 work.py       Work: the steps and tool calls of a control function
 """
 
 from tenure.control.failures import StepFailed, ToolFailed, TryAgain
+from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext
 from tenure.control.work import Function, Work
+from tenure.domain.tools import EffectClass
 
-__all__ = ("Function", "StepFailed", "ToolFailed", "TryAgain", "Work")
+__all__ = (
+    "EffectClass",
+    "EffectUnknown",
+    "Function",
+    "OwnTool",
+    "OwnToolContext",
+    "StepFailed",
+    "ToolFailed",
+    "TryAgain",
+    "Work",
+)
