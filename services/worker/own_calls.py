@@ -158,7 +158,6 @@ class _Run:
         await self._trust.wait_open()
         self._began_at = monotonic()
         name = self.call.tool.name
-        content: object
         try:
             content = await self.call.tool.run(self._context, arguments)
         except EffectUnknown as unknown:
@@ -170,7 +169,7 @@ class _Run:
         except (Exception, SystemExit) as error:  # noqa: BLE001  the user's tool may raise anything
             _log.warning("an own tool failed", exc_info=True, extra={"tool": name, "call": self.call.intent.call_id})
             return _failure(name, error)
-        if not isinstance(content, str):  # nothing checks the types of the user's tool
+        if not _is_text(content):
             message = f"{name} returned {type(content).__name__}, and must return text. Any effects have happened."
             return Outcome(OutcomeStatus.FAILED, message, detail="NOT_TEXT")
         return Outcome(OutcomeStatus.SUCCEEDED, _text(content))
@@ -256,6 +255,11 @@ def _is_cancelled() -> bool:
 def _failure(name: str, error: BaseException) -> Outcome:
     message = f"{name} failed: {type(error).__name__}: {error}"[:_MAX_FAILURE_CHARACTERS]
     return Outcome(OutcomeStatus.FAILED, _text(message))
+
+
+def _is_text(content: object) -> bool:
+    """Nothing checks the types of the user's tool."""
+    return isinstance(content, str)
 
 
 def _text(text: str) -> str:

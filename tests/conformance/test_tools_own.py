@@ -73,7 +73,7 @@ class Caller:
             while True:
                 while self._events:
                     event = self._events.pop(0)
-                    if event.HasField(kind):
+                    if event.WhichOneof("event") == kind:
                         return getattr(event, kind)
                     assert event.WhichOneof("event") not in {"outcome", "refusal"}, event
                 frame = await self.call.read()

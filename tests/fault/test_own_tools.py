@@ -13,6 +13,7 @@ import pytest
 
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
+from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, ControlWork, InDoubtPolicy, TaskPolicy, TaskSpec
 from tenure.domain.tools import EffectClass, OutcomeStatus
@@ -20,12 +21,16 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
+from tests.conformance.test_worker_in_doubt import say
+from tests.conformance.test_worker_waits import answer
 from tests.fault.test_zombies import logged, stands_still, worker_stack
 from tests.support.fix_simulator import REPOSITORY
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 __all__ = ["worker_stack"]  # the fixture: leases short enough to outwait them
+
+pytestmark = pytest.mark.server
 
 MODULE = "tests.support.own_tool_functions"
 REPEATABLE = [effect.value for effect in EffectClass if effect.may_run_again]
@@ -124,8 +129,8 @@ async def test_a_killed_workers_unsafe_call_is_in_doubt(letters: Letters) -> Non
     killed.kill()
     letters.open_gate()
     await letters.worker()
-    (answer,) = await letters.result(task_id)
-    assert answer.startswith("IN_DOUBT")
+    (came_to,) = await letters.result(task_id)
+    assert came_to.startswith("IN_DOUBT")
     assert letters.counts() == Counter({"began-UNSAFE": 1})
 
 
@@ -137,9 +142,9 @@ async def test_an_outcome_that_was_not_sent_is_lost_with_the_worker(letters: Let
     task_id = await letters.submit([effect])
     await letters.bench.died(dying)
     await letters.worker()
-    (answer,) = await letters.result(task_id)
+    (came_to,) = await letters.result(task_id)
     keyed = effect == "KEYED"
-    assert answer.startswith("SUCCEEDED: attempt 2" if keyed else "IN_DOUBT")
+    assert came_to.startswith("SUCCEEDED: attempt 2" if keyed else "IN_DOUBT")
     assert letters.counts()[effect] == (2 if keyed else 1)
     assert len(letters.keys(effect)) == 1
 
@@ -152,8 +157,8 @@ async def test_a_zombie_that_was_ordered_does_not_begin(letters: Letters, effect
     task_id = await letters.submit([effect])
     await stands_still(sleeper)
     second = await letters.worker()
-    (answer,) = await letters.result(task_id)
-    assert answer.startswith("SUCCEEDED: attempt 2" if effect == "KEYED" else "IN_DOUBT")
+    (came_to,) = await letters.result(task_id)
+    assert came_to.startswith("SUCCEEDED: attempt 2" if effect == "KEYED" else "IN_DOUBT")
     before = letters.lines()
     whole = await letters.bench.entries(task_id)
     sleeper.wake()
@@ -189,7 +194,7 @@ async def test_a_person_resolves_an_own_call_in_doubt(letters: Letters) -> None:
     await letters.worker()
     await letters.bench.in_state(task_id, TaskState.WAITING_USER)
     letters.open_gate()
-    await letters.bench.resolve_did_not_happen(task_id, "1.0")
+    await say(letters.bench, task_id, DidNotHappen(runner_is_gone=True))
     assert await letters.result(task_id) == ["SUCCEEDED: attempt 2"]
     assert letters.counts() == Counter({"began-UNSAFE": 2, "UNSAFE": 1})
 
@@ -200,13 +205,11 @@ async def test_a_run_goes_on_through_a_killed_tool_service(letters: Letters, eff
     await letters.worker()
     task_id = await letters.submit([effect])
     await letters.began(effect)
-    tools = letters.bench.stack.services["tools"]
-    tools.kill()
-    await asyncio.to_thread(letters.open_gate)
-    tools.start()
-    await tools.wait_ready()
-    (answer,) = await letters.result(task_id)
-    assert answer == "SUCCEEDED: attempt 1"
+    letters.bench.stack.services["tools"].kill()
+    letters.open_gate()
+    await letters.bench.restart("tools")
+    (came_to,) = await letters.result(task_id)
+    assert came_to == "SUCCEEDED: attempt 1"
     assert letters.counts() == Counter({f"began-{effect}": 1, effect: 1})
 
 
@@ -254,7 +257,7 @@ async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
     task = await letters.bench.in_state(task_id, TaskState.WAITING_USER)
     assert (task.wait.kind, task.wait.tool) == (task_pb2.WAIT_KIND_TOOL_APPROVAL, "write_unsafe")
     assert letters.lines() == []
-    await letters.bench.resume(task_id, task.wait.wait_id, decision="allow")
+    await answer(letters.bench, task, "allow")
     assert await letters.result(task_id) == ["SUCCEEDED: attempt 1"]
     assert letters.counts()["UNSAFE"] == 1
 
