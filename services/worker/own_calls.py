@@ -21,7 +21,7 @@ from tenure.control.own_tools import EffectUnknown, OwnTool
 from tenure.domain.entries import ToolIntent
 from tenure.domain.own_tools import within_limit
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
-from tenure.runtime.failpoints import failpoint
+from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.wire.common import OUTCOME_STATUSES, duration, seconds
 
@@ -152,10 +152,16 @@ class _Run:
         return Outcome(OutcomeStatus.TIMED_OUT, message, detail="TIMEOUT")
 
     async def _guarded(self) -> Outcome:
-        """Runs the tool. Nothing awaits between the look at the trust window and the tool's own first step."""
+        """Runs the tool. Nothing awaits between the look at the trust window and the tool's own first step.
+
+        A new session opens the window of the process and loses the claims of the former one in the same moment, so the
+        claim is looked at too.
+        """
         arguments = json.loads(self.call.intent.arguments_json)
         await failpoint("worker.before_own_tool")
         await self._trust.wait_open()
+        if self.call.held_task.lost and not failpoint_enabled("worker.ignore_trust_window"):
+            raise asyncio.CancelledError
         self._began_at = monotonic()
         name = self.call.tool.name
         try:
