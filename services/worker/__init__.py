@@ -36,6 +36,7 @@ live_server.py      WorkerService, which serves that text
 
 tool_step.py        the tool calls of a step
 tools_client.py     the client of the tool service
+own_calls.py        the runs of own tools in this process
 transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
 
 What to touch when:
