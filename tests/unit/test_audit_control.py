@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from checker.verify import examine
 from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import ControlWork, TaskSpec
 from tests.unit.audit_story import TASK, Story
@@ -44,3 +45,32 @@ def test_a_step_that_is_left_out_is_found() -> None:
 
 def test_a_step_that_no_owner_recorded_is_found() -> None:
     assert broken(ended((1, "count"), owned=False)) != set()
+
+
+ATTEMPT = facts.ModelAttempt(1, "m", 100, 200, 300)
+ANSWER = facts.AssistantMessage(1, ({"type": "text", "text": "hello"},), "end_turn", TokenUsage(100, 20))
+RESULT = facts.ControlStep("ask", '"hello"')
+
+
+def calling(*bodies: facts.Body) -> Story:
+    """A function's task with a step and then, as step 2, the entries of a model call."""
+    story = ended((1, "count"))
+    closing = story.entries.pop()
+    story.step = 2
+    for body in bodies:
+        story.entry(body)
+    story.entries.append(replace(closing, sequence=len(story.entries) + 1, step=2))
+    return story
+
+
+def test_a_model_call_of_a_function_breaks_no_rule() -> None:
+    assert broken(calling(ATTEMPT, ANSWER, RESULT)) == set()
+
+
+def test_an_answer_without_the_result_of_its_step_is_found() -> None:
+    assert broken(calling(ATTEMPT, ANSWER)) == {"I32"}
+
+
+def test_a_model_call_that_is_answered_again_is_found() -> None:
+    again = (replace(ATTEMPT, attempt_number=2), replace(ANSWER, attempt_number=2), RESULT)
+    assert "I32" in broken(calling(ATTEMPT, ANSWER, RESULT, *again))
