@@ -25,7 +25,7 @@ class Group(click.Group):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sections: dict[str, list[str]] = {}
-        self._former: dict[str, tuple[str, click.Command]] = {}
+        self.former: dict[str, tuple[str, click.Command]] = {}
 
     def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
         """Adds commands that `--help` lists below `title`."""
@@ -35,7 +35,7 @@ class Group(click.Group):
 
     def add_former(self, name: str, path: str, command: click.Command) -> None:
         """Lets `name`, which is now `tenure PATH`, run with a note on standard error. `--help` does not list it."""
-        self._former[name] = path, command
+        self.former[name] = path, command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,9 +50,9 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
-        if command is not None or cmd_name not in self._former:
+        if command is not None or cmd_name not in self.former:
             return command
-        path, command = self._former[cmd_name]
+        path, command = self.former[cmd_name]
         if not ctx.resilient_parsing:  # of a shell that completes a word
             echo(f"tenure: `{ctx.command_path} {cmd_name}` is now `tenure {path}`", err=True)
         return command

@@ -1,4 +1,4 @@
-"""`tenure follow` and the Python client: every task's changes, through the gateway of a whole installation."""
+"""`tenure tasks follow` and the Python client: every task's changes, through the gateway of a whole installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents and tools say, as `tenure get` and `tenure wait` show it: as words, on whatever terminal."""
+"""What agents and tools say, as `tenure get` and `tenure tasks wait` show it: as words, on whatever terminal."""
 
 from __future__ import annotations
 
