@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.domain.budget import Budget, money_text
+from tenure.domain.budget import Budget, money_text, usd
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
@@ -228,7 +228,7 @@ def _budget(facts: Facts) -> str:
     if not budget.is_capped_in_money:
         return f"{tokens}{f'; cost {money_text(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
     reserved = f", {money_text(budget.reserved_nano_usd)} reserved" if is_busy and budget.reserved_nano_usd else ""
-    return f"{tokens}; {money_text(budget.used_nano_usd)} of {money_text(budget.max_nano_usd)} used{reserved}"
+    return f"{tokens}; {money_text(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} used{reserved}"
 
 
 def _refusals(facts: Facts) -> Iterator[str]:

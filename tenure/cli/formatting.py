@@ -199,14 +199,15 @@ def usage_text(usage: task_pb2.TokenUsage) -> str:
 def budget_text(budget: task_pb2.BudgetStatus, *, is_verbose: bool = False) -> str:
     """Returns `12,300 of 2,000,000 tokens used · $0.12 of $1.00`.
 
-    With `is_verbose` amounts are exact, and what is reserved for calls in flight is shown, too: `, 500 reserved`.
+    A cap is always exact, as it was set. With `is_verbose` all amounts are, and what is reserved for calls in flight is
+    shown, too: `, 500 reserved`.
     """
     money = usd if is_verbose else money_text
     reserved = f", {budget.reserved_tokens:,} reserved" if is_verbose and budget.reserved_tokens else ""
     tokens = f"{budget.used_tokens:,} of {budget.max_tokens:,} tokens used{reserved}"
     if not (budget.max_nano_usd or budget.used_nano_usd or (is_verbose and budget.reserved_nano_usd)):
         return tokens
-    cap = f" of {money(budget.max_nano_usd)}" if budget.max_nano_usd else ""
+    cap = f" of {usd(budget.max_nano_usd)}" if budget.max_nano_usd else ""
     reserved = f", {money(budget.reserved_nano_usd)} reserved" if is_verbose and budget.reserved_nano_usd else ""
     unpriced = f", {count_text(budget.unpriced_calls, 'call')} of unknown price" if budget.unpriced_calls else ""
     return f"{tokens} · {money(budget.used_nano_usd)}{cap}{reserved}{unpriced}"
@@ -214,7 +215,7 @@ def budget_text(budget: task_pb2.BudgetStatus, *, is_verbose: bool = False) -> s
 
 def caps_text(budget: task_pb2.BudgetStatus) -> str:
     """Returns the caps of a budget: `2,000,000 tokens and $1.00`."""
-    return f"{budget.max_tokens:,} tokens{f' and {money_text(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
+    return f"{budget.max_tokens:,} tokens{f' and {usd(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
 
 
 def model_text(spec: task_pb2.TaskSpec) -> str:

@@ -111,6 +111,7 @@ def accept_anywhere(command: click.Command) -> None:
     """Lets the options of `ANYWHERE` stand after the name of this command, and of those below it."""
     if command.context_settings.get("ignore_unknown_options"):  # a service reads its arguments itself
         return
+    command.epilog = command.epilog or "`tenure --help` lists --json, -v, --tenant and --address."
     for option in cli.params:
         if option.name in ANYWHERE and isinstance(option, click.Option):
             names = [option.name, *option.opts]

@@ -150,6 +150,8 @@ def test_money_is_written_as_people_write_it(nano_usd: int, text: str) -> None:
 def test_a_budget_is_exact_where_details_are_wanted() -> None:
     budget = task_pb2.BudgetStatus(max_tokens=10, reserved_tokens=3, used_nano_usd=19_164_750, reserved_nano_usd=5)
     assert budget_text(budget) == "0 of 10 tokens used · $0.02"
+    capped = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=1_000_000, max_nano_usd=5_000_000)
+    assert budget_text(capped) == "0 of 10 tokens used · less than $0.01 of $0.005"  # a cap is as it was set
     exact = "0 of 10 tokens used, 3 reserved · $0.01916475, $0.000000005 reserved"
     assert budget_text(budget, is_verbose=True) == exact
 
