@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from tenure.control.model_calls import ModelCallRequest, RunModelCall
+from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome
 
 STEP_TIMEOUT_SECONDS: Final = 600.0
@@ -72,6 +73,14 @@ class Work(Protocol):
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
         """Makes tool calls in parallel and returns their outcomes, successful or not, in the same order."""
+
+    async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
+        """Makes calls of own tools in parallel and returns their outcomes, successful or not, in the same order.
+
+        Each call has an intent and a call record like the call of any other tool; the worker runs the coroutine. A call
+        whose worker is lost runs again in the next owner with the same idempotency key, or is in doubt if its tool is
+        UNSAFE.
+        """
 
 
 Function = Callable[[Work, Any], Awaitable[Any]]

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 from services.worker.control.callables import call
 from services.worker.control.json_values import encode, result_of
 from services.worker.control.model_calls import AttemptReport, check_request
-from tenure.control import Function, ModelCallAnswer, ModelCallRequest, RunModelCall, StepFailed, ToolFailed
+from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
 from tenure.control.failures import CallFailure, failure_of, failure_of_call
 from tenure.control.work import STEP_TIMEOUT_SECONDS
 from tenure.domain.control import FunctionToolCall
@@ -82,10 +82,11 @@ class CancelModelCall:
 
 @dataclass(frozen=True, slots=True)
 class CallTools:
-    """Asks for tool calls. Answered with their outcomes, in order."""
+    """Asks for tool calls. Answered with their outcomes, in order. `own`: the tools of calls that this process runs."""
 
     step: int
     calls: tuple[FunctionToolCall, ...]
+    own: tuple[OwnTool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +263,23 @@ class FunctionWork:
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
         """Returns the outcomes of the calls, in order."""
+        return await self._call(calls, ())
+
+    async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
+        """Returns the outcomes of the calls, in order. Raises ValueError for two tools of one name."""
+        own = {tool.name: tool for tool, _ in calls}
+        if any(own[tool.name] is not tool for tool, _ in calls):
+            raise ValueError("call_own_tools got two tools of one name; a name has one meaning in a task")
+        return await self._call([(tool.name, arguments) for tool, arguments in calls], tuple(own.values()))
+
+    async def _call(self, calls: Sequence[tuple[str, Mapping[str, Any]]], own: tuple[OwnTool, ...]) -> list[Outcome]:
         if not 0 < len(calls) <= MAX_CALLS:
-            raise ValueError(f"call_tools takes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
+            raise ValueError(f"a function makes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
         wanted_calls = tuple(
             FunctionToolCall(tool, encode(dict(arguments), "the arguments")) for tool, arguments in calls
         )
         with self._one_at_a_time():
-            outcomes: list[Outcome] = await self._ask(CallTools(await self._next(), wanted_calls))
+            outcomes: list[Outcome] = await self._ask(CallTools(await self._next(), wanted_calls, own))
         return outcomes
 
     async def settle(self) -> None:

@@ -206,7 +206,9 @@ class ControlLoop(Loop):
         if missing:
             await self._wait_trusted()
             await self._write([(request.step, intent) for intent in missing])
-        move = calls_to_make(self._point)
+        self._tools.use_own_tools(request.own)
+        self._own_approvals = tuple(tool.name for tool in request.own if tool.needs_approval)
+        move = calls_to_make(self._point, self._own_approvals)
         if move.intents or move.asks:
             transition = await self._execute_calls(move)
             if transition is not None:
