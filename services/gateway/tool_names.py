@@ -30,8 +30,9 @@ _log = logging.getLogger(__name__)
 async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "") -> None:
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
-    A control function and a loop of the user's own may have tools that the tool service does not know. When the tool service does not answer,
-    or is of an older version, the task is accepted: its entry `tools_defined` lists the unknown names.
+    A control function and a loop of the user's own may have tools that the tool service does not know. When the tool
+    service does not answer, or is of an older version, the task is accepted: its entry `tools_defined` lists the
+    unknown names.
     """
     agent = spec.agent
     if (not agent.loop or agent.loop == DEFAULT_LOOP) and not spec.HasField("control"):
