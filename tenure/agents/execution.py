@@ -23,11 +23,30 @@ class Execution:
     runs: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for each request to `work`, which takes one at a time. Waiters are served in the order of their arrival."""
+    active: dict[str, str] = field(default_factory=dict)
+    """The agent that runs now, by the agent run whose tool runs it; "" for the function itself."""
 
     def next_run_id(self) -> str:
         """Returns the id of the next agent run: the same in each execution of the task."""
         self.runs += 1
         return f"{self.work.task_id}/run-{self.runs}"
+
+    @contextmanager
+    def running(self, agent: str) -> Iterator[None]:
+        """Marks the code of an agent run. Raises ConcurrentRuns beside another one.
+
+        The order of the runs' calls identifies the calls, and it would differ in the next execution.
+        """
+        within = _RUN.get()
+        if within in self.active:
+            raise ConcurrentRuns(f"agent {agent} began while agent {self.active[within]} ran: run one after the other")
+        self.active[within] = agent
+        token = _RUN.set(f"{within}/{self.runs}")
+        try:
+            yield
+        finally:
+            _RUN.reset(token)
+            del self.active[within]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +56,14 @@ class Unit:
     name: str
 
 
+_RUN: ContextVar[str] = ContextVar("tenure.agents.run", default="")
 _INSIDE: ContextVar[Execution | Unit | None] = ContextVar("tenure.agents.inside", default=None)
+
+
+class ConcurrentRuns(RuntimeError):  # noqa: N818  the name says what is wrong
+    """A durable function runs two agents at the same time."""
+
+    retryable = False
 
 
 class NotRecorded(RuntimeError):  # noqa: N818  the name says what would happen

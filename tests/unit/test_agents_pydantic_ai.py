@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -267,6 +268,17 @@ async def test_a_function_runs_agents_and_has_types() -> None:
     assert work.kinds == ["pricing: model", "pricing: model", "note"]
     with pytest.raises(ValueError, match="does not fit compare"):
         await compare.run(work.begin(), {"cents": "five"})
+
+
+async def test_agents_at_the_same_time_are_refused() -> None:
+    first, second = (Agent(name, model=FunctionModel(Script(said("Hello.")))) for name in ("first", "second"))
+
+    @function
+    async def both(work: Work) -> None:
+        await asyncio.gather(first.run("Hello"), second.run("Hello"))
+
+    with pytest.raises(RuntimeError, match="one after the other"):
+        await both.run(JournalWork(), None)
 
 
 async def test_streamed_tool_calls_are_recorded_whole() -> None:

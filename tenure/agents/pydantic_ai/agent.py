@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import wraps
 from typing import Any, Final, TypeVar, overload
 
@@ -79,10 +80,14 @@ def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability
     plain = agent.iter
 
     @wraps(plain)
-    def iter_durably(*arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
-        if execution_of_agent(name) is not None:
+    @asynccontextmanager
+    async def iter_durably(*arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
+        current = execution_of_agent(name)
+        if current is not None:
             capabilities = [*(capabilities or ()), durability]
-        return plain(*arguments, capabilities=capabilities, **options)
+        with nullcontext() if current is None else current.running(name):
+            async with plain(*arguments, capabilities=capabilities, **options) as run:
+                yield run
 
     vars(agent)["iter"] = iter_durably
 
