@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tenure.agents.pydantic_ai.agent import Agent, durable
     from tenure.agents.worker import Worker
     from tenure.control.failures import TryAgain
+    from tenure.control.own_tools import EffectUnknown
     from tenure.control.work import Work
     from tenure.domain.tools import EffectClass as Effect
 
@@ -39,6 +40,7 @@ _PLACES: Final = {
     "Agent": ("tenure.agents.pydantic_ai.agent", "Agent"),
     "DurableFunction": ("tenure.agents.functions", "DurableFunction"),
     "Effect": ("tenure.domain.tools", "EffectClass"),
+    "EffectUnknown": ("tenure.control.own_tools", "EffectUnknown"),
     "TryAgain": ("tenure.control.failures", "TryAgain"),
     "Work": ("tenure.control.work", "Work"),
     "Worker": ("tenure.agents.worker", "Worker"),
@@ -51,6 +53,7 @@ __all__ = (
     "Agent",
     "DurableFunction",
     "Effect",
+    "EffectUnknown",
     "TryAgain",
     "Work",
     "Worker",

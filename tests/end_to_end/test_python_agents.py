@@ -95,6 +95,6 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_the_blocks_of_the_page_make_functions(page: dict[str, Any]) -> None:
-    names = [page[name].name for name in ("weather", "function", "close_order")]
+    names = [page[name].name for name in ("weather", "helper", "close_order")]
     assert names == ["weather", "assistant", "close_order"]
     assert page["agent"].durable_function.name == "support"
