@@ -14,6 +14,7 @@ from typing import Final
 
 from services.worker.claim_ledger import StepEntry
 from services.worker.control.function_run import (
+    CANCELLED,
     BeginModelCall,
     BeginStep,
     CallTools,
@@ -52,8 +53,6 @@ from tenure.runtime.failpoints import failpoint
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
-
-CANCELLED: Final = entries.ControlFailure("CancelledError", "the function cancelled the call", retryable=False)
 
 Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
 
@@ -111,7 +110,8 @@ class ControlLoop(Loop):
             case BeginStep():
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
-                await self._write([(step, entry)])
+                if step not in self._point.control_steps:  # the function may have cancelled the wait for the record
+                    await self._write([(step, entry)])
                 return None
             case BeginModelCall() | RecordModelCall() | FailModelCall() | CancelModelCall():
                 return await self._answer_model_call(request)
