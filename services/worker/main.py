@@ -259,7 +259,8 @@ def main() -> int:
 def run_with(functions: Mapping[str, Function], settings: Mapping[str, str]) -> int:
     """Runs a worker with functions of the program that calls this, and returns its exit code.
 
-    `settings`: variables, before those of the environment.
+    `settings`: variables, before those of the environment. In a terminal the log is for people by default.
     """
-    environment = {**os.environ, **settings}
+    defaults = {"TENURE_LOG_FORMAT": "human"} if sys.stderr.isatty() else {}
+    environment = {**defaults, **os.environ, **settings}
     return run_service("worker", OwnFunctionsSettings, environment, partial(compose, functions=functions))
