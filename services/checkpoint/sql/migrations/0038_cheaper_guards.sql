@@ -1,6 +1,6 @@
--- The rules of a row of `tasks`, `budgets`, `token_usage` and `entries`: one trigger of each table has them all. Postgres parses
--- each CHECK and each WHEN of a trigger again in every statement that writes to its table, which took a third of the time of a
--- commit; it keeps the expression of a function for the whole session. The rules keep their names, also in the error.
+-- The rules of a row of `tasks`, `budgets`, `token_usage` and `entries`: one trigger of each table has them all. Postgres
+-- parses each CHECK and each WHEN of a trigger again in every statement that writes to its table. It keeps the expressions
+-- of a function for the whole session. The rules keep their names, also in the error.
 
 set lock_timeout = '5s';
 
