@@ -195,10 +195,10 @@ class Sweeper:
         swept = metrics.cell("tenure_swept_tasks_total", sweep=name)
         while True:
             await self._due.wait(name)
-            found = ROWS_A_SWEEP
-            while found == ROWS_A_SWEEP:
+            number = ROWS_A_SWEEP
+            while number == ROWS_A_SWEEP:
                 note_progress()
                 drafts = await sweep(self._pool)
                 self._announce(announcement_of(drafts))
                 swept.value += len(drafts)
-                found = len(drafts)
+                number = len(drafts)
