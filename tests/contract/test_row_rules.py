@@ -116,7 +116,8 @@ BROKEN_BUDGETS = {
 }
 ENTRY = "insert into entries select task_id, {sequence}, tenant, 0, '', 1, 0, {kind}, 'x', now(), '' from tasks"
 BROKEN_ENTRIES = {
-    "entries_count_from_one": [ENTRY.format(sequence=0, kind=3), ENTRY.format(sequence=1, kind=0)],
+    "entries_sequence_check": [ENTRY.format(sequence=0, kind=3)],
+    "entries_kind_check": [ENTRY.format(sequence=1, kind=0)],
     "entries_follow": [
         ENTRY.format(sequence=2, kind=3),
         ENTRY.format(sequence="n", kind=3) + ", unnest('{1,3}'::int[]) as n",
@@ -204,8 +205,23 @@ async def test_entries_may_follow_in_the_statement_and_after_it(ledger: Any) -> 
     assert await refused_by(ledger, ENTRY.format(sequence=6, kind=3)) == "entries_follow"
 
 
+TWO_TASKS = (
+    "insert into entries select task_id, n, 't', 0, '', 1, 0, 3, 'x', now(), ''"
+    " from (values ('00000000-0000-0000-0000-000000000001'::uuid, {}), ('00000000-0000-0000-0000-000000000002', {}))"
+    " as of(task_id, n)"
+)
+
+
+async def test_entries_of_two_tasks_follow_by_themselves(ledger: Any) -> None:
+    assert await refused_by(ledger, TWO_TASKS.format(1, 2)) == "entries_follow"
+    await ledger.execute(TWO_TASKS.format(1, 1).encode())
+    await ledger.execute(TWO_TASKS.format(2, 2).encode())
+    assert await refused_by(ledger, TWO_TASKS.format(3, 4)) == "entries_follow"
+
+
 async def test_every_rule_has_a_change_that_breaks_it(ledger: Any) -> None:
     cursor = await ledger.execute("select prosrc from pg_proc where proname = any(%s)", [list(_FUNCTIONS)])
     sources = " ".join(source for (source,) in await cursor.fetchall())
     rules = set(re.findall(r"then '(\w+)'", sources)) | set(re.findall(r"refuse_row\('\w+', '(\w+)'\)", sources))
-    assert rules == {*BROKEN_TASKS, *SHRUNK_TASKS, *BROKEN_BUDGETS, *BROKEN_ENTRIES, *BROKEN_BILLS}
+    of_checks = {"entries_sequence_check", "entries_kind_check"}
+    assert rules | of_checks == {*BROKEN_TASKS, *SHRUNK_TASKS, *BROKEN_BUDGETS, *BROKEN_ENTRIES, *BROKEN_BILLS}

@@ -1,4 +1,4 @@
--- The rules of a row of `tasks`, `budgets`, `token_usage` and `entries`: one trigger of each table has them all. Postgres
+-- The rules of a row of `tasks`, `budgets` and `token_usage`: one trigger of each table has them all. Postgres
 -- parses each CHECK and each WHEN of a trigger again in every statement that writes to its table. It keeps the expressions
 -- of a function for the whole session. The rules keep their names, also in the error.
 
@@ -9,7 +9,7 @@ declare one record;
 begin
   for one in select conrelid::regclass as of_table, conname from pg_constraint
               where contype = 'c' and coninhcount = 0
-                and conrelid in ('tasks'::regclass, 'budgets'::regclass, 'token_usage'::regclass, 'entries'::regclass) loop
+                and conrelid in ('tasks'::regclass, 'budgets'::regclass, 'token_usage'::regclass) loop
     execute format('alter table %s drop constraint %I', one.of_table, one.conname);
   end loop;
 end $$;
@@ -130,26 +130,26 @@ begin
 end $$;
 create trigger valid_bills before insert on token_usage for each row execute function refuse_invalid_bill();
 
--- Sequences are 1, 2, 3 …: what an entry follows is there. Of each task one look for all that a statement adds: with a single
--- key Postgres opens one partition and not all of them.
+-- Sequences are 1, 2, 3 …: what an entry follows is there. Looked at once for all that a statement adds: of one task by a
+-- single key, for which Postgres opens one partition; of several tasks by a join, for which it opens all.
 create function refuse_invalid_entries() returns trigger language plpgsql set search_path = ledger, pg_temp as $$
 declare one record;
 begin
-  for one in select task_id, min(sequence) as first, max(sequence) as last, count(*) as number, min(kind) as lowest_kind
-               from added group by task_id loop
-    if one.first < 1 or one.lowest_kind < 1 then
-      perform refuse_row('entries', 'entries_count_from_one');
-    end if;
-    if one.last - one.first >= one.number then
+  select task_id, min(sequence) as first, max(sequence) as last, count(*) as number, count(*) over () as tasks into one
+    from added group by task_id limit 1;
+  if one.tasks > 1 then
+    if exists (select from added a where a.sequence > 1 and not exists (
+                 select from entries e where e.task_id = a.task_id and e.sequence = a.sequence - 1)) then
       perform refuse_row('entries', 'entries_follow');
     end if;
-    if one.first > 1 then
-      perform from entries e where e.task_id = one.task_id and e.sequence = one.first - 1;
-      if not found then
-        perform refuse_row('entries', 'entries_follow');
-      end if;
+  elsif one.last - one.first >= one.number then
+    perform refuse_row('entries', 'entries_follow');
+  elsif one.first > 1 then
+    perform from entries e where e.task_id = one.task_id and e.sequence = one.first - 1;
+    if not found then
+      perform refuse_row('entries', 'entries_follow');
     end if;
-  end loop;
+  end if;
   return null;
 end $$;
 create trigger valid_entries after insert on entries referencing new table as added
