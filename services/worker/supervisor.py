@@ -14,6 +14,7 @@ from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.interrupts import Interruption
 from services.worker.loop import Loop
 from services.worker.session import WorkerSession
+from services.worker.start_gate import StartGate
 from services.worker.task_loop import TaskLoop
 from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.fencing import describe_epoch
@@ -112,6 +113,7 @@ class Supervisor:
         )
         self._most = 2 * slots  # a grant may cross a report of free slots; far beyond that a coordinator miscounts
         self._working: set[asyncio.Task[None]] = set()
+        self._start_gate = StartGate()
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,6 +143,7 @@ class Supervisor:
         set_tenant(claims.tenant)
         with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch)):
             try:
+                await self._start_gate.wait_turn()
                 reason = await self._loop(held_task)
             finally:
                 held_task.live.close()
