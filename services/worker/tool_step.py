@@ -170,7 +170,8 @@ class ToolStep:
     ) -> Outcome:
         """Retries until there is an outcome. Raises TryLater when the call gave no event for too long.
 
-        The service owes no event while an own tool runs here: then the time counts from the first refusal.
+        The service owes no event while an own tool runs here: after that the time counts from the first refusal, so
+        that the outcome of a long run is not given up.
         """
         progress = self._held_task.progress
         progress_at, failures, is_refused = monotonic(), 0, False
@@ -193,7 +194,9 @@ class ToolStep:
                 )
             except TryLater as error:
                 failures += 1
-                if call is not None and not is_refused and error.reason != "TIMEOUT":
+                if call is not None and self._dependencies.own_runs.is_running(call):
+                    take_event()  # to give up now would stop the tool in the middle
+                elif call is not None and not is_refused and error.reason != "TIMEOUT":
                     progress_at, is_refused = monotonic(), True
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
                 if monotonic() + wait_seconds - progress_at >= PATIENCE_SECONDS:

@@ -41,6 +41,16 @@ class Work(Protocol):
         `run` runs at least once: again when its worker dies before the record. Raises StepFailed for an error in `run`.
         """
 
+    async def gather(
+        self, *steps: tuple[str, *tuple[Any, ...]], timeout_seconds: float = STEP_TIMEOUT_SECONDS
+    ) -> list[Any]:
+        """Runs up to 64 steps in parallel and returns their results in order.
+
+        Each step is a tuple: its name, what it runs, and the arguments, as in `step`. Each has a `key` of its own. The
+        results are recorded in the order of the steps, so a step may run again because one before it was not recorded.
+        Raises StepFailed for the first step that failed, when all have ended.
+        """
+
     async def call_model(self, name: str, request: ModelCallRequest, run: RunModelCall) -> Any:
         """Makes a model call under the task's budget and returns the result of its answer, after JSON.
 

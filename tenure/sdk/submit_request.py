@@ -130,6 +130,18 @@ def submit_request(
     )
 
 
+def limits_of(
+    max_cost: Money | None, no_max_cost: bool, max_tokens: int | None, max_steps: int | None
+) -> task_pb2.Limits:
+    """Returns the limits but the timeout. Raises InvalidRequest."""
+    return task_pb2.Limits(
+        max_tokens=max_tokens or 0,
+        max_steps=max_steps or 0,
+        max_nano_usd=nano_usd("max_cost", max_cost),
+        no_money_cap=no_max_cost,
+    )
+
+
 def agent_of(
     model: str, system: str, tools: Iterable[str] | None, approve_tools: Iterable[str], max_output_tokens: int | None
 ) -> task_pb2.AgentSpec:
@@ -140,3 +152,26 @@ def agent_of(
         approve_tools=names("approve_tools", approve_tools),
         max_output_tokens=max_output_tokens or 0,
     )
+
+
+def control_of(
+    agent: str,
+    goal: str,
+    given: Any,
+    model: str,
+    system: str,
+    tools: Iterable[str] | None,
+    max_output_tokens: int | None,
+) -> task_pb2.ControlWork | None:
+    """Returns the function of an agent in Python, or None without such an agent. Raises InvalidRequest."""
+    if not agent:
+        if given is not None:
+            raise invalid_argument("input", "is for an agent in Python", "name it, with agent=…")
+        return None
+    own = {"model": model, "system": system, "tools": tools, "max_output_tokens": max_output_tokens}
+    for argument, value in own.items():
+        if value is not None and value != "":
+            raise invalid_argument(argument, f"cannot be chosen for the agent {agent}: its code chooses it")
+    if not goal:
+        raise invalid_argument("goal", f"must not be empty: the agent {agent} begins with it")
+    return task_pb2.ControlWork(function=agent, input_json="" if given is None else json_text("input", given))

@@ -60,11 +60,11 @@ def test_without_a_price_for_it_any_output_is_affordable() -> None:
 @pytest.mark.parametrize(
     ("nano_usd", "text"),
     [
-        (0, "$0.0000"),
+        (0, "$0.00"),
         (1, "$0.000000001"),
         (12_300_000, "$0.0123"),
-        (1_234_500_000_000, "$1,234.5000"),
-        (-500_000_000, "-$0.5000"),
+        (1_234_500_000_000, "$1,234.50"),
+        (-500_000_000, "-$0.50"),
     ],
 )
 def test_money_is_shown_in_dollars_and_exact(nano_usd: int, text: str) -> None:
@@ -84,6 +84,8 @@ def test_the_providers_prices_are_known_by_model_and_day() -> None:
     assert prices.of("openai/gpt-4o", NOW) is not None
     assert prices.of("gpt-4o", NOW) is None, "a name without the prefix is one of Anthropic"
     assert prices.of("openai/claude-opus-4-8", NOW) is None
+    assert prices.of("google/gemini-2.5-pro", NOW) is not None
+    assert prices.of("nobody/gemini-2.5-pro", NOW) is None
     assert prices.of("sim-hello", NOW) is None
     before = prices.of("claude-opus-4-6", datetime(2026, 3, 12, tzinfo=UTC))
     after = prices.of("claude-opus-4-6", datetime(2026, 3, 13, tzinfo=UTC))

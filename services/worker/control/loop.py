@@ -14,6 +14,7 @@ from typing import Final
 
 from services.worker.claim_ledger import StepEntry
 from services.worker.control.function_run import (
+    CANCELLED,
     BeginModelCall,
     BeginStep,
     CallTools,
@@ -48,12 +49,9 @@ from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
 from tenure.runtime import metrics
-from tenure.runtime.failpoints import failpoint
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
-
-CANCELLED: Final = entries.ControlFailure("CancelledError", "the function cancelled the call", retryable=False)
 
 Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
 
@@ -111,7 +109,8 @@ class ControlLoop(Loop):
             case BeginStep():
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
-                await self._write([(step, entry)])
+                if step not in self._point.control_steps:  # the function may have cancelled the wait for the record
+                    await self._write([(step, entry)])
                 return None
             case BeginModelCall() | RecordModelCall() | FailModelCall() | CancelModelCall():
                 return await self._answer_model_call(request)
@@ -148,7 +147,7 @@ class ControlLoop(Loop):
                 return recorded or step_limit(self._point, step) or await self._reserve_attempt(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
                 self._watch.end()
-                await failpoint("worker.after_model")
+                await self._watch.answered()
                 await self._write(answer_entries(report, answer, entry))
                 return None
             case FailModelCall():
@@ -181,8 +180,7 @@ class ControlLoop(Loop):
             held_task.live.append,
             held_task.progress.on_model_call_progress,
         )
-        self._watch.begin(report, timeout_seconds)
-        await failpoint("worker.before_model")
+        await self._watch.begin(report, timeout_seconds)
         return report
 
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
