@@ -217,6 +217,21 @@ async def test_a_denied_budget_ends_the_task_before_the_call(agents: Agents) -> 
     assert agents.made() == []
 
 
+async def test_text_is_live_and_a_cancelled_call_is_billed(agents: Agents) -> None:
+    worker = await agents.worker()
+    task_id = await agents.submit("slow")
+    await agents.bench.reached(task_id, facts.ModelAttempt)
+    await agents.bench.speaking(task_id, worker)
+    await agents.bench.cancel(task_id)
+    task = await agents.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.CANCELLED
+    (failure,) = await agents.bench.bodies(task_id, facts.ModelFailure)
+    (call,) = agents.bench.model_calls(task_id)
+    assert failure.usage.input_tokens == call["input_tokens"]
+    assert task.budget.used_tokens == failure.usage.total
+    assert task.budget.reserved_tokens == 0
+
+
 async def test_an_agent_of_the_openai_sdk(agents: Agents) -> None:
     killed = await agents.worker()
     task_id = await agents.submit("helper", gated=True)

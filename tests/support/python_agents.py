@@ -75,6 +75,7 @@ class Price(BaseModel):
 
 pricing = Agent("pricing", model="anthropic:sim-python-price", output_type=Price)
 
+slow = Agent("slow", model="anthropic:sim-python-slow")
 writer = Agent("writer", model="anthropic:sim-python-writer")
 editor = Agent("editor", model="anthropic:sim-python-editor")
 
@@ -110,6 +111,7 @@ FUNCTIONS = [
     sender,
     careful,
     pricing,
+    slow,
     writer,
     editor,
     compare,
