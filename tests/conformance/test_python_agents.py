@@ -186,6 +186,18 @@ async def test_a_tool_waits_for_its_approval_without_a_worker(agents: Agents) ->
     assert len(agents.bench.model_calls(task_id)) == 2
 
 
+async def test_an_inline_tool_asks_a_person(agents: Agents) -> None:
+    task_id = await agents.submit("asking")
+    task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
+    assert (task.wait.question, task.owner) == ("Which colour?", "")
+    said = pb.WaitAnswer(wait_id=task.wait.wait_id, reply="blue")
+    request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid.uuid4()), actor="bob", wait_answer=said)
+    await agents.bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
+    ended = await agents.succeeded(task_id)
+    assert "blue" in ended.result
+    await agents.check_budget(task_id, calls=2)
+
+
 async def test_a_typed_result_is_json(agents: Agents) -> None:
     task = await agents.succeeded(await agents.submit("pricing"))
     assert json.loads(task.result) == {"cents": 5}
