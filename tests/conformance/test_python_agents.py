@@ -221,6 +221,17 @@ async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
     await agents.check_budget(task_id, calls=3)
 
 
+async def test_a_kill_in_a_sub_agent_s_call_repeats_only_that_call(agents: Agents) -> None:
+    dying = await agents.worker("worker.after_model=2#kill9")
+    task_id = await agents.submit("editor")
+    await agents.bench.died(dying)
+    await agents.worker()
+    await agents.succeeded(task_id)
+    assert await agents.names(task_id) == ["editor: model", "writer: model", "editor: model"]
+    assert len(agents.bench.model_calls(task_id)) == 4
+    await agents.check_budget(task_id, calls=3)
+
+
 async def test_a_denied_budget_ends_the_task_before_the_call(agents: Agents) -> None:
     task_id = await agents.submit("support", limits=Limits(max_tokens=10))
     task = await agents.bench.ended(task_id)
