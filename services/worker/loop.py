@@ -155,7 +155,7 @@ class Loop:
         finally:
             self._pending += self._tools.uncommitted
             self._tools.uncommitted = []
-        await failpoint("worker.after_execute")
+        await self._executed()
         self._clock.stop()
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
@@ -165,6 +165,10 @@ class Loop:
                 return move_to_wait(wait_or_outcome)
             self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
         return None
+
+    async def _executed(self) -> None:
+        """Failpoint: what ran here has a result that nobody else has."""
+        await failpoint("worker.after_execute")
 
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Closes the task out after an interruption, in one commit with all pending entries."""

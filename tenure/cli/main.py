@@ -21,11 +21,13 @@ from tenure.cli.exit_codes import (
     exit_of_error,
     explain,
 )
+from tenure.cli.export import export
 from tenure.cli.files import files
 from tenure.cli.follow import follow
 from tenure.cli.keys import certs, keys
 from tenure.cli.leases import leases
 from tenure.cli.output import echo, make_console
+from tenure.cli.replay import replay
 from tenure.cli.schedules import schedules
 from tenure.cli.send_and_fork import fork, send
 from tenure.cli.serve import serve
@@ -183,6 +185,8 @@ for command in (
     entries,
     send,
     fork,
+    replay,
+    export,
     files,
     claims,
     workers,

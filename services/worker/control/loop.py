@@ -97,6 +97,7 @@ class ControlLoop(Loop):
             case BeginStep():
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
+                await self._executed()
                 await self._write([(step, entry)])
                 return None
             case CallTools():
