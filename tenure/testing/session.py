@@ -214,12 +214,13 @@ class Tenure:
         return "\n".join(task.story() for task in reversed(tasks)) or "the test has no task"
 
     def close(self, *, verify: bool = True) -> None:
-        """Ends the test: cancels its tasks and schedules, kills its workers, and checks the histories.
+        """Ends the test: starts killed services again, cancels tasks and schedules, kills workers, checks the histories.
 
         Raises InvariantViolated, and NotCleanedUp when a task does not end.
         """
         self.go()
         try:
+            self.stack.restart_dead()
             self._calls.run(self._cancel_all)
             self._remove_workers()
             self._calls.run(self._all_ended)

@@ -78,8 +78,9 @@ class Stack:
 
     def start(self) -> None:
         """Starts all processes and returns when they serve. On Linux they die with this process."""
-        with server_packages(_PART, extra=_EXTRA):
+        with server_packages(_PART, extra=_EXTRA, keep=False):
             import devstack
+            import devstack.clock
         self._folder = Path(tempfile.mkdtemp(prefix="tenure-"))
         self._folder.chmod(_OPEN_FOLDER)  # as root Postgres runs under another account
         options = devstack.StackOptions(
@@ -145,6 +146,12 @@ class Stack:
         """Kills a service, until `restart`. Raises ValueError for another name."""
         self._service(service).kill()
 
+    def restart_dead(self) -> None:
+        """Starts the services again that were killed."""
+        for process in self._stack.services.values():
+            if process.exit_code is not None and process.module != "services.worker":
+                self.restart(process.name)
+
     def log(self, service: str) -> str:
         """Returns the log of a service since its last start. Raises ValueError for another name."""
         return self._service(service).log()
@@ -178,7 +185,7 @@ class Stack:
     @property
     def checker(self) -> SimpleNamespace:
         """The functions of the checker: collect_tasks, read_effects and verify."""
-        with server_packages(_PART, extra=_EXTRA):
+        with server_packages(_PART, extra=_EXTRA, keep=False):
             from checker.collect import collect_tasks, read_effects
             from checker.verify import verify
         return SimpleNamespace(collect_tasks=collect_tasks, read_effects=read_effects, verify=verify)

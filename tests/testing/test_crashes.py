@@ -8,6 +8,7 @@ import pytest
 
 from tenure import InDoubtPolicy, OutcomeStatus, TaskPolicy, TaskState, ToolOutcomeEvent
 from tenure.testing import POINTS, PointNotReached, Tenure, UnknownPoint, error, tool, turn
+from tenure.testing.pytest_plugin import SharedStack
 from tests.testing.functions import payments
 
 pytestmark = pytest.mark.server
@@ -208,3 +209,28 @@ def test_a_task_in_doubt_counts_as_begun(tenure: Tenure) -> None:
     (outcome,) = [e for e in task.entries() if isinstance(e, ToolOutcomeEvent)]
     assert outcome.status is OutcomeStatus.IN_DOUBT
     assert tenure.effects("append_record_unsafe") == 1
+
+
+def test_a_service_that_stays_dead_is_started_for_the_next_test(tenure_stack: SharedStack) -> None:
+    """Nothing of the stack is started anew but the service."""
+    addresses = []
+    for _ in range(2):
+        with tenure_stack.session() as tenure:
+            addresses.append(tenure.address)
+            tenure.model.script(["Hello."])
+            tenure.worker()
+            assert tenure.submit("Say hello", tools=[]).result().text == "Hello."
+            tenure.stack.kill("gateway")
+    assert addresses[0] == addresses[1]
+
+
+def test_a_task_that_runs_on_is_cancelled_at_the_end(tenure_stack: SharedStack) -> None:
+    with tenure_stack.session() as tenure:
+        tenure.model.script([tool("append_record", file="books", line="tea", delay_ms=25_000), "Done."])
+        tenure.worker()
+        task = tenure.submit("Buy tea", tools=["append_record"])
+        task.wait_until(TaskState.RUNNING)
+        tenure.submit("Nobody takes it", tools=[], queue="nobody")
+    with tenure_stack.session() as tenure:
+        assert tenure.tasks == []
+        assert tenure.model.requests == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+import tenure.testing
 from tenure.sdk.events import ControlStepEvent, Event, ModelAttemptEvent, ToolIntentEvent, ToolOutcomeEvent
 from tenure.testing import POINTS, ScriptError, UnknownPoint, broken_stream, error, tool, turn
 from tenure.testing.durations import seconds_of
@@ -120,3 +123,17 @@ def test_every_point_is_at_a_failpoint_where_workers_stop() -> None:
     for name in ("", "after", "model 1", "after model -1", "after model 1.0.0", "during model"):
         with pytest.raises(UnknownPoint):
             stop_point(name)
+
+
+def test_the_plugin_imports_little() -> None:
+    """pytest imports it in every run of every user, and the tests of this repository set a variable before gRPC."""
+    program = "import sys, tenure.testing.pytest_plugin; print(sorted({'grpc', 'devstack'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert set(tenure.testing.__all__) == set(tenure.testing._MODULE_OF)
+    assert all(getattr(tenure.testing, name) is not None for name in tenure.testing.__all__)
+    with pytest.raises(AttributeError, match=r"module 'tenure\.testing' has no attribute 'Nothing'"):
+        tenure.testing.Nothing  # noqa: B018  the access is the test
