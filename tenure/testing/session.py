@@ -214,7 +214,7 @@ class Tenure:
         return "\n".join(task.story() for task in reversed(tasks)) or "the test has no task"
 
     def close(self, *, verify: bool = True) -> None:
-        """Ends the test: starts killed services again, cancels tasks and schedules, kills workers, checks the histories.
+        """Ends the test: starts killed services again, cancels tasks, deletes schedules, kills workers, and verifies.
 
         Raises InvariantViolated, and NotCleanedUp when a task does not end.
         """

@@ -14,12 +14,12 @@ from tenure.sdk.events import ControlStepEvent, Event, ModelAttemptEvent, ToolIn
 from tenure.testing import POINTS, ScriptError, UnknownPoint, broken_stream, error, tool, turn
 from tenure.testing.durations import seconds_of
 from tenure.testing.points import WATCHED_FAILPOINTS, Position, stop_point
-from tenure.testing.script import scenario_turns
+from tenure.testing.script import Script, scenario_turns
 
 
 def test_a_script_becomes_turns_of_a_scenario() -> None:
     tea, milk = tool("buy", what="tea"), tool("buy", what="milk")
-    script = [turn("Both.", tea, milk, delay=0.5), error(529, times=2, retry_after=1), [tea, milk], "Done."]
+    script: Script = [turn("Both.", tea, milk, delay=0.5), error(529, times=2, retry_after=1), [tea, milk], "Done."]
     tea_call, milk_call = ({"name": "buy", "arguments": {"what": what}} for what in ("tea", "milk"))
     assert scenario_turns(script) == [
         {"text": "Both.", "calls": [tea_call, milk_call], "latency_ms": 500},
