@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults package bench bench-peers clean
+.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults package docs bench bench-peers clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +88,9 @@ faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..
 
 package: setup ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
+
+docs: setup ## The documentation as a site in build/site, with the references of Python and gRPC and llms.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: setup ## Measure: latencies of takeover, commits and steps per second; then compare ratios with the baseline
 	$(BIN)/python -m bench

@@ -317,7 +317,8 @@ def ended_tasks_have_no_open_call(task: TaskHistory) -> Iterator[str]:
 def steps_are_answered_once(task: TaskHistory) -> Iterator[str]:
     """I32: the model call of a step with a committed answer is never repeated."""
     first: dict[int, LedgerEntry] = {}
-    for entry, _ in of_kind(own(task.entries), AssistantMessage) if drives_itself(task) else ():
+    is_own_loop = drives_itself(task) or drives_functions(task)
+    for entry, _ in of_kind(own(task.entries), AssistantMessage) if is_own_loop else ():
         if entry.step in first:
             yield f"{place(entry)} answers step {entry.step} again, after {place(first[entry.step])}"
         first.setdefault(entry.step, entry)
@@ -334,11 +335,21 @@ def steps_of_functions_are_made_once(task: TaskHistory) -> Iterator[str]:
             yield f"{place(entry)} makes step {entry.step} again, after {place(before)}"
 
 
+def answers_of_functions_have_their_result(task: TaskHistory) -> Iterator[str]:
+    """I32, for control functions: the step with the result of a model call follows the answer at once."""
+    entries = own(task.entries) if drives_functions(task) else ()
+    for entry, after in zip(entries, [*entries[1:], None], strict=True):
+        if not isinstance(entry.body, AssistantMessage):
+            continue
+        if after is None or after.step != entry.step or not isinstance(after.body, ControlStep):
+            yield f"{place(entry)} answers step {entry.step}, but the step with its result does not follow"
+
+
 def a_claim_loses_at_most_one_model_call(task: TaskHistory) -> Iterator[str]:
     """I32: a takeover costs at most the one model call that was in flight."""
     holder: LedgerEntry | None = None
     lost: list[LedgerEntry] = []
-    for entry in task.entries if drives_itself(task) else ():
+    for entry in task.entries if drives_itself(task) or drives_functions(task) else ():
         match entry.body:
             case AttemptLost():
                 lost.append(entry)
@@ -364,6 +375,7 @@ _CONVERSATION_CHECKS: Final = (
     Check("I16", "no task ends with an open call", ("entries",), ended_tasks_have_no_open_call),
     Check("I32", "a step is answered once", ("entries",), steps_are_answered_once),
     Check("I32", "a function's step is made once", ("entries",), steps_of_functions_are_made_once),
+    Check("I32", "a function's answer has its result", ("entries",), answers_of_functions_have_their_result),
     Check("I32", "a claim loses at most one model call", ("entries",), a_claim_loses_at_most_one_model_call),
 )
 

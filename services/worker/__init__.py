@@ -20,6 +20,7 @@ ledger_client.py    the client of the checkpoint service
 frame_client.py     the stream of frames under commits and tool calls, with repeats after a break
 
 model_step.py       a model call of a step: reserve, call, commit the answer or the failure
+model_attempt.py    the attempt in flight: shown, reported, settled when it is cut off
 context_window.py   the tokens of the next call, and when to compact
 budget_wait.py      how long to wait for budget
 model.py            the port to the model providers, and the client that chooses one

@@ -5,29 +5,35 @@ task_loop.py (agents) and control/loop.py (control functions) hold the work of e
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+import random
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from services.worker.budget_wait import queue_until_budget, wait_for_budget
 from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.context_window import window_for
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption, StepClock
+from services.worker.model_attempt import AttemptWatch
 from services.worker.tool_step import ToolStep
 from services.worker.transitions import after_calls, after_interruption, close_out
+from services.worker.usage_reports import UsageReport
 from tenure.domain import entries
+from tenure.domain.budget import Denied, Granted
 from tenure.domain.close_out import UNREAD_MESSAGES
 from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
 from tenure.domain.requeue import UNREAD_GRANT
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import ReleaseReason
+from tenure.domain.states import BUDGET_WAIT_REASONS, ReleaseReason
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import ExecuteTools
-from tenure.domain.waiting_calls import move_to_wait, wait_of
+from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
 from tenure.domain.waits import Wait
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
@@ -51,6 +57,7 @@ class Loop:
         self._ledger = ClaimLedger(dependencies.ledger, held_task)
         self._pending: list[StepEntry] = []
         self._clock = StepClock(held_task.interrupts)
+        self._watch = AttemptWatch(held_task, self._ledger)
 
     async def run(self) -> ReleaseReason:
         """Works until the task leaves this worker."""
@@ -88,6 +95,9 @@ class Loop:
 
     def _report_unsettled_call(self) -> None:
         """Reports a call's usage before the ledger settles the call as lost with less information."""
+        if (lost := self._watch.unsettled) is not None:
+            held_task = self._held_task
+            self._dependencies.reports.note(UsageReport(held_task.token, held_task.task_id, *lost))
 
     async def _work(self) -> ReleaseReason:
         """Works from the resume point until the task leaves this worker."""
@@ -146,6 +156,43 @@ class Loop:
         await self._ledger.append(self._pending)
         self._pending = []
 
+    async def _back_off(self, wait_seconds: float) -> None:
+        self._held_task.progress.announce_backoff(wait_seconds)
+        await self._held_task.interrupts.sleep(wait_seconds)
+
+    async def _reserve(self, reserve: Callable[[], Awaitable[Granted | Denied]]) -> entries.Transition | None:
+        """Reserves the tokens of a model call. Returns a transition when the task must leave this worker.
+
+        `reserve` also commits the pending entries. Retries while other calls' reservations or a cap of the tenant are
+        in the way.
+        """
+        await self._wait_trusted()
+        result = await self._granted_or_denied(reserve)
+        self._held_task.interrupts.check()  # a denied reservation may be the effect of a pending ending
+        if isinstance(result, Granted):
+            await failpoint("worker.after_reserve")
+            await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
+            return None
+        if result.reason in BUDGET_WAIT_REASONS:
+            return queue_until_budget(result)
+        return leave_at_cap(result, self._spec.policy.on_budget, self._point.last_text)
+
+    async def _granted_or_denied(self, reserve: Callable[[], Awaitable[Granted | Denied]]) -> Granted | Denied:
+        for waits in itertools.count():
+            result = await reserve()
+            self._pending = []
+            wait_seconds = wait_for_budget(result, waits, random.random()) if isinstance(result, Denied) else None
+            if wait_seconds is None:
+                return result
+            await self._back_off(wait_seconds)
+        raise AssertionError("unreachable: the counter has no end")
+
+    async def _settle_failure(self) -> None:
+        """Commits the failure of a model call before a wait: the next owner would bill an estimate otherwise."""
+        await failpoint("worker.before_failure")
+        await self._flush()
+        await failpoint("worker.after_failure")
+
     async def _execute_calls(self, move: ExecuteTools) -> entries.Transition | None:
         """Runs tool calls; their outcomes become pending. Returns a transition when the task must leave this worker."""
         self._time(move.step)
@@ -173,9 +220,6 @@ class Loop:
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Closes the task out after an interruption, in one commit with all pending entries."""
         transition = after_interruption(self._point, self._spec.policy, interrupted)
-        self._settle_open_attempt()
+        self._pending += self._watch.settlement()
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED
-
-    def _settle_open_attempt(self) -> None:
-        """Adds the end of an interrupted model attempt to the pending entries."""

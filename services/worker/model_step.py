@@ -12,14 +12,18 @@ from services.worker.claim_ledger import ClaimLedger, StepEntry, size_bytes
 from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
-from services.worker.interrupts import Interrupted
 from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
+from services.worker.model_attempt import (
+    MIN_OUTPUT_TOKENS,
+    AttemptWatch,
+    answer_attributes,
+    billed,
+    call_attributes,
+)
 from tenure.domain import entries
-from tenure.domain.budget import Denied, ReserveRequest, TokenUsage
+from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
-from tenure.domain.lost_model_calls import ReportedCall
-from tenure.domain.models import vendor_of
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
@@ -31,19 +35,6 @@ from tenure.runtime.telemetry import span
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.
-
-
-def interrupted_call(attempt: entries.ModelAttempt, reported: ModelCall | None) -> entries.ModelFailure:
-    """Settles a model attempt that this worker cancelled, or never sent (`reported` None), with the known usage."""
-    failure = ModelCallFailed(FailureClass.INTERRUPTED, "the worker cancelled the call")
-    if reported is not None:
-        failure.usage, failure.request_id = reported.usage, reported.request_id
-    return failure_entry(attempt, failure)
-
-
-def billed(attempt: entries.ModelAttempt, usage: TokenUsage) -> TokenUsage:
-    """Returns the usage that the provider stated. Without its count of the input, the reserved input is billed."""
-    return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
 
 
 def failure_entry(attempt: entries.ModelAttempt, error: ModelCallFailed) -> entries.ModelFailure:
@@ -115,34 +106,37 @@ def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.Assi
 
 
 _log: Final = logging.getLogger(__name__)
-MIN_OUTPUT_TOKENS: Final = 256
-"""A smaller output is not worth a call: the task ends at its token limit instead."""
 
 
 class ModelStep:
     """Makes the model calls of one task under one claim."""
 
     def __init__(
-        self, dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, spec: TaskSpec, window: Window
+        self,
+        dependencies: Dependencies,
+        held_task: HeldTask,
+        ledger: ClaimLedger,
+        watch: AttemptWatch,
+        spec: TaskSpec,
+        window: Window,
     ) -> None:
         self._dependencies, self._held_task, self._ledger, self._window = dependencies, held_task, ledger, window
+        self._watch = watch
         self._model = spec.agent.model or dependencies.defaults.model
         self._system = system_prompt(spec.agent.system, spec.result_schema_json)
         self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.model.timeout_seconds
         self._tools: list[dict[str, Any]] = []
         self.context_window = ContextWindow(ledger, window, self._system)
-        self.interrupted_call: entries.ModelFailure | None = None
         self._foreseen = 0
         self._counted: tuple[ModelRequest, int | None] | None = None
-        self._newest: tuple[entries.ModelAttempt, int, ModelCall] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
         """Takes the tool definitions that the task keeps."""
         self._tools = [_tool_to_provider(tool) for tool in tools]
         self.context_window = ContextWindow(self._ledger, self._window, self._system, self._tools)
 
-    async def reserve(self, move: CallModel, pending: Sequence[StepEntry], to_come: Message | None) -> Denied | None:
-        """Commits `pending` and reserves the tokens of the call. None: granted."""
+    async def reserve(self, move: CallModel, pending: Sequence[StepEntry], to_come: Message | None) -> Granted | Denied:
+        """Commits `pending` and reserves the tokens of the call."""
         output_tokens = self.context_window.output_tokens(move)
         input_tokens = await self._input_tokens(move, to_come)
         request = ReserveRequest(
@@ -154,8 +148,7 @@ class ModelStep:
             min_output_tokens=min(MIN_OUTPUT_TOKENS, output_tokens),
             summary_through_step=move.summary_through_step,
         )
-        result = await self._ledger.reserve(pending, request)
-        return result if isinstance(result, Denied) else None
+        return await self._ledger.reserve(pending, request)
 
     async def _input_tokens(self, move: CallModel, to_come: Message | None) -> int:
         """Returns the maximum input tokens.
@@ -185,36 +178,29 @@ class ModelStep:
     async def call(self) -> entries.ModelFailure | None:
         """Sends the reserved call and commits its answer and intents. Returns a failure, not yet committed, or None.
 
-        An interruption cancels the call, and `interrupted_call` settles its attempt.
+        An interruption cancels the call, and the watch settles its attempt.
         """
         attempt = self._ledger.point.open_attempt
         assert attempt is not None, "the call has no reservation"
         step = self._ledger.point.step
         on_text = _drop_text if attempt.summary_through_step else self._held_task.live.append
-        progress = self._held_task.progress
-        reported = ModelCall(on_text=on_text, on_usage=progress.on_model_call_progress)
-        self._newest = attempt, step, reported
-        progress.begin_call(step, attempt.attempt_number, lambda: reported.usage)
-        self._held_task.live.begin(step, attempt.attempt_number)
-        # A model may think for minutes before its first output, and the call has a timeout of its own.
-        progress.announce_backoff(self._timeout_seconds)
+        reported = ModelCall(on_text=on_text, on_usage=self._held_task.progress.on_model_call_progress)
         try:
-            await failpoint("worker.before_model")
-            with span(f"{semconv.CHAT} {attempt.model}", self._attributes(attempt, step)) as chat:
+            with (
+                self._watch.watching(reported, self._timeout_seconds),
+                span(
+                    f"{semconv.CHAT} {attempt.model}", call_attributes(self._held_task.task_id, step, attempt)
+                ) as chat,
+            ):
+                await failpoint("worker.before_model")
                 answer = await self._held_task.interrupts.guard(
                     self._dependencies.model.answer(self._request(attempt, step), reported)
                 )
-                chat.set_attributes(_answer_attributes(answer))
+                chat.set_attributes(answer_attributes(answer))
         except ModelCallFailed as error:
             metrics.count("tenure_worker_model_failures_total", error_class=error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
             return failure_entry(attempt, error)
-        except Interrupted:
-            self.interrupted_call = interrupted_call(attempt, reported)
-            raise
-        finally:
-            self._held_task.live.finish()
-            progress.announce_backoff(0)
         await failpoint("worker.after_model")
         answer = replace(answer, usage=billed(attempt, answer.usage))
         if attempt.summary_through_step:
@@ -228,19 +214,6 @@ class ModelStep:
             return failure_entry(attempt, too_large(answer, own))
         await self._ledger.append(own)
         return None
-
-    @property
-    def unsettled(self) -> tuple[ReportedCall, str] | None:
-        """Returns the usage of the newest call and the provider's id of it.
-
-        Returns None if the ledger has an end of the call from this claim, or if nothing was used.
-        """
-        if self._newest is None:
-            return None
-        attempt, step, call = self._newest
-        if self._ledger.point.open_attempt is not attempt or not call.usage.total:
-            return None
-        return ReportedCall(step, attempt.attempt_number, call.usage), call.request_id
 
     def _request(self, attempt: entries.ModelAttempt, step: int) -> ModelRequest:
         """Builds the request. Messages that arrived between estimate and commit reduce the maximum output."""
@@ -261,32 +234,9 @@ class ModelStep:
             is_repeated_soon=self.context_window.is_worth_caching(),
         )
 
-    def _attributes(self, attempt: entries.ModelAttempt, step: int) -> dict[str, Any]:
-        return {
-            semconv.OPERATION_NAME: semconv.CHAT,
-            semconv.PROVIDER_NAME: vendor_of(attempt.model)[0],
-            semconv.REQUEST_MODEL: attempt.model,
-            semconv.REQUEST_MAX_TOKENS: attempt.max_output_tokens,
-            semconv.CONVERSATION_ID: self._held_task.task_id,
-            semconv.STEP: step,
-        }
-
 
 def _drop_text(_block: int, _text: str) -> None:
     """Drops the text of a summary: the agent does not say it to the user."""
-
-
-def _answer_attributes(answer: ModelAnswer) -> dict[str, Any]:
-    usage = answer.usage
-    return {
-        semconv.RESPONSE_MODEL: answer.model,
-        semconv.RESPONSE_ID: answer.request_id,
-        semconv.RESPONSE_FINISH_REASONS: [answer.stop_reason],
-        semconv.USAGE_INPUT_TOKENS: usage.total - usage.output_tokens,
-        semconv.USAGE_OUTPUT_TOKENS: usage.output_tokens,
-        semconv.USAGE_CACHE_READ_INPUT_TOKENS: usage.cache_read_input_tokens,
-        semconv.USAGE_CACHE_CREATION_INPUT_TOKENS: usage.cache_creation_input_tokens,
-    }
 
 
 def _tool_to_provider(tool: ToolDefinition) -> dict[str, Any]:

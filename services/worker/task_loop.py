@@ -5,23 +5,19 @@ reserve ──▶ call the model ──▶ commit answer + intents ──▶ run
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.worker.budget_wait import queue_until_budget, wait_for_budget
 from services.worker.claim_ledger import StepEntry
 from services.worker.loop import Loop
-from services.worker.model_step import ModelStep, interrupted_call
+from services.worker.model_step import ModelStep
 from services.worker.transitions import after_failure, close_out, late_call
-from services.worker.usage_reports import UsageReport
 from tenure.domain import entries
-from tenure.domain.budget import Denied
 from tenure.domain.compaction import RequestSummary, WindowExhausted
 from tenure.domain.conversation import Message, result_of
 from tenure.domain.entries import ToolIntent
-from tenure.domain.states import BUDGET_WAIT_REASONS, Reason, ReleaseReason, TaskState
+from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.turn import (
     CONTINUE_PROMPT,
     CallModel,
@@ -33,7 +29,6 @@ from tenure.domain.turn import (
     after_validation,
     next_action,
 )
-from tenure.domain.waiting_calls import leave_at_cap
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.schema_process import validate_in_child
@@ -57,7 +52,9 @@ class TaskLoop(Loop):
     def _begin(self) -> None:
         """Prepares the work after an Open: no entry is pending and no model attempt is open."""
         super()._begin()
-        self._model = ModelStep(self._dependencies, self._held_task, self._ledger, self._spec, self._window)
+        self._model = ModelStep(
+            self._dependencies, self._held_task, self._ledger, self._watch, self._spec, self._window
+        )
 
     async def _carry_out_next_action(self) -> entries.Transition | None:
         """Carries out the next action. Returns a transition when the task must leave this worker."""
@@ -81,14 +78,9 @@ class TaskLoop(Loop):
                 return compacted
             move = compacted
         self._time(move.step)
-        denied = await self._reserve(move)
-        self._held_task.interrupts.check()  # a denied reservation may be the effect of a pending ending
-        if denied is not None and denied.reason in BUDGET_WAIT_REASONS:
-            return queue_until_budget(denied)
-        if denied is not None:
-            return leave_at_cap(denied, self._spec.policy.on_budget, self._point.last_text)
-        await failpoint("worker.after_reserve")
-        await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
+        ended = await self._reserve(lambda: self._model.reserve(move, self._pending, self._to_come()))
+        if ended is not None:
+            return ended
         failure = await self._model.call()
         if failure is not None:
             return await self._after_failure(failure)
@@ -128,21 +120,6 @@ class TaskLoop(Loop):
             case None:
                 return move
 
-    async def _reserve(self, move: CallModel) -> Denied | None:
-        """Reserves the tokens of a call.
-
-        Retries while other calls' reservations or a cap of the tenant are in the way.
-        """
-        await self._wait_trusted()
-        for waits in itertools.count():
-            denied = await self._model.reserve(move, self._pending, self._to_come())
-            self._pending = []
-            wait_seconds = None if denied is None else wait_for_budget(denied, waits, random.random())
-            if wait_seconds is None:
-                return denied
-            await self._back_off(wait_seconds)
-        raise AssertionError("unreachable: the counter has no end")
-
     async def _after_failure(self, failure: entries.ModelFailure) -> entries.Transition | None:
         self._pending.append((self._point.step, failure))
         if failure.error_class == entries.PROMPT_TOO_LONG:  # the compaction is decided before the next call
@@ -157,33 +134,12 @@ class TaskLoop(Loop):
         )
         if isinstance(verdict, entries.Transition):
             return verdict
-        await failpoint("worker.before_failure")
-        await self._flush()  # before the wait: the next owner would bill an estimate otherwise
-        await failpoint("worker.after_failure")
+        await self._settle_failure()
         await self._back_off(verdict.wait_seconds)
         return None
 
     async def _execute(self, move: ExecuteTools) -> entries.Transition | None:
         return await self._execute_calls(move) or await self._call_model(CallModel(move.step + 1, 1))
-
-    def _settle_open_attempt(self) -> None:
-        attempt = self._point.open_attempt
-        if attempt is not None:
-            settled = self._model.interrupted_call or interrupted_call(attempt, None)
-            self._pending.append((self._point.step, settled))
-
-    def _report_unsettled_call(self) -> None:
-        model: ModelStep | None = getattr(self, "_model", None)  # None before the task was opened
-        if model is None or (call := model.unsettled) is None:
-            return
-        reported, request_id = call
-        self._dependencies.reports.note(
-            UsageReport(self._held_task.token, self._held_task.task_id, reported, request_id)
-        )
-
-    async def _back_off(self, wait_seconds: float) -> None:
-        self._held_task.progress.announce_backoff(wait_seconds)
-        await self._held_task.interrupts.sleep(wait_seconds)
 
     def _to_come(self) -> Message | None:
         """Returns the user message of the next model call, as far as it is known before the commit."""

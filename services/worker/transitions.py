@@ -45,6 +45,18 @@ class RetryModelCall:
     wait_seconds: float
 
 
+def wait_before_attempt(failures: Sequence[ModelFailure], random_fraction: float) -> float | None:
+    """Returns the seconds until the next attempt of a failed model call. None: no worker should hold the task for it.
+
+    `failures` are those of one step in a row, the newest last.
+    """
+    newest = failures[-1]
+    count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
+    wait = MODEL_CALL_RETRY.wait_seconds(count, random_fraction, newest.retry_after_seconds) if count else 0.0
+    has_attempt = newest.retryable and not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS
+    return wait if has_attempt else None
+
+
 def after_failure(
     failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, random_fraction: float
 ) -> RetryModelCall | Transition:
@@ -58,9 +70,8 @@ def after_failure(
     message = f"{newest.error_class}: {newest.message}"
     if not newest.retryable:
         return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, message, result, error_class=newest.error_class)
-    count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
-    wait = MODEL_CALL_RETRY.wait_seconds(count, random_fraction, newest.retry_after_seconds) if count else 0.0
-    if not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS:
+    wait = wait_before_attempt(failures, random_fraction)
+    if wait is not None:
         return RetryModelCall(wait)
     transition_to = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
     if policy.exhausted(retries):

@@ -202,6 +202,8 @@ class Narrator:
     def _answer(self, step: int, answer: ledger_pb2.AssistantMessage) -> Lines:
         yield from self._flush()
         stop = _STOP_REASON_TEXTS.get(answer.stop_reason, f" · {answer.stop_reason}")
+        if self.task.runs_function and answer.stop_reason == "end_turn":  # the function says what is final
+            stop = ""
         message = f"  {seconds_text(seconds(answer.latency))} · {usage_text(answer.usage)}{stop}"
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))

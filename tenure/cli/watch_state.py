@@ -55,7 +55,8 @@ class LiveTextView:
 class WatchedTask:
     """The state of the task after the entries so far. Times are Unix seconds, 0.0 before the first.
 
-    `takeovers` counts the claims that followed a lost claim. `asked_at` is when the open model attempt began.
+    `runs_function`: a control function runs the task. `takeovers` counts the claims that followed a lost claim.
+    `asked_at` is when the open model attempt began.
     """
 
     state: TaskState = TaskState.QUEUED
@@ -71,6 +72,7 @@ class WatchedTask:
     intents: dict[str, ledger_pb2.ToolIntent] = field(default_factory=dict)
     live: LiveTextView = field(default_factory=LiveTextView)
     budget: task_pb2.BudgetStatus | None = None
+    runs_function: bool = False
     _was_lost: bool = False
 
     @property
@@ -82,6 +84,8 @@ class WatchedTask:
         self.sequence, self.step = entry.sequence, max(self.step, entry.step)
         body = entry.body
         match body.WhichOneof("body"):
+            case "submitted":
+                self.runs_function = body.submitted.spec.HasField("control")
             case "transition":
                 self._transition(entry)
             case "model_attempt":

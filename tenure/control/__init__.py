@@ -1,4 +1,4 @@
-"""Control functions: your own functions that workers run as durable tasks, without a model.
+"""Control functions: your own functions that workers run as durable tasks.
 
     async def month_end(work: Work, given: Any) -> Any:
         total = await work.step("total", add_up, given["month"])  # the result is recorded before the function continues
@@ -10,11 +10,25 @@
 Another worker may start a function again at any time. The ledger then answers the steps and calls that were recorded.
 So put everything that has an effect, takes long or is not deterministic into a step or a call.
 
-failures.py   TryAgain, StepFailed, ToolFailed, and how an exception is recorded
-work.py       Work: the steps and tool calls of a control function
+failures.py      TryAgain, StepFailed, ToolFailed, and how an exception is recorded
+model_calls.py   the request, the report and the answer of a model call
+work.py          Work: the steps, model calls and tool calls of a control function
 """
 
 from tenure.control.failures import StepFailed, ToolFailed, TryAgain
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, RunModelCall
 from tenure.control.work import Function, Work
+from tenure.domain.budget import TokenUsage
 
-__all__ = ("Function", "StepFailed", "ToolFailed", "TryAgain", "Work")
+__all__ = (
+    "Function",
+    "ModelCallAnswer",
+    "ModelCallReport",
+    "ModelCallRequest",
+    "RunModelCall",
+    "StepFailed",
+    "TokenUsage",
+    "ToolFailed",
+    "TryAgain",
+    "Work",
+)

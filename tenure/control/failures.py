@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tenure.domain.entries import ControlFailure
+from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tools import Outcome
 
 MAX_CLASS_CHARACTERS: Final = 200
+MAX_CALL_CLASS_CHARACTERS: Final = 64
+"""The class of a failed model call also becomes part of a transition."""
+
 MAX_MESSAGE_CHARACTERS: Final = 4000
+FIRST_ERROR_STATUS: Final = 400
+LAST_STATUS: Final = 599
 
 
 class TryAgain(Exception):  # noqa: N818  reads well in `raise TryAgain("…")`
@@ -22,7 +29,7 @@ class TryAgain(Exception):  # noqa: N818  reads well in `raise TryAgain("…")`
 
 
 class StepFailed(Exception):  # noqa: N818  reads well in `except StepFailed`
-    """A step raised an error.
+    """A step or a model call raised an error.
 
     If the function does not catch this error, the function fails, and a retry of the task runs the step again. If the
     function catches it, the failure is recorded when the function continues, and stays the result of the step for ever.
@@ -60,6 +67,42 @@ def failure_of(error: BaseException) -> ControlFailure:
         retryable=retryable,
         retry_after_seconds=float(after) if isinstance(after, int | float) and 0 <= after < float("inf") else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailure:
+    """A failure of a model call. `status_code`: the provider's HTTP status, or 0."""
+
+    failure: ControlFailure
+    status_code: int = 0
+
+
+def failure_of_call(error: BaseException) -> CallFailure:
+    """Returns the record of an exception of a model call.
+
+    Errors of providers' libraries have an HTTP status in `status_code`, which gives the class. It also decides whether
+    a retry may help, unless the exception says so itself in `retryable`.
+    """
+    failure = failure_of(error)
+    status = getattr(error, "status_code", None)
+    if not isinstance(status, int) or not FIRST_ERROR_STATUS <= status <= LAST_STATUS:
+        return CallFailure(
+            replace(failure, error_class=_class_of(error) or failure.error_class[:MAX_CALL_CLASS_CHARACTERS])
+        )
+    error_class = class_of_status(status)
+    is_declared = isinstance(getattr(error, "retryable", None), bool)
+    retryable = failure.retryable if is_declared else error_class in RETRYABLE
+    return CallFailure(replace(failure, error_class=error_class.value, retryable=retryable), status)
+
+
+def _class_of(error: BaseException) -> str:
+    match error:
+        case TimeoutError():
+            return FailureClass.TIMEOUT.value
+        case ConnectionError():
+            return FailureClass.CONNECTION.value
+        case _:
+            return ""
 
 
 def _text(text: str, most: int) -> str:

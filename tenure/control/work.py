@@ -1,17 +1,18 @@
-"""Defines Work, the interface through which a control function runs steps and calls tools."""
+"""Defines Work, the interface through which a control function runs steps, calls models and calls tools."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from tenure.control.model_calls import ModelCallRequest, RunModelCall
 from tenure.domain.tools import Outcome
 
 STEP_TIMEOUT_SECONDS: Final = 600.0
 
 
 class Work(Protocol):
-    """The steps and tool calls of one task. Only one may run at a time: starting a second raises RuntimeError.
+    """The steps, model calls and tool calls of one task. Only one may run at a time: a second raises RuntimeError.
 
     All methods raise CancelledError when the task ends, or its worker drains or has lost the claim. Do not catch it.
     """
@@ -19,6 +20,10 @@ class Work(Protocol):
     @property
     def task_id(self) -> str:
         """The id of the task."""
+
+    @property
+    def goal(self) -> str:
+        """The goal of the task; may be empty."""
 
     @property
     def key(self) -> str:
@@ -33,6 +38,18 @@ class Work(Protocol):
         that is not a coroutine function runs in a thread, which cannot be stopped.
 
         `run` runs at least once: again when its worker dies before the record. Raises StepFailed for an error in `run`.
+        """
+
+    async def call_model(self, name: str, request: ModelCallRequest, run: RunModelCall) -> Any:
+        """Makes a model call under the task's budget and returns the result of its answer, after JSON.
+
+        The tokens are reserved first; a denied reservation ends the task, or lets it wait, as an agent's does. Then
+        `run` makes the call. Its usage, text and result are recorded before this returns; a later execution of the
+        function gets the recorded result, without a reservation and without a call.
+
+        `run` runs again, as the next attempt of the same call, when its worker dies before the record, and after an
+        error that is retryable, as often as for agents. Raises StepFailed when no attempt is left, and for other
+        errors.
         """
 
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:

@@ -33,14 +33,27 @@ class FunctionToolCall:
     arguments_json: str
 
 
-def recorded_step(point: ResumePoint, step: int, name: str) -> ControlStep | None:
-    """Returns the recorded step, or None if the function must run the step now. Raises Diverged."""
+def recorded_step(point: ResumePoint, step: int, name: str, *, is_model_call: bool = False) -> ControlStep | None:
+    """Returns the recorded step, or None if the function must run the step now. Raises Diverged.
+
+    `is_model_call`: the step is a model call. Its attempts may be in the ledger before its result.
+    """
     recorded = point.control_steps.get(step)
     if recorded is not None and recorded.name == name:
         return recorded
-    if step <= point.step:
+    if step <= point.step and not (is_model_call and _is_unanswered_call(point, step)):
         raise Diverged(f"the ledger has {_describe_step(point, step)} as step {step}, but the function asks for {name}")
     return None
+
+
+def next_attempt(point: ResumePoint, step: int) -> int:
+    """Returns the number of the next attempt of a model call, 1 or more."""
+    return point.attempts_in_step + 1 if step == point.step else 1
+
+
+def _is_unanswered_call(point: ResumePoint, step: int) -> bool:
+    """Whether the ledger has only failed and lost attempts of a model call as this step."""
+    return step == point.step and step not in point.control_steps and point.attempts_in_step > 0
 
 
 def missing_calls(point: ResumePoint, step: int, calls: Sequence[FunctionToolCall]) -> list[ToolIntent]:
@@ -93,7 +106,8 @@ def step_limit(point: ResumePoint, step: int) -> Transition | None:
     limit = steps_allowed(point)
     if step <= limit:
         return None
-    return Transition(TaskState.COST_EXCEEDED, Reason.STEP_LIMIT, f"the limit of {limit} steps is reached")
+    message = f"the limit of {limit} steps is reached"
+    return Transition(TaskState.COST_EXCEEDED, Reason.STEP_LIMIT, message, point.last_text)
 
 
 def divergence(error: Diverged) -> Transition:
@@ -131,5 +145,7 @@ def _describe_step(point: ResumePoint, step: int) -> str:
     recorded = point.control_steps.get(step)
     if recorded is not None:
         return recorded.name
+    if _is_unanswered_call(point, step):
+        return "a model call"
     tools = [intent.tool for intent in _recorded_intents(point, step)]
     return f"a call of {', '.join(tools)}" if tools else "nothing"

@@ -132,6 +132,11 @@ class ResumePoint:
             if call_id in self.outcomes
         ]
 
+    @property
+    def is_agent(self) -> bool:
+        """Whether an agent works on the task. A control function has no conversation: its code says what it sends."""
+        return self.spec is None or self.spec.control is None
+
     def apply(self, entry: Entry) -> None:
         """Folds the next entry. Raises ValueError if its sequence is not the next one."""
         if entry.sequence != self.sequence + 1:
@@ -159,7 +164,7 @@ class ResumePoint:
             case AttemptLost():
                 self.open_attempt = None
             case ToolIntent():
-                self.step = max(self.step, step)
+                self._reach(step)
                 self.intents[body.call_id] = self.open_calls[body.call_id] = body
                 self.outcomes.pop(body.call_id, None)
             case ToolOutcome():
@@ -203,9 +208,10 @@ class ResumePoint:
 
     def _control_step(self, step: int, body: ControlStep) -> None:
         """Records a step of a control function. The function made progress, so its retries start again at 0."""
-        self.step = max(self.step, step)
+        self._reach(step)
         self.control_steps[step] = body
         self.retries = 0
+        self.failures.clear()
 
     def _begin_attempt(self) -> None:
         """Begins the task's next attempt (a requeue) or a fork's first: keeps the history and resets all counters."""
@@ -240,15 +246,24 @@ class ResumePoint:
         elif body.comment:
             self._texts.append(f"A person allowed {intent.tool} and says: {body.comment}")
 
+    def _reach(self, step: int) -> None:
+        """Takes the step of an entry. The attempts are those of the newest step."""
+        if step > self.step:
+            self.step, self.attempts_in_step = step, 0
+
     def _attempt(self, step: int, body: ModelAttempt) -> None:
+        if self.is_agent:
+            self._take_turn(body)
+        self._reach(step)
+        self.attempts_in_step = max(self.attempts_in_step, body.attempt_number)
+        self.open_attempt = body
+
+    def _take_turn(self, body: ModelAttempt) -> None:
+        """Makes the conversation that an agent's model attempt sends."""
         self._drop_dead_end()
         self.summary_through_step = body.summary_through_step
         if not body.summary_through_step:
             self._close_turn()
-        if step != self.step:
-            self.step, self.attempts_in_step = step, 0
-        self.attempts_in_step = max(self.attempts_in_step, body.attempt_number)
-        self.open_attempt = body
 
     def _close_turn(self) -> None:
         """Turns the content since the newest answer into one user message."""
@@ -268,6 +283,14 @@ class ResumePoint:
         if self.summary_through_step:  # a summary is no part of the conversation: the next entry, a compaction, uses it
             self.summary_through_step = self.attempts_in_step = 0
             return
+        text = text_of(body.content)
+        if self.is_agent:
+            self._converse(step, body, text, attempt)
+        if text:
+            self.last_text = text
+
+    def _converse(self, step: int, body: AssistantMessage, text: str, attempt: ModelAttempt | None) -> None:
+        """Adds an agent's answer to its conversation."""
         self.answer, self.has_new_summary = body, False
         counted = body.usage.total - body.usage.output_tokens
         self.counted = (len(self.messages), counted) if counted > 0 else None
@@ -276,15 +299,12 @@ class ResumePoint:
             self._overflow(attempt)
         else:
             self.overflows = self.refused_tokens = 0
-        text = text_of(body.content)
         self.answer_text = self.answer_text + text if self.truncations else text
         self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
-        if text:
-            self.last_text = text
 
     def _failure(self, body: ModelFailure) -> None:
         attempt, self.open_attempt = self.open_attempt, None
-        if body.error_class == PROMPT_TOO_LONG:
+        if body.error_class == PROMPT_TOO_LONG and self.is_agent:
             self._overflow(attempt)
         else:
             self.failures.append(body)

@@ -56,7 +56,7 @@ def fork_points(ledger: Sequence[ForkPiece]) -> list[int]:
         open_calls += {"tool_intent": 1, "tool_outcome": -1}.get(piece.kind, 0)
         if piece.kind in _MODEL_CALL:
             has_model_call = piece.kind == "model_attempt"
-        if not open_calls and not has_model_call and not announces and not _is_summary(ledger, index):
+        if not open_calls and not has_model_call and not announces and not _is_continued(ledger, index):
             points.append(piece.sequence)
     return points
 
@@ -107,10 +107,14 @@ def is_final_answer(stop_reason: str) -> bool:
     return stop_reason not in _CONTINUED_STOP_REASONS
 
 
-def _is_summary(ledger: Sequence[ForkPiece], index: int) -> bool:
-    """Whether the entry is a summary: an answer that has a meaning only with the compaction after it."""
-    after = ledger[index + 1] if index + 1 < len(ledger) else None
-    return after is not None and (ledger[index].kind, after.kind) == ("assistant_message", "compaction")
+def _is_continued(ledger: Sequence[ForkPiece], index: int) -> bool:
+    """Whether the entry is an answer that has a meaning only with the entry after it: the compaction of a summary, or
+    the step of a control function.
+    """
+    piece, after = ledger[index], ledger[index + 1] if index + 1 < len(ledger) else None
+    if piece.kind != "assistant_message" or after is None:
+        return False
+    return after.kind == "compaction" or (after.kind == "control_step" and after.step == piece.step)
 
 
 def _announce_calls(ledger: Sequence[ForkPiece]) -> list[bool]:

@@ -25,7 +25,8 @@ from devstack.simulator.request_checks import check_create
 from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
 from services.worker.model import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelRequest
-from services.worker.model_step import answer_entries, billed, failure_entry
+from services.worker.model_attempt import billed
+from services.worker.model_step import answer_entries, failure_entry
 from services.worker.model_stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.conversation import with_own_ids

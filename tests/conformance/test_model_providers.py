@@ -18,8 +18,8 @@ import pytest
 
 from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelProvider, ModelRequest
 from services.worker.model_anthropic import AnthropicProvider
+from services.worker.model_attempt import billed
 from services.worker.model_openai import OpenAIProvider
-from services.worker.model_step import billed
 from services.worker.model_stream import MAX_CONTENT_BYTES
 from tenure.domain import entries
 from tenure.domain.conversation import text_block, text_of, with_own_ids

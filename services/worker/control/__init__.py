@@ -1,6 +1,8 @@
-"""Control functions: code of the user that a worker runs as a task, without a model.
+"""Control functions: code of the user that a worker runs as a task.
 
 functions.py      loads the functions from the modules that the settings name
 loop.py           the loop `control`: answers the function's requests, and writes for it
 function_run.py   the coroutine of the function: its steps and calls become requests to the loop
+callables.py      calls the functions of steps: coroutines here, plain functions in threads
+model_calls.py    one attempt of a model call: its report, and the entries of its end
 """

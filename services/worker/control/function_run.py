@@ -1,22 +1,20 @@
-"""Runs a control function: each of its steps and calls becomes a request to the loop that holds the claim."""
+"""Runs a control function: its steps, model calls and tool calls become requests to the loop that holds the claim."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
-import inspect
 import json
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, NamedTuple, Self
 
-from tenure.control import Function, StepFailed, ToolFailed
-from tenure.control.failures import failure_of
+from services.worker.control.callables import call
+from services.worker.control.model_calls import AttemptReport, check_request
+from tenure.control import Function, ModelCallAnswer, ModelCallRequest, RunModelCall, StepFailed, ToolFailed
+from tenure.control.failures import CallFailure, failure_of, failure_of_call
 from tenure.control.work import STEP_TIMEOUT_SECONDS
 from tenure.domain.control import FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
@@ -48,6 +46,41 @@ class RecordStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginModelCall:
+    """Asks for the recorded step of a model call. Another answer is the report of a reserved attempt: make it now."""
+
+    step: int
+    name: str
+    request: ModelCallRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RecordModelCall:
+    """Asks to record an answer with its step. Answered when both are in the ledger."""
+
+    report: AttemptReport
+    answer: ModelCallAnswer
+    entry: ControlStep
+
+
+@dataclass(frozen=True, slots=True)
+class FailModelCall:
+    """Asks to record a failed attempt. Answered with the report of the next attempt; None: there is none."""
+
+    begun: BeginModelCall
+    report: AttemptReport
+    failed: CallFailure
+
+
+@dataclass(frozen=True, slots=True)
+class CancelModelCall:
+    """Asks to settle a model call that the function itself cancelled, and to record that the step failed."""
+
+    step: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallTools:
     """Asks for tool calls. Answered with their outcomes, in order."""
 
@@ -70,48 +103,17 @@ class Raised:
     failure: ControlFailure
 
 
-Request = BeginStep | RecordStep | CallTools | Returned | Raised
-
-
-# Plain functions as steps. Each runs in a thread, so that it blocks no other task.
-
-
-async def call(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Returns the result of `run(*arguments)`.
-
-    Cancellation ends the wait; the thread goes on and its result is dropped.
-    """
-    if inspect.iscoroutinefunction(run):
-        return await run(*arguments)
-    result = await _in_thread(run, arguments)
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _in_thread(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Runs a function in a daemon thread of its own, so that a hanging step cannot hold up a drain."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if ended.done():
-            return
-        if error is None:
-            ended.set_result(result)
-        else:
-            ended.set_exception(error)
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = context.run(run, *arguments)
-        except BaseException as raised:  # noqa: BLE001  handed to the waiting coroutine, whatever it is
-            error = RuntimeError(f"{raised!r}") if isinstance(raised, StopIteration) else raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no coroutine waits
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name=f"step {getattr(run, '__name__', '')}", daemon=True).start()
-    return await ended
+Request = (
+    BeginStep
+    | RecordStep
+    | BeginModelCall
+    | RecordModelCall
+    | FailModelCall
+    | CancelModelCall
+    | CallTools
+    | Returned
+    | Raised
+)
 
 
 MAX_NAME_CHARACTERS: Final = 200
@@ -124,15 +126,19 @@ Ask = Callable[[Request], Awaitable[Any]]
 class FunctionWork:
     """Implements tenure.control.Work. Steps and calls share one number sequence: 1, 2, 3 and so on."""
 
-    def __init__(self, task_id: str, ask: Ask) -> None:
-        self._task_id, self._ask = task_id, ask
+    def __init__(self, task_id: str, goal: str, ask: Ask) -> None:
+        self._task_id, self._goal, self._ask = task_id, goal, ask
         self._is_busy = False
-        self._failed: RecordStep | None = None
+        self._failed: RecordStep | CancelModelCall | None = None
         self.steps = 0
 
     @property
     def task_id(self) -> str:
         return self._task_id
+
+    @property
+    def goal(self) -> str:
+        return self._goal
 
     @property
     def key(self) -> str:
@@ -153,6 +159,24 @@ class FunctionWork:
             raise StepFailed(name, recorded.failure)
         return json.loads(recorded.result_json)
 
+    async def call_model(self, name: str, request: ModelCallRequest, run: RunModelCall) -> Any:
+        """Makes a model call, or returns its recorded result. Raises StepFailed."""
+        if not name or len(name) > MAX_NAME_CHARACTERS:
+            raise ValueError(f"a model call needs a name of 1 to {MAX_NAME_CHARACTERS} characters")
+        check_request(request)
+        with self._one_at_a_time():
+            begin = BeginModelCall(await self._next(), name, request)
+            try:
+                made: ControlStep | AttemptReport = await self._ask(begin)
+                while isinstance(made, AttemptReport):
+                    made = await self._attempt(begin, made, run)
+            except (asyncio.CancelledError, SystemExit):  # by the function: at the end of the run nothing is settled
+                self._failed = CancelModelCall(begin.step, name)
+                raise
+        if made.failure is not None:
+            raise StepFailed(name, made.failure)
+        return json.loads(made.result_json)
+
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
         """Returns the content of the call's outcome. Raises ToolFailed."""
         (outcome,) = await self.call_tools([(tool, arguments or {})])
@@ -172,7 +196,7 @@ class FunctionWork:
         return outcomes
 
     async def settle(self) -> None:
-        """Records the failure of a step that the function caught, before the next request."""
+        """Records the failure of a step that the function caught or cancelled, before the next request."""
         failed, self._failed = self._failed, None
         if failed is not None:
             await self._ask(failed)
@@ -198,6 +222,25 @@ class FunctionWork:
             raise StepFailed(name, failure) from error
         entry = ControlStep(name, result_json, duration_seconds=monotonic() - began)
         await self._ask(RecordStep(step, entry))
+        return entry
+
+    async def _attempt(
+        self, begin: BeginModelCall, report: AttemptReport, run: RunModelCall
+    ) -> ControlStep | AttemptReport:
+        """Makes one attempt. Returns the recorded step, or the report of the next attempt. Raises StepFailed."""
+        try:
+            answer = await report.make(run)
+            result_json = encode(answer.result, f"the result of the model call {begin.name}")
+        except Exception as error:
+            failed = failure_of_call(error)
+            following: AttemptReport | None = await self._ask(FailModelCall(begin, report, failed))
+            if following is not None:
+                return following
+            entry = ControlStep(begin.name, failure=failed.failure, duration_seconds=report.seconds)
+            self._failed = RecordStep(begin.step, entry)
+            raise StepFailed(begin.name, failed.failure) from error
+        entry = ControlStep(begin.name, result_json, duration_seconds=report.seconds)
+        await self._ask(RecordModelCall(report, answer, entry))
         return entry
 
     @contextmanager
@@ -260,9 +303,9 @@ class FunctionRequest(NamedTuple):
 class FunctionRun:
     """Runs the function in `async with`: starts it at the beginning, and cancels it at the end if it is not done."""
 
-    def __init__(self, function: Function, control: ControlWork, task_id: str) -> None:
+    def __init__(self, function: Function, control: ControlWork, task_id: str, goal: str) -> None:
         self._function, self._control = function, control
-        self._work = FunctionWork(task_id, self._ask)
+        self._work = FunctionWork(task_id, goal, self._ask)
         self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue(maxsize=1)
         self._is_over = False
         self._running: asyncio.Task[None]

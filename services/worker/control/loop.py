@@ -7,23 +7,29 @@ cancellation never hits a commit.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Sequence
 from typing import Final
 
 from services.worker.claim_ledger import StepEntry
 from services.worker.control.function_run import (
+    BeginModelCall,
     BeginStep,
     CallTools,
+    CancelModelCall,
+    FailModelCall,
     FunctionRequest,
     FunctionRun,
     Raised,
+    RecordModelCall,
     RecordStep,
     Request,
     Returned,
 )
+from services.worker.control.model_calls import AttemptReport, answer_entries, failure_entry, reserve_request
 from services.worker.loop import Loop
-from services.worker.transitions import close_out
+from services.worker.transitions import close_out, late_call, wait_before_attempt
 from tenure.control import Function
 from tenure.domain import entries
 from tenure.domain.control import (
@@ -36,14 +42,20 @@ from tenure.domain.control import (
     step_limit,
 )
 from tenure.domain.errors import Unavailable
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
+from tenure.runtime import metrics
+from tenure.runtime.failpoints import failpoint
 
+_log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
 
-Answer = entries.ControlStep | Sequence[Outcome] | None
+CANCELLED: Final = entries.ControlFailure("CancelledError", "the function cancelled the call", retryable=False)
+
+Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
 
 
 class ControlLoop(Loop):
@@ -55,7 +67,8 @@ class ControlLoop(Loop):
         self._begin()
         control = self._spec.control
         assert control is not None, "a task of the control loop has a function"
-        async with FunctionRun(self._function(control), control, self._held_task.task_id) as run:
+        function = self._function(control)
+        async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
             transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
@@ -71,7 +84,8 @@ class ControlLoop(Loop):
         while True:
             function_request = await self._held_task.interrupts.guard(self._next(run))
             self._is_stepping = False
-            self._clock.stop()
+            if not isinstance(function_request.request, FailModelCall):  # its further attempts belong to the same step
+                self._clock.stop()
             self._held_task.progress.announce_backoff(0)
             try:
                 answer = await self._answer(function_request.request)
@@ -100,13 +114,15 @@ class ControlLoop(Loop):
                 await self._executed()
                 await self._write([(step, entry)])
                 return None
+            case BeginModelCall() | RecordModelCall() | FailModelCall() | CancelModelCall():
+                return await self._answer_model_call(request)
             case CallTools():
                 return await self._call_tools(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
                 return entries.Transition(TaskState.SUCCEEDED, Reason.FUNCTION_RETURNED, "", result)
             case Raised(failure=failure):
-                self._pending.append((self._point.step, failure))
+                self._pending += [*self._watch.settlement(), (self._point.step, failure)]
                 return after_function_failure(
                     failure, self._point.retries, self._spec.policy.retry, random_fraction=random.random()
                 )
@@ -122,6 +138,68 @@ class ControlLoop(Loop):
         self._is_stepping = True
         self._held_task.progress.announce_backoff(request.timeout_seconds)
         return None
+
+    async def _answer_model_call(
+        self, request: BeginModelCall | RecordModelCall | FailModelCall | CancelModelCall
+    ) -> Answer | entries.Transition:
+        match request:
+            case BeginModelCall(step=step, name=name):
+                recorded = recorded_step(self._point, step, name, is_model_call=True)
+                return recorded or step_limit(self._point, step) or await self._reserve_attempt(request)
+            case RecordModelCall(report=report, answer=answer, entry=entry):
+                self._watch.end()
+                await failpoint("worker.after_model")
+                await self._write(answer_entries(report, answer, entry))
+                return None
+            case FailModelCall():
+                self._watch.end()
+                return await self._after_failed_attempt(request)
+            case CancelModelCall(step=step, name=name):
+                self._watch.end()
+                if step not in self._point.control_steps:
+                    cancelled = entries.ControlStep(name, failure=CANCELLED)
+                    await self._write([*self._watch.settlement(), (step, cancelled)])
+                return None
+
+    async def _reserve_attempt(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
+        """Reserves the next attempt of a model call. Returns its report, with which the function makes the attempt."""
+        self._time(begin.step)
+        reserve = reserve_request(self._point, begin.step, begin.request)
+        ended = await self._reserve(lambda: self._ledger.reserve(self._pending, reserve))
+        if ended is not None:
+            return ended
+        attempt, held_task = self._point.open_attempt, self._held_task
+        assert attempt is not None, "the reservation was granted"
+        timeout_seconds = (
+            self._spec.policy.timeouts.model_call.after_seconds or self._dependencies.model.timeout_seconds
+        )
+        report = AttemptReport(
+            held_task.task_id,
+            begin.step,
+            attempt,
+            timeout_seconds,
+            held_task.live.append,
+            held_task.progress.on_model_call_progress,
+        )
+        self._watch.begin(report, timeout_seconds)
+        await failpoint("worker.before_model")
+        return report
+
+    async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
+        """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""
+        failure = failure_entry(request.report, request.failed)
+        error_class = failure.error_class if failure.error_class in FailureClass.__members__ else "OTHER"
+        metrics.count("tenure_worker_model_failures_total", error_class=error_class)
+        _log.warning("a model call failed", extra={"step": request.begun.step, "why": failure.message})
+        self._pending.append((request.begun.step, failure))
+        if late := late_call(self._point, self._spec.policy, failure):
+            return late
+        wait_seconds = wait_before_attempt([*self._point.failures, failure], random.random())
+        await self._settle_failure()
+        if wait_seconds is None:
+            return None
+        await self._back_off(wait_seconds)
+        return await self._reserve_attempt(request.begun)
 
     async def _call_tools(self, request: CallTools) -> list[Outcome] | entries.Transition:
         missing = missing_calls(self._point, request.step, request.calls)

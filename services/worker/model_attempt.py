@@ -1,0 +1,150 @@
+"""Watches the newest model attempt under one claim: shows it, reports its usage, and settles it when it is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Protocol
+
+from services.worker.claim_ledger import ClaimLedger, StepEntry
+from services.worker.held_claims import HeldTask
+from tenure.domain import entries
+from tenure.domain.budget import TokenUsage
+from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.models import vendor_of
+from tenure.domain.retry import RETRYABLE, FailureClass
+from tenure.runtime import semconv
+
+MIN_OUTPUT_TOKENS: Final = 256
+"""A smaller output is not worth a call: the task ends at its token limit instead."""
+
+
+class RunningCall(Protocol):
+    """What is known of a model call while it runs: the usage that it is billed, and the provider's id of it."""
+
+    @property
+    def usage(self) -> TokenUsage: ...
+
+    @property
+    def request_id(self) -> str: ...
+
+
+class UnsettledCall(NamedTuple):
+    """A model call whose end the ledger does not have from this claim."""
+
+    call: ReportedCall
+    provider_request_id: str
+
+
+class _Newest(NamedTuple):
+    attempt: entries.ModelAttempt
+    step: int
+    call: RunningCall
+
+
+class AttemptWatch:
+    """The newest model attempt under one claim."""
+
+    def __init__(self, held_task: HeldTask, ledger: ClaimLedger) -> None:
+        self._held_task, self._ledger = held_task, ledger
+        self._newest: _Newest | None = None
+
+    def begin(self, call: RunningCall, timeout_seconds: float) -> None:
+        """Begins to show and to report the call of the open attempt.
+
+        A model may think for minutes before its first output, and the call has a timeout of its own.
+        """
+        attempt, step = self._ledger.point.open_attempt, self._ledger.point.step
+        assert attempt is not None, "the call has no reservation"
+        self._newest = _Newest(attempt, step, call)
+        self._held_task.progress.begin_call(step, attempt.attempt_number, lambda: call.usage)
+        self._held_task.live.begin(step, attempt.attempt_number)
+        self._held_task.progress.announce_backoff(timeout_seconds)
+
+    def end(self) -> None:
+        """Ends the live text of the call: its answer or its failure follows."""
+        self._held_task.live.finish()
+        self._held_task.progress.announce_backoff(0)
+
+    @contextmanager
+    def watching(self, call: RunningCall, timeout_seconds: float) -> Iterator[None]:
+        """Watches the call of the open attempt until the block ends."""
+        self.begin(call, timeout_seconds)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def settlement(self) -> list[StepEntry]:
+        """Returns the end of the open attempt, which this worker cancelled or never sent, with the known usage."""
+        attempt = self._ledger.point.open_attempt
+        if attempt is None:
+            return []
+        failure = entries.ModelFailure(
+            attempt_number=attempt.attempt_number,
+            error_class=FailureClass.INTERRUPTED.value,
+            message="the worker cancelled the call",
+            retryable=FailureClass.INTERRUPTED in RETRYABLE,
+        )
+        if self._newest is not None and self._newest.attempt is attempt:
+            call = self._newest.call
+            failure = replace(failure, usage=call.usage, provider_request_id=call.request_id)
+        return [(self._ledger.point.step, failure)]
+
+    @property
+    def unsettled(self) -> UnsettledCall | None:
+        """Returns the newest call, or None if the ledger has its end from this claim, or if nothing was used."""
+        if self._newest is None:
+            return None
+        attempt, step, call = self._newest
+        if self._ledger.point.open_attempt is not attempt or not call.usage.total:
+            return None
+        return UnsettledCall(ReportedCall(step, attempt.attempt_number, call.usage), call.request_id)
+
+
+def billed(attempt: entries.ModelAttempt, usage: TokenUsage) -> TokenUsage:
+    """Returns the usage that the provider stated. Without its count of the input, the reserved input is billed."""
+    return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
+
+
+class _Answer(Protocol):
+    """The part of an answer that its trace span shows."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def stop_reason(self) -> str: ...
+
+    @property
+    def usage(self) -> TokenUsage: ...
+
+
+def call_attributes(task_id: str, step: int, attempt: entries.ModelAttempt) -> dict[str, Any]:
+    """Returns the attributes of the span of a model call."""
+    return {
+        semconv.OPERATION_NAME: semconv.CHAT,
+        semconv.PROVIDER_NAME: vendor_of(attempt.model)[0],
+        semconv.REQUEST_MODEL: attempt.model,
+        semconv.REQUEST_MAX_TOKENS: attempt.max_output_tokens,
+        semconv.CONVERSATION_ID: task_id,
+        semconv.STEP: step,
+    }
+
+
+def answer_attributes(answer: _Answer) -> dict[str, Any]:
+    """Returns the attributes that the span of a model call gets with its answer."""
+    usage = answer.usage
+    return {
+        semconv.RESPONSE_MODEL: answer.model,
+        semconv.RESPONSE_ID: answer.request_id,
+        semconv.RESPONSE_FINISH_REASONS: [answer.stop_reason],
+        semconv.USAGE_INPUT_TOKENS: usage.total - usage.output_tokens,
+        semconv.USAGE_OUTPUT_TOKENS: usage.output_tokens,
+        semconv.USAGE_CACHE_READ_INPUT_TOKENS: usage.cache_read_input_tokens,
+        semconv.USAGE_CACHE_CREATION_INPUT_TOKENS: usage.cache_creation_input_tokens,
+    }

@@ -1,0 +1,64 @@
+"""Defines what a control function gives to `Work.call_model`, and what it gets: the request, the report, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tenure.domain.budget import TokenUsage
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCallRequest:
+    """The model of a call and the tokens to reserve for it.
+
+    `model`: as in `agent.model`, with the prefix `openai/` for OpenAI-compatible providers; the ledger prices the call
+    by it. `input_tokens`: an upper bound of the prompt. `max_output_tokens`: the most that the call may produce.
+    """
+
+    model: str
+    input_tokens: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCallAnswer:
+    """The answer of a model.
+
+    `result`: the JSON value that `call_model` returns, now and in each later execution of the function. `text`: what
+    the model said, for people. `usage`: as the provider bills it. `model`, `stop_reason` and `request_id`: as the
+    provider stated them.
+    """
+
+    result: Any
+    text: str
+    usage: TokenUsage
+    model: str = ""
+    stop_reason: str = "end_turn"
+    request_id: str = ""
+
+
+class ModelCallReport(Protocol):
+    """What `run` learns of its reservation, and how it reports while the call runs. Not for other threads."""
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The output that the budget granted: at most what the request asked for. The call may not produce more."""
+
+    @property
+    def attempt(self) -> str:
+        """The name of this attempt, for the provider's logs: `<task>/<step>/<number>`. No other call has it."""
+
+    def on_text(self, block: int, text: str) -> None:
+        """Shows the next piece of a block's text to those who watch the task. Blocks are numbered 0, 1, 2 and so on."""
+
+    def on_usage(self, usage: TokenUsage, request_id: str = "") -> None:
+        """Reports the usage of the whole call so far, and the provider's id of the call once it is known.
+
+        It is the bill of a call that fails, is interrupted or lost. Text since the last report is estimated.
+        """
+
+
+RunModelCall = Callable[[ModelCallReport], Awaitable[ModelCallAnswer]]
+"""Makes one model call. May be called again for another attempt: it must not retry by itself."""
