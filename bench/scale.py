@@ -27,14 +27,14 @@ IDLE_SECONDS: Final = 5.0
 PICKUP_MS: Final = 5000.0
 TAKEOVER_MS: Final = 2000.0
 HOW: Final = (
-    "A development stack whose tasks go on for the whole time. A turn is a streamed answer of 2,400 bytes, then a call "
-    "of append_record with a delay, or in every second turn a question that a person answers later; about half of the "
-    "tasks wait at any time. Workers are killed (SIGKILL) and replaced at a steady rate, and each service is restarted "
-    "(SIGTERM) once. Times are those of the ledger's records of state changes. Pickup: QUEUED to RUNNING, after a "
-    "submit or an answer. Takeover from the kill: SIGKILL to RUNNING on another worker; from its detection: the record "
-    "that the worker is lost to RUNNING. Lost: ended before its time, or without a new entry after the last fault. "
-    "Memory: proportional set size beyond that of the idle stack, divided by all tasks; the simulator's processes are "
-    "not Tenure's, but share the cores."
+    "A development stack with two coordinators, whose tasks go on for the whole time. A turn is a streamed answer of "
+    "2,400 bytes, then a call of append_record with a delay, or in every second turn a question that a person answers"
+    " later; about half of the tasks wait at any time. Workers are killed (SIGKILL) and replaced at a steady rate, "
+    "and each service is restarted (SIGTERM) once, of the coordinators one. Times are those of the ledger's records "
+    "of state changes. Pickup: QUEUED to RUNNING, after a submit or an answer. Takeover from the kill: SIGKILL to "
+    "RUNNING on another worker; from its detection: the record that the worker is lost to RUNNING. Lost: ended before"
+    " its time, or without a new entry after the last fault. Memory: proportional set size beyond that of the idle "
+    "stack, divided by all tasks; the simulator's processes are not Tenure's, but share the cores."
 )
 
 
@@ -160,6 +160,7 @@ async def _run(plan: Plan, options: Options) -> AsyncIterator[Run]:
         workers=plan.workers,
         slots=plan.slots,
         scenario_files=files,
+        replicas={"coordinator": 2},  # with one, its restart takes about as long as the leases last
         environment={
             "gateway": {"TENURE_GATEWAY_LIMIT_CALLS_PER_SECOND": "10000", "TENURE_GATEWAY_LIMIT_CLIENT_PERCENT": "100"},
             "tools": {"TENURE_TOOLS_MAX_RUNNING": "1024"},

@@ -208,7 +208,7 @@ def place(entry: LedgerEntry) -> str:
 
 
 def name(body: Body | None) -> str:
-    """Returns the entry kind of a body, as `tenure entries` shows it."""
+    """Returns the entry kind of a body, as `tenure tasks entries` shows it."""
     class_name = type(body).__name__ if body is not None else "OfUnknownKind"
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in class_name).lstrip("_")
 

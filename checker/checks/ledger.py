@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Final
 
 from checker.check import Check
@@ -338,7 +339,7 @@ def steps_of_functions_are_made_once(task: TaskHistory) -> Iterator[str]:
 def answers_of_functions_have_their_result(task: TaskHistory) -> Iterator[str]:
     """I32, for control functions: the step with the result of a model call follows the answer at once."""
     entries = own(task.entries) if drives_functions(task) else ()
-    for entry, after in zip(entries, [*entries[1:], None], strict=True):
+    for entry, after in zip_longest(entries, entries[1:]):  # no pair at all without entries
         if not isinstance(entry.body, AssistantMessage):
             continue
         if after is None or after.step != entry.step or not isinstance(after.body, ControlStep):

@@ -70,7 +70,8 @@ class CoordinatorSettings:
         if self.pools_file is not None and self.common.tls.certificate_file is None:
             yield (
                 "TENURE_COORDINATOR_POOLS_FILE needs TLS, because only certificates prove which worker calls: set "
-                "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure certs` makes them)"
+                "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure keys certs` makes "
+                "them)"
             )
         try:
             LiveNetworks(self.live_networks)

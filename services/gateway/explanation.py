@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.domain.budget import Budget, money_text
-from tenure.domain.fencing import describe_epoch
+from tenure.domain.budget import Budget, money_text, usd
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
@@ -138,7 +137,7 @@ def _state(facts: Facts) -> str:
     reason = REASONS.get(facts.reason, facts.reason)
     line = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
     if facts.state is TaskState.RUNNING:
-        return f"RUNNING on {facts.owner} for {span(facts.since_move)}, epoch {describe_epoch(facts.epoch)}"
+        return f"RUNNING on {facts.owner} for {span(facts.since_move)}"
     if facts.state in TERMINAL:
         line = f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
     if facts.state is TaskState.SUCCEEDED:
@@ -223,17 +222,18 @@ def _calls(facts: Facts) -> Iterator[str]:
 
 def _budget(facts: Facts) -> str:
     budget = facts.budget
-    reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
+    is_busy = facts.reason == Reason.BUDGET_BUSY  # only then an operator needs to know what is reserved
+    reserved = f", {budget.reserved_tokens:,} reserved" if is_busy and budget.reserved_tokens else ""
     tokens = f"Its root's budget: {budget.used_tokens:,} of {budget.max_tokens:,} tokens used{reserved}"
     if not budget.is_capped_in_money:
         return f"{tokens}{f'; cost {money_text(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
-    reserved = f", {money_text(budget.reserved_nano_usd)} reserved" if budget.reserved_nano_usd else ""
-    return f"{tokens}; {money_text(budget.used_nano_usd)} of {money_text(budget.max_nano_usd)} used{reserved}"
+    reserved = f", {money_text(budget.reserved_nano_usd)} reserved" if is_busy and budget.reserved_nano_usd else ""
+    return f"{tokens}; {money_text(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} used{reserved}"
 
 
 def _refusals(facts: Facts) -> Iterator[str]:
     if facts.refusals:
-        yield f"Refused writes of stale workers: {facts.refusals} (tenure refusals lists them)"
+        yield f"Refused writes of stale workers: {facts.refusals} (tenure tasks refusals lists them)"
     elif facts.refusals is None:
         yield "Its refused writes are unknown, because the checkpoint service or the tool service does not answer"
 
@@ -252,9 +252,9 @@ def _what_it_needs(facts: Facts) -> str:
         else "a person's grant: tenure resume --tokens N --usd X; or a refusal: tenure resume --deny"
         if facts.reason == Reason.BUDGET_REQUESTED
         else "a person: tenure resume, or tenure cancel",
-        TaskState.WAITING_EXTERNAL: "the end of its last sub-agent (tenure tree), or tenure cancel"
+        TaskState.WAITING_EXTERNAL: "the end of its last sub-agent (tenure tasks tree), or tenure cancel"
         if facts.reason == Reason.SUB_AGENTS_AWAITED
-        else "the event: tenure signal, or tenure cancel",
+        else "the event: tenure tasks signal, or tenure cancel",
     }
     return f"It needs: {needs[facts.state]}"
 
@@ -307,12 +307,13 @@ def _names(names: Sequence[str]) -> str:
 
 
 def span(seconds: float) -> str:
-    """Returns a duration for people: `3 s`, `4 min`, `2 h 5 min`, `3 d`."""
+    """Returns a duration for people: `3 s`, `4 min`, `2 h 5 min`, `3 days`."""
     rounded = max(0, round(seconds))
     if rounded < 120:
         return f"{rounded} s"
     if rounded < 7200:
         return f"{rounded // 60} min"
     if rounded < 172_800:
-        return f"{rounded // 3600} h {rounded % 3600 // 60} min"
-    return f"{rounded // 86_400} d"
+        minutes = rounded % 3600 // 60
+        return f"{rounded // 3600} h{f' {minutes} min' if minutes else ''}"
+    return f"{rounded // 86_400} days"

@@ -10,6 +10,7 @@ calls/                the protocol of a call: accept, start, effect, outcome; Fe
 runners/              this process's life as a runner, and the proof that a runner's life is over
 
 registry.py           the tools by name; checks a call before it runs
+own_tools.py          checks a call whose tool its caller runs itself
 schemas.py            JSON schemas of arguments, also from untrusted sources, within bounds
 tool.py               the interface of a tool: definition, call context, answers
 sending.py            sends a call to another system, and repeats it only where that is harmless

@@ -13,6 +13,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
 from services.tools.calls.executing import Executor, RemoteCallFollower
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
@@ -193,6 +194,7 @@ async def _service(
             await open_file_requests(process, settings),
             pool,
             server.stopping,
+            CallerRuns(follower),
         ),
     )
     return server

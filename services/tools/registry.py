@@ -179,6 +179,14 @@ class ToolRegistry:
         entry = self._entries.get(name)
         return None if entry is None else entry.tool
 
+    def takes(self, name: str, tenant: str) -> bool:
+        """Whether the name is that of a tool that the tenant's tasks see, or may be of a source that they see."""
+        entry = self._entries.get(name)
+        if (entry is not None and _is_of(entry.tenants, tenant)) or name in self._held_for(tenant):
+            return True
+        prefix, separator, _ = name.partition(SEPARATOR)
+        return bool(separator) and any(source.name == prefix for source in self.facts.listed(tenant))
+
     def definitions(self, claims: Claims) -> list[ToolDefinition]:
         """Returns the tools that the token allows, ordered by name."""
         entries = [entry for entry in self._entries.values() if _are_for(entry.tenants, claims)]

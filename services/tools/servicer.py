@@ -11,6 +11,7 @@ from uuid import UUID
 
 from services.tools.calls.answers import execute_response, fence_response, refused_write
 from services.tools.calls.call_log import list_calls, list_refusals
+from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, FenceCloser
 from services.tools.calls.execute_stream import ExecuteFrames
 from services.tools.calls.executing import ExecuteJob, Executor
@@ -18,11 +19,12 @@ from services.tools.calls.following import CallFollower
 from services.tools.calls.in_doubt import list_in_doubt
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
+from services.tools.own_tools import judge_own, read_own_outcome
 from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
-from services.tools.tool import Tool, ToolWork
+from services.tools.tool import Arguments, Tool, ToolWork
 from services.tools.workspace.requests import FileRequests, copy_response, list_response, read_response
-from tenure.domain.errors import PermissionDenied
+from tenure.domain.errors import InvalidRequest, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
@@ -33,7 +35,7 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
 from tenure.wire.common import seconds
 from tenure.wire.token import TokenChecker
-from tenure.wire.tool import resolution_to_domain, tool_to_wire
+from tenure.wire.tool import resolution_to_domain, tool_to_domain, tool_to_wire
 
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.ToolService"
@@ -53,8 +55,10 @@ class ToolServicer(ToolServiceServicer):
         files: FileRequests,
         pool: Pool,
         stopping: asyncio.Event,
+        caller_runs: CallerRuns,
     ) -> None:
         self._tokens, self._registry, self._pins, self._executor = tokens, registry, pins, executor
+        self._caller_runs = caller_runs
         self._closing, self._forgetting = closing, forgetting
         self._files, self._pool, self._stopping = files, pool, stopping
         self._fencing: set[asyncio.Task[list[CallSummary]]] = set()
@@ -108,7 +112,9 @@ class ToolServicer(ToolServiceServicer):
     async def Execute(
         self, request: tool_service_pb2.ExecuteRequest, _context: Any
     ) -> AsyncIterator[tool_service_pb2.ExecuteResponse]:
-        """Runs one call."""
+        """Runs one call. Raises InvalidRequest for a call that the caller would run itself: that needs a stream."""
+        if request.HasField("own_tool"):
+            raise InvalidRequest(violations=[("own_tool", "needs ExecuteStream, on which the order to run it arrives")])
         async with aclosing(self._executor.execute(self._request(request))) as events:
             async for event in events:
                 yield execute_response(event)
@@ -198,9 +204,12 @@ class ToolServicer(ToolServiceServicer):
 
     def _request(self, request: tool_service_pb2.ExecuteRequest) -> ExecuteJob:
         claims, task_id = self._check(request.token)
-        arguments = self._registry.judge(claims, request.tool, request.arguments_json)
+        tool, arguments = self._tool(claims, request)
         clear = arguments if isinstance(arguments, Outcome) else None
-        tool = self._registry.find(request.tool)
+        is_own = request.HasField("own_tool")
+        own_outcome = None
+        if is_own and tool is not None and request.HasField("own_outcome"):
+            own_outcome = read_own_outcome(request.own_outcome, tool.definition)
         call_request = CallRequest(
             key=CallKey(task_id, request.call_id),
             claims=claims,
@@ -213,10 +222,23 @@ class ToolServicer(ToolServiceServicer):
             output_limit_bytes=_output_limit_bytes(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
+            runs_at_caller=is_own,
+            own_outcome=own_outcome,
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)
         return ExecuteJob(call_request, ToolWork(tool, arguments, self._tokens.provider_token(request.token, claims)))
+
+    def _tool(
+        self, claims: Claims, request: tool_service_pb2.ExecuteRequest
+    ) -> tuple[Tool | None, Arguments | Outcome]:
+        """Returns the tool of a call, its own or this service's, with the arguments or the outcome without a run."""
+        if request.HasField("own_tool"):
+            definition = tool_to_domain(request.own_tool)
+            arguments = judge_own(self._registry, claims, definition, request.arguments_json)
+            return self._caller_runs.tool(definition), arguments
+        arguments = self._registry.judge(claims, request.tool, request.arguments_json)
+        return self._registry.find(request.tool), arguments
 
     def _fenced(self, fencing: asyncio.Task[list[CallSummary]]) -> None:
         self._fencing.discard(fencing)

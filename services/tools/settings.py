@@ -31,7 +31,8 @@ class ToolsSettings:
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged commits", default=False)
     workspace_root: Path = setting("directory of the tasks' workspaces, shared by all replicas")
     records_dir: Path | None = setting(
-        "directory in which append_record writes; without it the tool does not exist", default=None
+        "directory in which append_record writes, a tool for demonstrations; without it the tool does not exist",
+        default=None,
     )
     search_url: str = setting("JSON endpoint of web_search; without it the tool does not exist", default="")
     max_running: int = setting(

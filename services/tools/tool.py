@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage, ToolDefinition
 
 GENERAL_LANE: Final = "general"
 _Result = TypeVar("_Result")
+
+
+class Caller(Protocol):
+    """The caller of a call that runs the call itself."""
+
+    @property
+    def call_attempt(self) -> int: ...
+
+    @property
+    def listeners(self) -> Collection[object]:
+        """The streams of the caller that follow the call; none while its connection is broken."""
+
+    def order_caller(self, timeout_seconds: float) -> None:
+        """Orders the caller to run the call."""
+
+    async def wait_listened(self, *, listened: bool) -> None:
+        """Returns when the caller follows the call, or no longer does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +48,7 @@ class CallContext:
     the tool must pass that exception on. Its argument says whether the call was sent before: only for a call that was
     never sent is it certain that nothing was done.
     `mark_not_sent`: a tool that ends without an answer calls it when it provably sent nothing and never will.
+    `caller`: the caller, for the tool whose calls the caller runs itself.
     """
 
     tenant: str
@@ -45,6 +63,7 @@ class CallContext:
     timeout_seconds: float = 30.0
     check_may_begin: Callable[[bool], None] = lambda _sent_before: None
     mark_not_sent: Callable[[], None] = lambda: None
+    caller: Caller | None = None
 
     @property
     def provider_headers(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from services.tools.builtin.outputs import output_tools
 from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
+from services.tools.calls.caller_runs import LANE as OWN_LANE
 from services.tools.calls.runs import RunningCalls
 from services.tools.http_fetch.fetch import FETCH_LANE, FETCHES_AT_ONCE, Fetcher, fetch_tools
 from services.tools.http_tools.http_tool import lane_of as lane_of_http_tool
@@ -125,6 +126,7 @@ def lanes_of(settings: ToolsSettings, config: ToolsConfig) -> dict[str, int]:
         PYTHON_LANE: settings.sandbox_slots,
         SEARCH_LANE: SEARCHES_AT_ONCE,
         FETCH_LANE: FETCHES_AT_ONCE,
+        OWN_LANE: settings.max_accepted,  # their work is done elsewhere
     }
     lanes |= {lane_of_server(name): server.max_calls for name, server in config.mcp_servers.items()}
     lanes |= {lane_of_provider(name): provider.max_calls for name, provider in config.providers.items()}

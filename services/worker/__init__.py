@@ -7,6 +7,7 @@ session.py          the session: attach to a coordinator, attach elsewhere after
 session_stream.py   one attachment: renewals, slots and releases out; grants, revocations and notices in
 health.py           NOT_SERVING while the worker is not attached
 supervisor.py       one coroutine per held task; crash backoff; drain
+start_gate.py       spaces the starts of many tasks, so that renewals are answered in time
 held_claims.py      the held tasks: claim, token and progress of each
 interrupts.py       interruptions of a task, the step timeout, the trust window's gate
 loop.py             the common part of all loops: open, work, close out
@@ -36,6 +37,7 @@ live_server.py      WorkerService, which serves that text
 
 tool_step.py        the tool calls of a step
 tools_client.py     the client of the tool service
+own_calls.py        the runs of own tools in this process
 transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
 
 What to touch when:

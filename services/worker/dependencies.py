@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import LedgerClient
 from services.worker.model import ModelClient
+from services.worker.own_calls import OwnRuns
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
 from tenure.control import Function
@@ -36,6 +37,7 @@ class Dependencies:
     trust: TrustGate
     defaults: ModelDefaults
     reports: UsageReports
+    own_runs: OwnRuns
     functions: Mapping[str, Function] = field(default_factory=dict)
 
     @property

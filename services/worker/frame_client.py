@@ -73,6 +73,7 @@ class FrameClient:
         self._shape = shape
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._unsent: deque[int] = deque()
+        self._follow_ups: deque[tuple[int, Message, int]] = deque()
         self._ready = asyncio.Event()
         self._next_tag = 1
         self._failures = 0
@@ -96,6 +97,19 @@ class FrameClient:
         self._unsent.append(tag)
         self._ready.set()
         return tag
+
+    def follow_up(self, tag: int, message: Message, first: Message) -> None:
+        """Sends a second message under a tag that has no final answer.
+
+        `first`: replaces the first message, which a later stream sends alone: it has what the second message says.
+        """
+        pending = self._pending.get(tag)
+        if pending is None:
+            return
+        pending.message, pending.size = first, first.ByteSize() + ENVELOPE_BYTES
+        if pending.stream == self._stream:
+            self._follow_ups.append((tag, message, message.ByteSize() + ENVELOPE_BYTES))
+            self._ready.set()
 
     def forget(self, tag: int) -> None:
         """Ignores further events of this tag. A message that was not sent yet is never sent."""
@@ -134,6 +148,7 @@ class FrameClient:
         self._stream += 1
         self._given_up.clear()
         self._unsent = deque(self._pending)  # all unanswered messages, in the order of `send`
+        self._follow_ups.clear()
         try:
             async with TaskGroup() as group:
                 group.create_task(self._give_up())
@@ -179,4 +194,11 @@ class FrameClient:
                 pending.stream = self._stream
                 batch.append((self._unsent[0], pending.message))
             self._unsent.popleft()
+        while self._follow_ups and len(batch) < MAX_FRAME_ITEMS:
+            tag, message, size = self._follow_ups[0]
+            left_bytes -= size
+            if batch and left_bytes < 0:
+                break
+            self._follow_ups.popleft()
+            batch.append((tag, message))
         return batch

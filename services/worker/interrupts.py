@@ -64,9 +64,12 @@ class Interrupts:
         if self._kind is not None:
             raise Interrupted(self._kind, self._message)
 
-    async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Returns the result of `work`. An earlier interruption cancels `work` and raises Interrupted."""
-        if self._kind is not None:
+    async def guard(self, work: Coroutine[Any, Any, _Result], *, above: int = 0) -> _Result:
+        """Returns the result of `work`. An interruption cancels it and raises Interrupted.
+
+        `above`: one that was requested before counts only if it is of a higher kind.
+        """
+        if self._kind is not None and self._kind > above:
             work.close()
             raise Interrupted(self._kind, self._message)
         working = asyncio.create_task(work)

@@ -36,6 +36,7 @@ from tenure.domain.turn import ExecuteTools
 from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
 from tenure.domain.waits import Wait
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.logs import log_context
 from tenure.runtime.retrying import retrying
 
 _log: Final = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Loop:
 
     _tools: ToolStep
     _window: Window
+    _own_approvals: tuple[str, ...] = ()
 
     def __init__(self, dependencies: Dependencies, held_task: HeldTask) -> None:
         self._dependencies, self._held_task = dependencies, held_task
@@ -68,6 +70,7 @@ class Loop:
             raise
         finally:
             self._clock.stop()
+            self._dependencies.own_runs.stop_claim(self._held_task)
 
     async def _run(self) -> ReleaseReason:
         await failpoint("worker.after_grant")
@@ -202,23 +205,26 @@ class Loop:
         finally:
             self._pending += self._tools.uncommitted
             self._tools.uncommitted = []
-        await self._executed()
+        await self._executed(move.step)
         self._clock.stop()
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
         for ask in move.asks:
-            wait_or_outcome = wait_of(ask, self._spec.agent.approve_tools, self._point.allowed_calls)
+            approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
+            wait_or_outcome = wait_of(ask, approve_tools, self._point.allowed_calls)
             if isinstance(wait_or_outcome, Wait):
                 return move_to_wait(wait_or_outcome)
             self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
         return None
 
-    async def _executed(self) -> None:
-        """Failpoint: what ran here has a result that nobody else has."""
-        await failpoint("worker.after_execute")
+    async def _executed(self, step: int) -> None:
+        """Failpoint: what ran in this step has a result that nobody else has."""
+        with log_context(step=step):
+            await failpoint("worker.after_execute")
 
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Closes the task out after an interruption, in one commit with all pending entries."""
+        await self._dependencies.own_runs.stopped(self._held_task)
         transition = after_interruption(self._point, self._spec.policy, interrupted)
         self._pending += self._watch.settlement()
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)

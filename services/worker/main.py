@@ -26,6 +26,7 @@ from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
 from services.worker.live_server import LiveServicer
 from services.worker.model import ModelClient
 from services.worker.model_providers import ModelProviderSettings, open_providers
+from services.worker.own_calls import OwnRuns
 from services.worker.replay import RecordedCalls, RecordedTools
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
@@ -229,7 +230,7 @@ async def _open_dependencies(
     )
     reports = UsageReports(ledger)
     duties.start("usage reports", reports.run, silence_seconds=REPORTS_SILENCE_SECONDS)
-    return Dependencies(ledger, tools, model, trust, defaults, reports, functions)
+    return Dependencies(ledger, tools, model, trust, defaults, reports, OwnRuns(trust), functions)
 
 
 async def _serve_live_text(

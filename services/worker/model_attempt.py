@@ -20,7 +20,7 @@ MIN_OUTPUT_TOKENS: Final = 256
 """A smaller output is not worth a call: the task ends at its token limit instead."""
 
 
-class RunningCall(Protocol):
+class WatchedCall(Protocol):
     """What is known of a model call while it runs: the usage that it is billed, and the provider's id of it."""
 
     @property
@@ -40,7 +40,7 @@ class UnsettledCall(NamedTuple):
 class _Newest(NamedTuple):
     attempt: entries.ModelAttempt
     step: int
-    call: RunningCall
+    call: WatchedCall
 
 
 class AttemptWatch:
@@ -50,7 +50,7 @@ class AttemptWatch:
         self._held_task, self._ledger = held_task, ledger
         self._newest: _Newest | None = None
 
-    def begin(self, call: RunningCall, timeout_seconds: float) -> None:
+    def begin(self, call: WatchedCall, timeout_seconds: float) -> None:
         """Begins to show and to report the call of the open attempt.
 
         A model may think for minutes before its first output, and the call has a timeout of its own.
@@ -68,7 +68,7 @@ class AttemptWatch:
         self._held_task.progress.announce_backoff(0)
 
     @contextmanager
-    def watching(self, call: RunningCall, timeout_seconds: float) -> Iterator[None]:
+    def watching(self, call: WatchedCall, timeout_seconds: float) -> Iterator[None]:
         """Watches the call of the open attempt until the block ends."""
         self.begin(call, timeout_seconds)
         try:

@@ -16,7 +16,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from services.worker.task_loop import TaskLoop
-from services.worker.tools_client import CallLimits, ToolsClient
+from services.worker.tools_client import CallLimits, OwnCall, ToolsClient
 from tenure.domain.entries import Entry, ToolIntent, ToolOutcome, ToolsDefined, Transition
 from tenure.domain.in_doubt import Resolution
 from tenure.domain.outputs import FileDigest
@@ -105,6 +105,7 @@ class RecordedTools(ToolsClient):
         on_event: Callable[[], None],
         limits: CallLimits,  # noqa: ARG002  nothing is executed
         resolution: Resolution | None,  # noqa: ARG002
+        own: OwnCall | None = None,  # noqa: ARG002
     ) -> Outcome:
         """Returns the recorded outcome, or an error for the model to read."""
         on_event()

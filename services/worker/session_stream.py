@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Never, Protocol
@@ -154,7 +154,7 @@ class SessionStreamClient:
     async def _write(self) -> Never:
         while True:
             while (message := self._next()) is not None:
-                await self._call.write(message)
+                await _leaving_open(self._call.write(message))
                 self._mark_sent(message)
             self._updates.all_sent.set()
             await self._updates.changed.wait()
@@ -176,7 +176,7 @@ class SessionStreamClient:
             self._updates.mark_sent(message)
 
     async def _read(self) -> Never:
-        while (message := await self._call.read()) is not grpc.aio.EOF:
+        while (message := await _leaving_open(self._call.read())) is not grpc.aio.EOF:
             match message.WhichOneof("message"):
                 case "renewed":
                     self._on_renewed(message.renewed)
@@ -202,3 +202,23 @@ class SessionStreamClient:
         self._answered.set()
         for token in renewed.tokens:
             self._held_tasks.replace_token(token)
+
+
+async def _leaving_open(operation: Coroutine[Any, Any, Any]) -> Any:
+    """Awaits a read or a write of the stream. A cancellation ends the wait and leaves the stream open.
+
+    gRPC cancels the whole stream with a cancelled read or write. The coordinator would take the worker for dead before
+    the worker is attached again; the session closes the former stream after that.
+    """
+    running = asyncio.ensure_future(operation)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.add_done_callback(_note_end)
+        raise
+
+
+def _note_end(operation: asyncio.Future[Any]) -> None:
+    """Takes the error of an operation that nobody waits for any more, which asyncio would log."""
+    if not operation.cancelled():
+        operation.exception()

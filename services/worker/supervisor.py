@@ -15,6 +15,7 @@ from services.worker.interrupts import Interruption
 from services.worker.loop import Loop
 from services.worker.replay import ReplayLoop
 from services.worker.session import WorkerSession
+from services.worker.start_gate import StartGate
 from services.worker.task_loop import TaskLoop
 from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.fencing import describe_epoch
@@ -113,6 +114,7 @@ class Supervisor:
         )
         self._most = 2 * slots  # a grant may cross a report of free slots; far beyond that a coordinator miscounts
         self._working: set[asyncio.Task[None]] = set()
+        self._start_gate = StartGate()
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,6 +144,7 @@ class Supervisor:
         set_tenant(claims.tenant)
         with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch)):
             try:
+                await self._start_gate.wait_turn()
                 reason = await self._loop(held_task)
             finally:
                 held_task.live.close()

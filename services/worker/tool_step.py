@@ -6,13 +6,17 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Final
 
 from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
-from services.worker.tools_client import CallLimits
+from services.worker.interrupts import Interrupted, Interruption
+from services.worker.own_calls import CallOfOwnTool
+from services.worker.tools_client import CallLimits, OwnCall
+from tenure.control import OwnTool
 from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TryLater
@@ -63,6 +67,7 @@ class ToolStep:
         )
         self._limit_seconds = policy.timeouts.tool_call.after_seconds
         self._tools: Mapping[str, ToolDefinition] = {}
+        self._own: Mapping[str, OwnTool] = {}
         self._window = window
         self._output_limit_bytes = 0
         self.uncommitted: list[StepEntry] = []
@@ -70,6 +75,10 @@ class ToolStep:
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
         """Takes the tool definitions that the task keeps, with their timeouts."""
         self._tools = {tool.name: tool for tool in tools}
+
+    def use_own_tools(self, tools: Sequence[OwnTool]) -> None:
+        """Takes the own tools of the next calls, which this process runs."""
+        self._own = {tool.name: tool for tool in tools}
 
     async def run(self, step: int, intents: Sequence[ToolIntent]) -> ToolStepProblems:
         """Runs all calls. Returns the calls whose outcome may not go to the model.
@@ -82,7 +91,7 @@ class ToolStep:
         commit_at: float | None = None
         try:
             while running:
-                for call in await self._held_task.interrupts.guard(_first_done(running, commit_at)):
+                for call in await self._first_done(running, commit_at):
                     intent, outcome = running.pop(call), call.result()
                     if is_unsettled(outcome) and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
                         problems.in_doubt.append((intent, outcome))
@@ -95,6 +104,26 @@ class ToolStep:
                 call.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         return problems
+
+    async def _first_done(
+        self, running: Mapping[asyncio.Task[Outcome], ToolIntent], until: float | None
+    ) -> set[asyncio.Task[Outcome]]:
+        """Returns the calls that ended; none when `until` comes first. Raises Interrupted.
+
+        A drain waits for UNSAFE own tools: to stop them would put their calls in doubt.
+        """
+        while True:
+            waits = any(self._is_unsafe_own(intent) for intent in running.values())
+            above = Interruption.DRAIN if waits else 0
+            try:
+                return await self._held_task.interrupts.guard(_first_done(running, until), above=above)
+            except Interrupted as interrupted:
+                if interrupted.kind > above:
+                    raise
+
+    def _is_unsafe_own(self, intent: ToolIntent) -> bool:
+        own = self._own.get(intent.tool)
+        return own is not None and not own.effect.may_run_again
 
     async def _commit_overdue(self, commit_at: float | None) -> float | None:
         """Commits the outcomes when they are due. Returns the latest time of the next commit, or None."""
@@ -110,9 +139,11 @@ class ToolStep:
         return None
 
     async def _execute(self, intent: ToolIntent) -> Outcome:
-        tool = self._tools.get(intent.tool)
+        own = self._own.get(intent.tool)
+        tool = self._tools.get(intent.tool) if own is None else own.definition
         outcome_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
-        limits = CallLimits(outcome_seconds, self._limit_seconds, self._output_limit_bytes)
+        limits = CallLimits(outcome_seconds, self._limit_seconds, self._output_limit_bytes if own is None else 0)
+        call = None if own is None else CallOfOwnTool(own, intent, self._held_task)
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: intent.tool,
@@ -120,7 +151,7 @@ class ToolStep:
         }
         with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
             try:
-                outcome = await self._execute_with_retries(intent, limits)
+                outcome = await self._execute_with_retries(intent, limits, call)
             except InvalidRequest as refusal:  # the model's own mistake, for example arguments beyond all limits
                 outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
             except Fenced as refusal:
@@ -128,11 +159,15 @@ class ToolStep:
                     raise
                 # the failpoint makes the worker ignore the fence until its commit is refused
                 outcome = Outcome(OutcomeStatus.NOT_RUN, refusal.message)
+            if call is not None:
+                self._dependencies.own_runs.end(call)
             if outcome.is_error:
                 executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
             return outcome
 
-    async def _execute_with_retries(self, intent: ToolIntent, limits: CallLimits) -> Outcome:
+    async def _execute_with_retries(
+        self, intent: ToolIntent, limits: CallLimits, call: CallOfOwnTool | None
+    ) -> Outcome:
         """Retries until there is an outcome. Raises TryLater when the call gave no event for too long."""
         progress = self._held_task.progress
         progress_at, failures = monotonic(), 0
@@ -151,6 +186,7 @@ class ToolStep:
                     take_event,
                     limits,
                     self._ledger.point.resolutions.get(intent.call_id),
+                    None if call is None else self._own_call(call),
                 )
             except TryLater as error:
                 failures += 1
@@ -158,6 +194,10 @@ class ToolStep:
                 if monotonic() + wait_seconds - progress_at >= PATIENCE_SECONDS:
                     raise
             await asyncio.sleep(wait_seconds)
+
+    def _own_call(self, call: CallOfOwnTool) -> OwnCall:
+        runs = self._dependencies.own_runs
+        return OwnCall(call.definition, runs.outcome_of(call), partial(runs.order, call))
 
 
 async def _first_done(

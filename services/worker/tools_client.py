@@ -14,7 +14,7 @@ from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Resolution
 from tenure.domain.outputs import FileDigest
-from tenure.domain.tools import CallStatuses, Outcome
+from tenure.domain.tools import CallStatuses, Outcome, ToolDefinition
 from tenure.runtime.request_context import traceparent
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
@@ -22,7 +22,13 @@ from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
 from tenure.wire.common import duration, refusal_to_domain
-from tenure.wire.tool import call_statuses_to_domain, outcome_to_domain, resolution_to_wire, tool_to_domain
+from tenure.wire.tool import (
+    call_statuses_to_domain,
+    outcome_to_domain,
+    resolution_to_wire,
+    tool_to_domain,
+    tool_to_wire,
+)
 
 UNARY_TIMEOUT_SECONDS: Final = 10.0
 DIGEST_TIMEOUT_SECONDS: Final = 60.0
@@ -41,6 +47,25 @@ class CallLimits:
     outcome_seconds: float
     tool_seconds: float | None = None
     output_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCall:
+    """What a call of an own tool adds to its request.
+
+    `outcome`: what its run in this process came to, if it has ended. `on_order`: gets each order to run it, and the
+    function that sends what the run came to.
+    """
+
+    definition: ToolDefinition
+    outcome: pb.OwnOutcome | None
+    on_order: Callable[[pb.RunHere, Callable[[pb.OwnOutcome], None]], None]
+
+    def add_to(self, request: pb.ExecuteRequest) -> None:
+        """Adds the call's own fields to its request."""
+        request.own_tool.CopyFrom(tool_to_wire(self.definition))
+        if self.outcome is not None:
+            request.own_outcome.CopyFrom(self.outcome)
 
 
 class ToolsClient:
@@ -86,21 +111,32 @@ class ToolsClient:
         on_event: Callable[[], None],
         limits: CallLimits,
         resolution: Resolution | None,
+        own: OwnCall | None = None,
     ) -> Outcome:
         """Runs the call, or joins the running call. `on_event` is called with every event of the call except a refusal.
 
         Cancelling this coroutine ends the wait, not the tool. `resolution` is the ledger's resolution of the call, if
-        any. Raises Unavailable when there was no outcome in time: execute the call again, which joins it.
+        any. `own`: this process runs the call. Raises Unavailable when there was no outcome in time: execute the call
+        again, which joins it.
         """
         final_event: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
+        request = _build_request(token, intent, limits, resolution)
+        if own is not None:
+            own.add_to(request)
+
+        def answer(outcome: pb.OwnOutcome) -> None:
+            self._frames.follow_up(tag, outcome, _with_outcome(request, outcome))
 
         def take_event(event: pb.TaggedExecuteEvent) -> None:
-            if not event.HasField("refusal"):
+            kind = event.WhichOneof("event")
+            if kind != "refusal":
                 on_event()
-            if event.WhichOneof("event") in {"outcome", "refusal"} and not final_event.done():
+            if kind == "run_here" and own is not None:
+                own.on_order(event.run_here, answer)
+            if kind in {"outcome", "refusal"} and not final_event.done():
                 final_event.set_result(event)
 
-        tag = self._frames.send(_build_request(token, intent, limits, resolution), take_event)
+        tag = self._frames.send(request, take_event)
         try:
             async with asyncio.timeout(limits.outcome_seconds):
                 event = await final_event
@@ -136,8 +172,22 @@ def _build_request(
     )
 
 
+def _with_outcome(request: pb.ExecuteRequest, outcome: pb.OwnOutcome) -> pb.ExecuteRequest:
+    """Returns the request as a later stream sends it again."""
+    repeated = pb.ExecuteRequest()
+    repeated.CopyFrom(request)
+    repeated.own_outcome.CopyFrom(outcome)
+    return repeated
+
+
 def _build_frame(batch: list[Tagged]) -> pb.ExecuteStreamRequest:
-    return pb.ExecuteStreamRequest(calls=[pb.TaggedExecute(tag=tag, call=call) for tag, call in batch])
+    frame = pb.ExecuteStreamRequest()
+    for tag, message in batch:
+        if isinstance(message, pb.OwnOutcome):
+            frame.outcomes.add(tag=tag, outcome=message)
+        else:
+            frame.calls.add(tag=tag, call=message)
+    return frame
 
 
 def _events(frame: pb.ExecuteStreamResponse) -> Iterator[Tagged]:

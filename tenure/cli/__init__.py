@@ -3,7 +3,9 @@
 The files, in the order in which data flows:
 
 __main__.py       `python -m tenure.cli`
-main.py           the command group; errors become a message and an exit code
+main.py           the root command, and its options, four of which may stand anywhere on the line
+groups.py         the sections of `tenure --help`, the nouns, and the former names of commands that moved
+group.py          the click group: help in sections, errors as a message and an exit code
 context.py        the gateway's address, the tenant and the output mode of one invocation
 parameters.py     types of options: durations, labels, dollars; TASK
 exit_codes.py     the exit codes, and the message of each error
@@ -12,30 +14,32 @@ formatting.py     numbers, times, states and texts for people
 entry_lines.py    one line for one entry
 
 submit.py         submit
-send_and_fork.py  send, fork
-tasks.py          get, list, tree, entries, wait, cancel, explain
+send_and_fork.py  tasks send, fork
+tasks.py          get, list, cancel, explain; tasks tree, entries, wait
 watch.py          watch: one task, live. Entries flow through watch_state.py and narration.py to the screen here
 watch_state.py    the state of the watched task: the fold of its entries, and the live text
 narration.py      the lines that `watch` prints for each entry
-follow.py         follow: all tasks of a tenant
-waits.py          waits, resume, signal
+follow.py         tasks follow: all tasks of a tenant
+waits.py          waits, resume; tasks signal
 answering.py      the text of a wait, the commands that answer it, the question in a terminal
 files.py          files: a task's workspace
 tools.py          tools: tool sources, tools, calls in doubt
-workers.py        claims, workers, refusals, queues
+workers.py        workers: sessions, claims, queues; tasks refusals
 leases.py         leases: named leases of other systems
 schedules.py      schedules
 webhooks.py       webhooks
-tenants.py        tenants, usage
+tenants.py        tenants: quotas, bills
 admin.py          admin: what only operators do
+audit.py          admin audit: the audit log
 verify.py         admin verify: checks tasks against the invariants; verify_report.py has the checks and what is printed
 serve.py          serve: this process becomes a service
-keys.py           keys: signing keys of fencing tokens
+keys.py           keys: signing keys of fencing tokens, certificates; api_keys.py has keys api
+completion.py     completion: the scripts of shells
 dev.py            dev: the development stack
 demo/             demo: a worker is frozen, another is killed, and the result is judged
 
 What to touch when:
-- a new command: its file, the list in main.py and docs/commands.md
-- a new kind of entry: entry_lines.py (`tenure entries`), narration.py and watch_state.py (`tenure watch`)
+- a new command: its file, groups.py and docs/commands.md; what it prints with --json: tenure/sdk/operations_info.py
+- a new kind of entry: entry_lines.py (`tenure tasks entries`), narration.py and watch_state.py (`tenure watch`)
 - a new error: exit_codes.py, if the message needs advice
 """

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from tenure.cli.answering import answer_commands
-from tenure.cli.api_keys import keys
 from tenure.cli.audit import audit
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
+from tenure.cli.group import Group
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LATER, find_task, task_argument
 from tenure.cli.verify import verify
@@ -269,7 +269,8 @@ def transfer(context: Context, task: str, reason: str, to_worker_id: str) -> Non
         if context.as_json:
             context.emit(transferred)
         elif transferred.owner:
-            echo(f"{short_id(task_id)} is held by {transferred.owner}, epoch {describe_epoch(transferred.epoch)}")
+            epoch = f", epoch {describe_epoch(transferred.epoch)}" if context.is_verbose else ""
+            echo(f"{short_id(task_id)} is held by {transferred.owner}{epoch}")
         else:
             echo(f"{short_id(task_id)} is {why(transferred.state, transferred.reason, transferred.message)}")
 
@@ -338,14 +339,11 @@ def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None
     echo(f"{count} would be pruned" if dry_run else f"{count} pruned; their bills stay")
 
 
-@click.group(
-    short_help="Operators: aging, requeue, grant-budget, close-out, wait, transfer, drain, prune, verify, keys."
-)
+@click.group(cls=Group, short_help="Repair: aging, requeue, transfer, drain, prune, verify, audit …")
 def admin() -> None:
     """Operate an installation. A task's ledger records each intervention with its actor and reason."""
 
 
 for command in (aging, requeue, grant_budget, close_out, wait, transfer, drain, prune, verify):
     admin.add_command(command)
-admin.add_command(keys)
 admin.add_command(audit)

@@ -1,4 +1,4 @@
-"""`tenure admin keys`: the API keys of clients."""
+"""`tenure keys api`: the API keys of clients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tenure.wire.common import moment, timestamp
 _NAMES: Final = {permission.value.lower().replace("_", "-"): permission for permission in Permission}
 
 
-@click.group()
-def keys() -> None:
+@click.group("api")
+def api_keys() -> None:
     """Create, list and revoke API keys, with which clients identify themselves to the gateway."""
 
 
-@keys.command()
+@api_keys.command()
 @click.argument("name")
 @click.option(
     "--permission",
@@ -77,7 +77,7 @@ def create(
     context.run(work)
 
 
-@keys.command("list")
+@api_keys.command("list")
 @click.option("--all", "every", is_flag=True, help="Also revoked and expired keys.")
 @pass_context
 def list_keys(context: Context, every: bool) -> None:
@@ -102,7 +102,7 @@ def list_keys(context: Context, every: bool) -> None:
     context.run(work)
 
 
-@keys.command()
+@api_keys.command()
 @click.argument("key_id", metavar="KEY")
 @pass_context
 def revoke(context: Context, key_id: str) -> None:

@@ -9,7 +9,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exit_codes import Exit
-from tenure.cli.formatting import ago, make_list
+from tenure.cli.formatting import ago, count_text, make_list
 from tenure.cli.output import echo
 from tenure.client import Client
 from tenure.domain.audit import BrokenChainError, ChainedRecord, Decision, Head, verify_chain
@@ -114,7 +114,7 @@ def verify(context: Context, noted: Head | None) -> None:
     if context.as_json:
         context.emit({"records": head.number, "head": str(head)})
     else:
-        echo(f"{head.number} records, the chain is unbroken; head {head}")
+        echo(f"{count_text(head.number, 'record')}, the chain is unbroken; head {head}")
 
 
 async def _all_records(client: Client) -> AsyncIterator[ChainedRecord]:

@@ -16,8 +16,8 @@ from tenure.cli.output import echo, json_line
 from tenure.client import Client
 from tenure.runtime.running_stack import CERTIFICATES, read_addresses
 from tenure.runtime.tls import ClientTls
-from tenure.sdk.from_wire import public_value
 from tenure.sdk.json_shape import PublicValue
+from tenure.sdk.public_value import public_value
 from tenure.wire.common import to_dict
 
 T = TypeVar("T")
@@ -58,12 +58,9 @@ class Context:
         return path.relative_to(working_directory) if path.is_relative_to(working_directory) else path
 
     def emit(self, value: Message | PublicValue | Mapping[str, Any]) -> None:
-        """Prints one line of JSON: the public JSON of a task, an event, a change or a file (docs/json.md).
-
-        Other messages have the field names of the contract, and with -v all of them do.
-        """
+        """Prints one line of JSON: the public JSON (docs/json.md), or with -v the message with the contract's names."""
         if isinstance(value, Message) and not self.is_verbose:
-            value = public_value(value) or value
+            value = public_value(value)
         if isinstance(value, PublicValue):
             value = value.to_json()
         echo(json_line(to_dict(value) if isinstance(value, Message) else value))

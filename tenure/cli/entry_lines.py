@@ -1,4 +1,4 @@
-"""Describes one entry of the ledger in one line, for `tenure entries` and, in parts, for `tenure watch`."""
+"""Describes one entry of the ledger in one line, for `tenure tasks entries` and, in parts, for `tenure watch`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from tenure.cli.formatting import (
     state_style,
     usage_text,
 )
-from tenure.domain.budget import WARNING_PERCENT, money_text
+from tenure.domain.budget import WARNING_PERCENT, money_text, usd
 from tenure.domain.states import Reason
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import OUTCOME_STATUSES, seconds, state_name
 from tenure.wire.tenant_service import describe_use
 
 
-def describe(entry: ledger_pb2.Entry) -> str:
-    """Returns the content of the entry on one line, which is not cut to a width."""
+def describe(entry: ledger_pb2.Entry, *, is_verbose: bool = False) -> str:
+    """Returns the content of the entry on one line, which is not cut to a width.
+
+    With `is_verbose` a model attempt also shows what it reserved.
+    """
     kind = entry.body.WhichOneof("body")
     if kind is None:
         return "(this version does not know the kind of this entry)"
-    return " ".join(_OF_KIND[kind](getattr(entry.body, kind)).split())
+    reserved = _reserved(entry.body.model_attempt) if is_verbose and kind == "model_attempt" else ""
+    return " ".join(f"{_OF_KIND[kind](getattr(entry.body, kind))}{reserved}".split())
 
 
 def kind_name(entry: ledger_pb2.Entry) -> str:
@@ -86,9 +90,13 @@ def unknown_tools(body: ledger_pb2.ToolsDefined) -> str:
 
 
 def _attempt(body: ledger_pb2.ModelAttempt) -> str:
-    purpose = f"for a summary through step {body.summary_through_step}, " if body.summary_through_step else ""
-    money = f" and {money_text(body.reserved_nano_usd)}" if body.reserved_nano_usd else ""
-    return f"attempt {body.attempt_number} at {body.model}, {purpose}{body.reserved_tokens:,} tokens{money} reserved"
+    purpose = f", for a summary through step {body.summary_through_step}" if body.summary_through_step else ""
+    return f"attempt {body.attempt_number} at {body.model}{purpose}"
+
+
+def _reserved(body: ledger_pb2.ModelAttempt) -> str:
+    money = f" and {usd(body.reserved_nano_usd)}" if body.reserved_nano_usd else ""
+    return f", {body.reserved_tokens:,} tokens{money} reserved"
 
 
 def _failure(body: ledger_pb2.ModelFailure) -> str:

@@ -1,4 +1,4 @@
-"""`tenure export`: tasks as a dataset, one JSON object a line."""
+"""`tenure tasks export`: tasks as a dataset, one JSON object a line."""
 
 from __future__ import annotations
 

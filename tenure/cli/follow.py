@@ -1,4 +1,4 @@
-"""`tenure follow`: one line for each change of all tasks of a tenant, as the changes happen."""
+"""`tenure tasks follow`: one line for each change of all tasks of a tenant, as the changes happen."""
 
 from __future__ import annotations
 

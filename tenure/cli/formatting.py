@@ -87,7 +87,7 @@ def make_grid() -> Table:
     return grid
 
 
-_COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_COARSE: Final = ((86_400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 _CONTROLS: Final = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))
 UNSEEN: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 """Characters beyond ASCII that end lines or change the direction of text."""
@@ -119,17 +119,20 @@ def state_style(state: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Returns a duration: `12 ms`, `0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Returns a duration in at most two units: `12 ms`, `0.3 s`, `41 s`, `3 min 20 s`, `2 h`, `3 days 4 h`."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{f'{seconds:.1f}'.removesuffix('.0')} s"
     if seconds < 119.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return f"{minutes} min{f' {rest} s' if rest else ''}"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h{f' {minutes} min' if minutes else ''}"
+    return f"{hours // 24} days{f' {hours % 24} h' if hours % 24 else ''}"
 
 
 def count_text(number: int, thing: str, things: str = "") -> str:
@@ -193,22 +196,26 @@ def usage_text(usage: task_pb2.TokenUsage) -> str:
     return f"{input_total(usage):,} tokens in{cached}, {usage.output_tokens:,} out"
 
 
-def budget_text(budget: task_pb2.BudgetStatus, *, is_exact: bool = False) -> str:
-    """Returns `12,300 of 2,000,000 tokens used, 500 reserved · $0.012 of $1.00, $0.0050 reserved`."""
-    money = usd if is_exact else money_text
-    reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
+def budget_text(budget: task_pb2.BudgetStatus, *, is_verbose: bool = False) -> str:
+    """Returns `12,300 of 2,000,000 tokens used · $0.12 of $1.00`.
+
+    A cap is always exact, as it was set. With `is_verbose` all amounts are, and what is reserved for calls in flight is
+    shown, too: `, 500 reserved`.
+    """
+    money = usd if is_verbose else money_text
+    reserved = f", {budget.reserved_tokens:,} reserved" if is_verbose and budget.reserved_tokens else ""
     tokens = f"{budget.used_tokens:,} of {budget.max_tokens:,} tokens used{reserved}"
-    if not (budget.max_nano_usd or budget.used_nano_usd or budget.reserved_nano_usd):
+    if not (budget.max_nano_usd or budget.used_nano_usd or (is_verbose and budget.reserved_nano_usd)):
         return tokens
-    cap = f" of {money(budget.max_nano_usd)}" if budget.max_nano_usd else ""
-    reserved = f", {money(budget.reserved_nano_usd)} reserved" if budget.reserved_nano_usd else ""
+    cap = f" of {usd(budget.max_nano_usd)}" if budget.max_nano_usd else ""
+    reserved = f", {money(budget.reserved_nano_usd)} reserved" if is_verbose and budget.reserved_nano_usd else ""
     unpriced = f", {count_text(budget.unpriced_calls, 'call')} of unknown price" if budget.unpriced_calls else ""
     return f"{tokens} · {money(budget.used_nano_usd)}{cap}{reserved}{unpriced}"
 
 
 def caps_text(budget: task_pb2.BudgetStatus) -> str:
     """Returns the caps of a budget: `2,000,000 tokens and $1.00`."""
-    return f"{budget.max_tokens:,} tokens{f' and {money_text(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
+    return f"{budget.max_tokens:,} tokens{f' and {usd(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
 
 
 def model_text(spec: task_pb2.TaskSpec) -> str:

@@ -1,34 +1,39 @@
-"""`tenure keys` and `tenure certs`: creates the keys that sign fencing tokens, and certificates for mutual TLS."""
+"""`tenure keys`: creates the keys that sign fencing tokens, and certificates for mutual TLS."""
 
 from __future__ import annotations
 
 import shlex
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import click
 
+from tenure.cli.context import Context, pass_context
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.server_packages import server_packages
 
 _KEYS: Final = "`tenure keys`"
-_CERTS: Final = "`tenure certs`"
+_CERTS: Final = "`tenure keys certs`"
 
 
-@click.group()
+@click.group(short_help="Create and withdraw signing keys, API keys and certificates.")
 def keys() -> None:
-    """Create, rotate and withdraw the keys that sign fencing tokens."""
+    """Create, rotate and withdraw the keys that sign fencing tokens; API keys and certificates.
+
+    Files on this machine, except for `api`, which asks the gateway.
+    """
 
 
 @keys.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-def create(directory: Path) -> None:
+@pass_context
+def create(context: Context, directory: Path) -> None:
     """Create a key pair in DIRECTORY: signing.json (secret, for coordinators only) and verifying.json.
 
     The public key is added to the keys that verifying.json already has; all services read that file.
@@ -41,7 +46,10 @@ def create(directory: Path) -> None:
     if private.exists():
         raise click.ClickException(f"{private} exists and is not overwritten; move it to another place first")
     write_key_pair(private, public, key_id=uuid.uuid4().hex[:8])
-    echo(f"{private} (secret)\n{public}")
+    if context.as_json:
+        context.emit({"signing_key_file": str(private), "verifying_keys_file": str(public)})
+    else:
+        echo(f"{private} (secret)\n{public}")
 
 
 @keys.command()
@@ -52,7 +60,8 @@ def create(directory: Path) -> None:
     type=DURATION,
     help="The time that services have to read the new public key. Default: 15s.",
 )
-def rotate(directory: Path, wait_seconds: float | None) -> None:
+@pass_context
+def rotate(context: Context, directory: Path, wait_seconds: float | None) -> None:
     """Change the signing key of running services, whose key files are in DIRECTORY.
 
     Adds a new public key to verifying.json, waits until the services have read it, and then replaces signing.json.
@@ -76,6 +85,9 @@ def rotate(directory: Path, wait_seconds: float | None) -> None:
         echo(f"{former} signs until the services have read {chosen} in {public}: {wait_seconds:g} s", err=True)
         time.sleep(wait_seconds)
         following.replace(private)
+    if context.as_json:
+        context.emit({"key_id": chosen, "former_key_id": former})
+        return
     echo(f"{former} signs no longer; withdraw it when every named lease was renewed:")
     echo(f"tenure keys withdraw {shlex.quote(str(directory))} {former}")
 
@@ -83,20 +95,25 @@ def rotate(directory: Path, wait_seconds: float | None) -> None:
 @keys.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("key_id")
-def withdraw(directory: Path, key_id: str) -> None:
+@pass_context
+def withdraw(context: Context, directory: Path, key_id: str) -> None:
     """Remove the public key KEY_ID from verifying.json in DIRECTORY: the tokens that it signed verify no longer."""
     with server_packages(_KEYS, extra="server"):
         from tenure.runtime.signing import LOOK_SECONDS, withdraw_key
 
     with key_errors():
         withdraw_key(*key_files(directory), key_id)
-    echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
+    if context.as_json:
+        context.emit({"key_id": key_id, "withdrawn": True})
+    else:
+        echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
 
 
 @keys.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--withdraw", "withdrawn", metavar="KEY", help="Remove this key instead.")
-def encryption(file: Path, withdrawn: str | None) -> None:
+@pass_context
+def encryption(context: Context, file: Path, withdrawn: str | None) -> None:
     """Create FILE with a key that encrypts the secrets in the database, or add a new key, which replaces the former.
 
     Checkpoint services use a new key within 5 seconds. Then `tenure serve checkpoint reencrypt` encrypts all
@@ -105,14 +122,16 @@ def encryption(file: Path, withdrawn: str | None) -> None:
     with server_packages(_KEYS, extra="server"):
         from tenure.runtime.secret_box import add_encryption_key, withdraw_encryption_key
 
+    key_id = withdrawn or uuid.uuid4().hex[:8]
     with key_errors():
-        if withdrawn is not None:
-            withdraw_encryption_key(file, withdrawn)
-            echo(f"{withdrawn} is withdrawn")
-            return
-        key_id = uuid.uuid4().hex[:8]
-        add_encryption_key(file, key_id)
-    echo(f"{key_id} encrypts from now on")
+        if withdrawn is None:
+            add_encryption_key(file, key_id)
+        else:
+            withdraw_encryption_key(file, key_id)
+    if context.as_json:
+        context.emit({"key_id": key_id, "withdrawn": withdrawn is not None})
+    else:
+        echo(f"{key_id} {'encrypts from now on' if withdrawn is None else 'is withdrawn'}")
 
 
 def key_files(directory: Path) -> tuple[Path, Path]:
@@ -154,8 +173,14 @@ def certs() -> None:
 @click.option("--installation", default=DEFAULT_INSTALLATION, show_default=True, help="The trust domain.")
 @click.option("--host", "hosts", multiple=True, help="A name or address of the servers; may be repeated.")
 @click.option("--days", type=click.FloatRange(0, min_open=True), default=90.0, show_default=True)
+@pass_context
 def create_certificates(
-    directory: Path, processes: tuple[tuple[Role, str], ...], installation: str, hosts: tuple[str, ...], days: float
+    context: Context,
+    directory: Path,
+    processes: tuple[tuple[Role, str], ...],
+    installation: str,
+    hosts: tuple[str, ...],
+    days: float,
 ) -> None:
     """Create ca.pem in DIRECTORY, unless it exists, and a certificate for each of PROCESSES: ROLE or ROLE/NAME.
 
@@ -170,8 +195,7 @@ def create_certificates(
         make_certificates(directory, chosen, installation=installation, days=days, hosts=hosts or ["localhost"])
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    for _role, name in chosen:
-        echo(str(directory / f"{name}.pem"))
+    _show_certificates(context, directory, (name for _role, name in chosen))
 
 
 @certs.command("stores")
@@ -180,13 +204,19 @@ def create_certificates(
 @click.option("--etcd-host", "etcd_hosts", multiple=True, help="A name or address of etcd; may be repeated.")
 @click.option("--postgres-host", "postgres_hosts", multiple=True, help="The same of Postgres.")
 @click.option("--days", type=click.FloatRange(0, min_open=True), default=90.0, show_default=True)
+@pass_context
 def create_store_certificates(
-    directory: Path, installation: str, etcd_hosts: tuple[str, ...], postgres_hosts: tuple[str, ...], days: float
+    context: Context,
+    directory: Path,
+    installation: str,
+    etcd_hosts: tuple[str, ...],
+    postgres_hosts: tuple[str, ...],
+    days: float,
 ) -> None:
     """Create ca.pem in DIRECTORY, unless it exists, and etcd.pem, etcd-client.pem and postgres.pem with their keys.
 
     etcd admits each client with a certificate of this authority: give etcd-client.pem to coordinators only, and
-    choose another DIRECTORY than that of `tenure certs create`. Keep ca.key.pem away from the services.
+    choose another DIRECTORY than that of `tenure keys certs create`. Keep ca.key.pem away from the services.
     """
     with server_packages(_CERTS, extra="server"):
         from tenure.runtime.certificates import make_store_certificates, store_certificates
@@ -196,5 +226,14 @@ def create_store_certificates(
         make_store_certificates(directory, stores, installation=installation, days=days)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    for store in stores:
-        echo(str(directory / f"{store.name}.pem"))
+    _show_certificates(context, directory, (store.name for store in stores))
+
+
+def _show_certificates(context: Context, directory: Path, names: Iterable[str]) -> None:
+    """Prints the files of the new certificates."""
+    for name in names:
+        certificate = directory / f"{name}.pem"
+        if context.as_json:
+            context.emit({"certificate_file": str(certificate)})
+        else:
+            echo(str(certificate))

@@ -1,4 +1,4 @@
-"""`tenure leases`: named leases of other systems. `tenure claims` shows the claims of tasks."""
+"""`tenure leases`: named leases of other systems. `tenure workers claims` shows the claims of tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _epoch = click.option("--epoch", type=int, help="Only if the lease still has thi
 _reason = click.option("--reason", required=True, help="Why; recorded, and shown to the next holder.")
 
 
-@click.group()
+@click.group(short_help="List, acquire and release named leases of other systems.")
 def leases() -> None:
     """List, acquire, release and transfer named leases of other systems.
 
@@ -69,10 +69,11 @@ def get(context: Context, resource: str) -> None:
         if context.as_json:
             context.emit(lease)
             return
-        echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)} ({lease.epoch})")
+        exact = f" ({lease.epoch})" if context.is_verbose else ""
+        echo(f"{lease.resource} is held by {lease.holder}{_epoch_text(context, lease.epoch)}{exact}")
         left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
         echo(f"acquired {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
-        previous = f"epoch {describe_epoch(lease.previous_epoch)}, {_end_reason(lease)}"
+        previous = f"{_end_reason(lease)}{_epoch_text(context, lease.previous_epoch)}"
         echo(f"previous lease: {previous if lease.previous_epoch else 'none'}")
 
     context.run(work)
@@ -93,7 +94,7 @@ def watch(context: Context, prefix: str, after: int) -> None:
                 if context.as_json:
                     context.emit(event)
                 else:
-                    echo(_say(event))
+                    echo(_say(context, event))
 
     context.run(work)
 
@@ -146,7 +147,7 @@ def release(context: Context, resource: str, epoch: int | None, reason: str) -> 
         if context.as_json:
             context.emit({"resource": resource, "epoch": reference.epoch, "released": True})
         else:
-            echo(f"{resource}, epoch {describe_epoch(reference.epoch)}, is released")
+            echo(f"{resource} is released{_epoch_text(context, reference.epoch)}")
 
     context.run(work)
 
@@ -200,7 +201,7 @@ def _tell(context: Context, lease: pb.Lease) -> None:
     if context.as_json:
         context.emit(lease)
         return
-    echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)}", err=True)
+    echo(f"{lease.resource} is held by {lease.holder}{_epoch_text(context, lease.epoch)}", err=True)
     echo(base64.b64encode(lease.token.SerializeToString()).decode())
 
 
@@ -209,24 +210,30 @@ def _end_reason(lease: pb.Lease) -> str:
     return lease.reason + (f": {harmless(lease.message)}" if lease.message else "")
 
 
-def _say(event: pb.LeaseEvent) -> str:
+def _epoch_text(context: Context, epoch: int) -> str:
+    """Returns the epoch, which only -v shows."""
+    return f", epoch {describe_epoch(epoch)}" if context.is_verbose else ""
+
+
+def _say(context: Context, event: pb.LeaseEvent) -> str:
     held = event.HasField("held")
     lease = event.held if held else event.ended
     what = f"is held by {lease.holder} ({_end_reason(lease)})" if held else f"was lost or released by {lease.holder}"
     at = f"{clock(lease.acquire_time)}  " if held else ""
-    return f"{event.revision}  {at}{lease.resource} {what}, epoch {describe_epoch(lease.epoch)}"
+    return f"{event.revision}  {at}{lease.resource} {what}{_epoch_text(context, lease.epoch)}"
 
 
 def _show(context: Context, leases: Iterable[pb.Lease]) -> None:
-    table = make_table("RESOURCE", "HOLDER", "EPOCH", "REASON", "SINCE", "LEFT", "TTL")
+    epoch = ("EPOCH",) if context.is_verbose else ()
+    table = make_table("RESOURCE", "HOLDER", "REASON", "SINCE", "LEFT", "TTL", *epoch)
     for lease in leases:
         table.add_row(
             lease.resource,
             lease.holder,
-            describe_epoch(lease.epoch),
             lease.reason,
             ago(lease.acquire_time),
             seconds_text(seconds(lease.remaining)),
             seconds_text(seconds(lease.ttl)),
+            *([describe_epoch(lease.epoch)] if context.is_verbose else ()),
         )
     context.console.print(table)

@@ -1,72 +1,27 @@
-"""`tenure`: the command group, its global options, and the exit code of each error."""
+"""`tenure`: the root command, and its options, four of which may stand anywhere on the line."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from tenure.cli.admin import admin
 from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, find_tls, read_key
-from tenure.cli.demo.command import demo
-from tenure.cli.dev import dev
-from tenure.cli.exit_codes import (
-    HELP,
-    Exit,
-    exit_of_error,
-    explain,
-)
-from tenure.cli.export import export
-from tenure.cli.files import files
-from tenure.cli.follow import follow
-from tenure.cli.keys import certs, keys
-from tenure.cli.leases import leases
-from tenure.cli.output import echo, make_console
-from tenure.cli.replay import replay
-from tenure.cli.schedules import schedules
-from tenure.cli.send_and_fork import fork, send
-from tenure.cli.serve import serve
-from tenure.cli.submit import submit
-from tenure.cli.tasks import cancel, entries, get, list_tasks, tree, wait
-from tenure.cli.tasks import explain as explain_task
-from tenure.cli.tenants import tenants, usage
-from tenure.cli.tools import tools
-from tenure.cli.waits import resume, signal, waits
-from tenure.cli.watch import watch
-from tenure.cli.webhooks import webhooks
-from tenure.cli.workers import claims, queues, refusals, workers
+from tenure.cli.exit_codes import HELP
+from tenure.cli.group import Group
+from tenure.cli.groups import add_commands
+from tenure.cli.output import make_console
 from tenure.client.client import check_stays_here
-from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_client import target_of
-from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.tls import ClientTls
-from tenure.server_packages import MissingExtra
 
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-class Group(click.Group):
-    """Prints an error of the API on standard error and exits with its exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (TenureError, PeerFailed, TimeoutError, MissingExtra) as error:
-            address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
-            message = explain(error, address).replace("\n", "\n  ")  # a further line must not look like one of ours
-            echo(f"tenure: {message}", err=True)
-            ctx.exit(exit_of_error(error))
-        except KeyboardInterrupt:
-            ctx.exit(Exit.INTERRUPTED)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """Returns the commands in the order in which a new user needs them, not sorted by name."""
-        return list(self.commands)
+ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
+"""The parameters whose options may also stand after the name of a command."""
 
 
 @click.group(
@@ -98,8 +53,22 @@ class Group(click.Group):
 @click.option("--tls-key-file", type=FILE, envvar="TENURE_TLS_KEY_FILE", help="The private key of your certificate.")
 @click.version_option(package_name="tenure")
 @click.pass_context
-def cli(
-    ctx: click.Context,
+def cli(ctx: click.Context, /, **options: Any) -> None:
+    """Durable tasks for AI agents: a task survives its workers.
+
+    \b
+    tenure dev                      start all services on this machine
+    tenure submit "GOAL" --watch    submit a goal and watch the agent work
+    tenure explain TASK             say why a task is in its state, and what helps
+
+    TASK is a task's id, or the first characters of it. --json, -v, --tenant and --address may stand anywhere on the
+    line.
+    """  # noqa: D301  the \\b must reach click as one character: click then keeps the line breaks
+    ctx.obj = context_of(**options)
+
+
+def context_of(
+    *,
     address: str | None,
     tenant: str | None,
     as_json: bool,
@@ -109,16 +78,8 @@ def cli(
     tls_ca_file: Path | None,
     tls_certificate_file: Path | None,
     tls_key_file: Path | None,
-) -> None:
-    """Durable tasks for AI agents: a task survives its workers.
-
-    \b
-    tenure dev                      start all services on this machine
-    tenure submit "GOAL" --watch    submit a goal and watch the agent work
-    tenure explain TASK             say why a task is in its state, and what helps
-
-    TASK is a task's id, or the first characters of it.
-    """  # noqa: D301  the \\b must reach click as one character: click then keeps the line breaks
+) -> Context:
+    """Returns the context that the options describe. Raises UsageError for options that exclude each other."""
     if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
         raise click.BadParameter(
             f"{address} is not an address; write for example 127.0.0.1:8470", param_hint="--address"
@@ -136,76 +97,42 @@ def cli(
             check_stays_here(gateway)
         except ValueError as error:
             raise click.UsageError(f"{error} with --tls-ca-file") from None
-    ctx.obj = Context(gateway, tenant, as_json, data, make_console(), os.environ, is_verbose, tls, api_key)
+    return Context(gateway, tenant, as_json, data, make_console(), os.environ, is_verbose, tls, api_key)
 
 
-def add_common_options(command: click.Command) -> None:
-    """Adds --json and -v to the command and its subcommands, so that both work before and after the command's name."""
-    flags = {flag for parameter in command.params for flag in parameter.opts}
-    for option_flags, callback, help_text in _COMMON:
-        if not flags & set(option_flags):
-            option = click.Option(option_flags, is_flag=True, expose_value=False, callback=callback, help=help_text)
-            command.params.append(option)
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            add_common_options(subcommand)
+class AnywhereOption(click.Option):
+    """An option of `tenure` that stands after the name of a command. Only the help of `tenure` lists it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Returns nothing: shells complete the option, but no page of help repeats it."""
 
 
-def _set_json(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    """Turns JSON on for this command and its subcommands. A flag before the command's name stays in force."""
-    if value and isinstance(ctx.obj, Context):
-        ctx.obj = replace(ctx.obj, as_json=True)
+def accept_anywhere(command: click.Command) -> None:
+    """Lets the options of `ANYWHERE` stand after the name of this command, and of those below it."""
+    if command.context_settings.get("ignore_unknown_options"):  # a service reads its arguments itself
+        return
+    command.epilog = command.epilog or "`tenure --help` lists --json, -v, --tenant and --address."
+    for option in cli.params:
+        if option.name in ANYWHERE and isinstance(option, click.Option):
+            names = [option.name, *option.opts]
+            command.params.append(
+                AnywhereOption(names, is_flag=option.is_flag, expose_value=False, callback=_set, help=option.help)
+            )
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        accept_anywhere(subcommand)
 
 
-def _set_verbose(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    """Turns details on, as _set_json does for JSON."""
-    if value and isinstance(ctx.obj, Context):
-        ctx.obj = replace(ctx.obj, is_verbose=True)
+def _set(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    """Sets the option as if it stood before the command's name."""
+    root = ctx.find_root()
+    if value and option.name and not ctx.resilient_parsing:
+        root.params[option.name] = value
+        root.obj = ctx.obj = context_of(**root.params)
 
 
-_COMMON: Final = (
-    (["--json"], _set_json, "Print JSON, one object a line: see docs/json.md."),
-    (["-v", "--verbose"], _set_verbose, "Print exact amounts and more details."),
-)
-
-for command in (
-    demo,
-    dev,
-    submit,
-    watch,
-    wait,
-    get,
-    list_tasks,
-    tree,
-    follow,
-    cancel,
-    waits,
-    resume,
-    signal,
-    entries,
-    send,
-    fork,
-    replay,
-    export,
-    files,
-    claims,
-    workers,
-    queues,
-    refusals,
-    explain_task,
-    tools,
-    leases,
-    schedules,
-    webhooks,
-    usage,
-    tenants,
-    admin,
-    serve,
-    keys,
-    certs,
-):
-    cli.add_command(command)
-    add_common_options(command)
+add_commands(cli)
+for _command in cli.commands.values():
+    accept_anywhere(_command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`tenure replay`: a task again from its beginning, with another model, and with the recorded outcomes of its tools.
+"""`tenure tasks replay`: a task again from its beginning, with another model and the recorded outcomes of its tools.
 
 The command starts a worker of its own for one task, which executes no tool (services/worker/replay.py). No other worker
 takes the task: none offers the loop `replay`, and the queue is new.
@@ -85,6 +85,7 @@ def request_of(original: task_pb2.Task, model: str) -> api.SubmitTaskRequest:
         result_schema_json=original.spec.result_schema_json,
     )
     request.agent.model, request.agent.loop = model, REPLAY_LOOP
+    request.policy.sub_agents.max_depth = 0  # the ledger itself spawns, so it has to refuse
     del request.agent.approve_tools[:]  # nothing is executed that a person would have to approve
     return request
 

@@ -1,4 +1,4 @@
-"""`tenure send` adds a message to a live task; `tenure fork` creates a task from another task's history."""
+"""`tenure tasks send` adds a message to a live task; `tenure fork` creates a task from another task's history."""
 
 from __future__ import annotations
 

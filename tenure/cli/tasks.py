@@ -1,4 +1,4 @@
-"""`tenure get`, `list`, `entries`, `tree`, `wait`, `cancel` and `explain`."""
+"""`tenure get`, `list`, `cancel` and `explain`; `tenure tasks entries`, `tree` and `wait`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def list_tasks(
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Show only entries after this sequence.")
 @pass_context
 def entries(context: Context, task: str, after: int) -> None:
-    """Show TASK's ledger: all entries in order, each with its sequence, time, epoch, step and kind."""
+    """Show TASK's ledger: all entries in order, each with its sequence, time, step and kind; with -v its epoch."""
 
     async def work(client: Client) -> None:
         entry_stream = client.entries(await find_task(client, task), after)
@@ -197,7 +197,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
         ("tokens", usage_text(task.usage)),
         ("cost", money(task.used_nano_usd) if task.used_nano_usd else ""),
-        ("budget", budget_text(task.budget, is_exact=context.is_verbose)),
+        ("budget", budget_text(task.budget, is_verbose=context.is_verbose)),
         ("", money_cap_text(task.spec)),
         ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
         ("starts", start_text(task)),
@@ -230,7 +230,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
 
 
 def _parent(task: task_pb2.Task) -> str:
-    """Returns the parent's call that created a sub-agent. `tenure tree` shows the whole tree."""
+    """Returns the parent's call that created a sub-agent. `tenure tasks tree` shows the whole tree."""
     if not task.parent_task_id:
         return ""
     return f"{task.parent_task_id}, call {task.spawn_call_id} · depth {task.depth} in the tree of {task.root_task_id}"
@@ -287,17 +287,19 @@ def _state_text(task: task_pb2.Task, state: str) -> str:
 async def _show_entries(context: Context, entries: AsyncIterator[ledger_pb2.Entry]) -> None:
     """Prints each entry as it arrives, so that a long ledger does not have to be read whole before the first line."""
     async for entry in entries:
+        epoch = f"{describe_epoch(entry.epoch):>7} " if context.is_verbose else ""
         head = (
-            f"{entry.sequence:>5} {clock(entry.record_time)} {describe_epoch(entry.epoch):>7} "
+            f"{entry.sequence:>5} {clock(entry.record_time)} {epoch}"
             f"{f'step {entry.step}' if entry.step else '':<8} {kind_name(entry):<17} "
         )
         width = max(20, context.console.width - len(head) - 1)
         # A tool's name that is cut in the middle could be read as the name of another tool.
-        text = harmless(describe(entry)) if kind_name(entry) == "tools_defined" else one_line(describe(entry), width)
+        described = describe(entry, is_verbose=context.is_verbose)
+        text = harmless(described) if kind_name(entry) == "tools_defined" else one_line(described, width)
         context.console.print(Text.assemble((head, "dim"), (text, style_of(entry))), no_wrap=True, soft_wrap=True)
 
 
-# `tenure tree`: a root task and all its sub-agents.
+# `tenure tasks tree`: a root task and all its sub-agents.
 
 MAX_TASKS: Final = 10_000
 
@@ -369,7 +371,7 @@ def _add_children(branch: Tree, task: task_pb2.Task, children: Children, lines: 
         _add_children(branch.add(lines.line(child)), child, children, lines)
 
 
-# `tenure wait` and `tenure cancel`.
+# `tenure tasks wait` and `tenure cancel`.
 
 
 @click.command(short_help="Wait until TASK ends, print its result.")
@@ -436,5 +438,13 @@ def explain(context: Context, task: str) -> None:
             context.emit({"lines": list(explained.lines), "task": task_info(explained.task).to_json()})
         else:
             echo("\n".join(explained.lines))
+            if context.is_verbose:
+                echo(f"Epoch {describe_epoch(explained.task.epoch)}; {_reserved(explained.task.budget)}")
 
     context.run(work)
+
+
+def _reserved(budget: task_pb2.BudgetStatus) -> str:
+    """Returns what the calls in flight of the tree have reserved."""
+    money = f" and {usd(budget.reserved_nano_usd)}" if budget.reserved_nano_usd else ""
+    return f"{count_text(budget.reserved_tokens, 'token')}{money} reserved for calls in flight"

@@ -1,4 +1,4 @@
-"""`tenure tenants` and `tenure usage`: the quotas of tenants, their use, and the bills."""
+"""`tenure tenants`: the quotas of tenants, their use, and the bills."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tenure.cli.parameters import DURATION, find_task
 from tenure.client import Client
 from tenure.domain.budget import money_text, nano_usd_of, usd
 from tenure.domain.quotas import QuotaKind, QuotaPolicy
+from tenure.sdk.operations_from_wire import usage_info
 from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.common import seconds
@@ -59,7 +60,7 @@ class QuotaType(click.ParamType[QuotaOption]):
 _QUOTA: Final = QuotaType()
 
 
-@click.group()
+@click.group(short_help="Show and set the quotas of tenants; sum up their bills.")
 def tenants() -> None:
     """Show and set the quotas of tenants. NAME is a tenant; default: your own. Other tenants are for operators."""
 
@@ -77,7 +78,7 @@ def list_tenants(context: Context) -> None:
             return
         table = make_table("TENANT", *(name.upper() for name in _NAMES.values()))
         for tenant in tenants:
-            table.add_row(tenant.tenant, *map(_use, tenant.quotas))
+            table.add_row(tenant.tenant, *(_use(context, use) for use in tenant.quotas))
         context.console.print(table)
 
     context.run(work)
@@ -160,7 +161,9 @@ def _show(context: Context, tenant: pb.Tenant) -> None:
         beyond = policy.value.lower() if policy else ""
         if use.HasField("room_after"):
             beyond += f", free in {seconds_text(seconds(use.room_after))}"
-        table.add_row(name, _amount(use, use.used), _amount(use, use.quota.most), beyond, warned, _set_by(use))
+        table.add_row(
+            name, _amount(context, use, use.used), _amount(context, use, use.quota.most), beyond, warned, _set_by(use)
+        )
     context.console.print(f"tenant {tenant.tenant}", style="bold")
     context.console.print(table)
     if tenant.revision:
@@ -173,15 +176,17 @@ def _set_by(use: pb.QuotaUse) -> str:
     return "default" if use.is_default else "tenant"
 
 
-def _use(use: pb.QuotaUse) -> str:
-    return f"{_amount(use, use.used)} of {_amount(use, use.quota.most)}" if use.quota.most else "-"
+def _use(context: Context, use: pb.QuotaUse) -> str:
+    return f"{_amount(context, use, use.used)} of {_amount(context, use, use.quota.most)}" if use.quota.most else "-"
 
 
-def _amount(use: pb.QuotaUse, amount: int) -> str:
-    return usd(amount) if use.quota.kind == pb.QUOTA_KIND_MONEY_PER_DAY else f"{amount:,}"
+def _amount(context: Context, use: pb.QuotaUse, amount: int) -> str:
+    if use.quota.kind != pb.QUOTA_KIND_MONEY_PER_DAY:
+        return f"{amount:,}"
+    return usd(amount) if context.is_verbose else money_text(amount)
 
 
-# `tenure usage`.
+# `tenure tenants usage`.
 
 _GROUPINGS: Final = {
     "tenant": pb.USAGE_GROUPING_TENANT,
@@ -240,7 +245,7 @@ def cached_share(usage: task_pb2.TokenUsage) -> float | None:
     return usage.cache_read_input_tokens / total if total else None
 
 
-def cost_text(billed: pb.UsageSum, amount: Callable[[int], str] = usd) -> str:
+def cost_text(billed: pb.UsageSum, amount: Callable[[int], str] = money_text) -> str:
     """Returns the cost in dollars, and how many calls are unpriced or simulated.
 
     The dollar sign appears only for money that a provider charges.
@@ -257,8 +262,8 @@ def cost_text(billed: pb.UsageSum, amount: Callable[[int], str] = usd) -> str:
 
 def _show_usage(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, show_tenants: bool) -> None:
     if context.as_json:
-        for _, one in rows:
-            context.emit(one)
+        for name, one in rows:
+            context.emit(one if context.is_verbose else usage_info(name, one))
         return
     if not rows:
         echo("no bills", err=True)

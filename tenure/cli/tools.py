@@ -118,11 +118,15 @@ def accept(context: Context, source: str, tool: str, *, yes: bool) -> None:
 
     async def work(client: Client) -> None:
         held = _held_tools((await client.tool_sources()).sources, source, tool)
-        _show_held(context, tool_pb2.ToolSource(name=source), held)
+        if not context.as_json:
+            _show_held(context, tool_pb2.ToolSource(name=source), held)
         if not yes:
             click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
         await client.accept_tools(source, {one.name: one.sha256 for one in held})
-        echo(f"accepted: {', '.join(harmless(one.name) for one in held)}")
+        if context.as_json:
+            context.emit({"source": source, "accepted": [one.name for one in held]})
+        else:
+            echo(f"accepted: {', '.join(harmless(one.name) for one in held)}")
 
     context.run(work)
 
@@ -149,7 +153,7 @@ _NEAREST: Final = 3
 @click.command("list", short_help="List the tools, with source and effect class.")
 @pass_context
 def list_tools(context: Context) -> None:
-    """List the tools of all sources.
+    """List the tools of all sources; with -v as `tenure tools show` does, with the schemas of their arguments.
 
     `tenure submit --tools a,b` gives an agent only these. EFFECT is the effect class. When the runner of a call dies, a
     PURE, IDEMPOTENT or KEYED call runs again; an UNSAFE call is in doubt.
@@ -160,6 +164,11 @@ def list_tools(context: Context) -> None:
         if context.as_json:
             for tool in tools:
                 context.emit(tool)
+        elif context.is_verbose:
+            for index, tool in enumerate(tools):
+                if index:
+                    context.console.print()
+                _show_tool(context, tool)
         else:
             _show_table(context, tools)
 
@@ -196,11 +205,11 @@ def _effect(tool: tool_pb2.OfferedTool) -> str:
 
 
 def _show_table(context: Context, tools: Sequence[tool_pb2.OfferedTool]) -> None:
-    table = make_list("TOOL", "EFFECT", "SOURCE", "DESCRIPTION")
+    table = make_list("TOOL", "EFFECT", "TIMEOUT", "SOURCE", "DESCRIPTION")
     for tool in tools:
         name, source = Text(harmless(tool.definition.name)), Text(harmless(tool.source))
         description = cut_text(tool.definition.description, _MAX_DESCRIPTION)
-        table.add_row(name, _effect(tool), source, description)
+        table.add_row(name, _effect(tool), seconds_text(seconds(tool.definition.timeout)), source, description)
     context.console.print(table)
 
 
@@ -260,7 +269,7 @@ def in_doubt_text(task: task_pb2.Task) -> str:
 
 def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
     call = listed.call
-    cut = " (and more: tenure entries)" if call.arguments_truncated else ""
+    cut = " (and more: tenure tasks entries)" if call.arguments_truncated else ""
     yield "arguments", one_line(arguments_text(call.arguments_json), _MAX_ARGUMENT_LINES * console.width) + cut
     yield "in doubt", f"since {_when(call.doubt_time)}"
     yield "started", f"{_when(call.start_time)}, attempt {call.call_attempt}" if call.HasField("start_time") else ""
@@ -320,7 +329,7 @@ def _when(moment: Timestamp) -> str:
 _MAX_RESULT_BYTES: Final = 256 * 1024
 
 
-@click.group(short_help="Tools, and calls in doubt: list, show, sources, accept, in-doubt, resolve.")
+@click.group(short_help="List tools and their sources; resolve calls in doubt.")
 def tools() -> None:
     """List the tools and their sources; list the calls in doubt and resolve them."""
 

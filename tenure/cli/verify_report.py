@@ -93,18 +93,21 @@ def _show(context: Context, violations: Iterable[Violation]) -> None:
             context.console.print(line, markup=False, soft_wrap=True)
 
 
-def print_summary(context: Context, report: Report) -> None:
-    """Prints the summary, on standard output too: what was not checked is a part of the answer."""
+def print_summary(context: Context, report: Report, *, invariants: bool) -> None:
+    """Prints the summary, on standard output too: what was not checked is a part of the answer.
+
+    `invariants`: names those that were checked, and the data that others need.
+    """
     if context.as_json:
         numbers = {"tasks": report.tasks, "entries": report.entries, "calls": report.calls, "unread": report.unread}
         checks = [asdict(run) for run in report.runs]
         context.emit({**numbers, "violations": len(report.violations), "checks": checks})
         return
-    for name, text in _summary(report):
+    for name, text in _summary(report, invariants=invariants):
         echo(f"{name:<10} {text}")
 
 
-def _summary(report: Report) -> Iterator[tuple[str, str]]:
+def _summary(report: Report, *, invariants: bool) -> Iterator[tuple[str, str]]:
     if not report.tasks:
         yield "checked", "nothing: no task was found"
         return
@@ -114,12 +117,15 @@ def _summary(report: Report) -> Iterator[tuple[str, str]]:
         tasks = len({violation.task_id for violation in report.violations})
         violated = _numbers(violation.invariant for violation in report.violations)
         yield "found", f"{count_text(len(report.violations), 'violation')} of {violated} in {count_text(tasks, 'task')}"
-        yield "", "`tenure entries TASK` and `tenure refusals TASK` show what happened"
+        yield "", "`tenure tasks entries TASK` and `tenure tasks refusals TASK` show what happened"
     else:
         yield "found", "no violation"
-    yield "invariants", f"{_numbers(run.invariant for run in report.runs if not run.why_not)} were checked"
     if report.unread:
         yield "unread", f"{count_text(report.unread, 'entry', 'entries')} of kinds that this version does not know"
+    if not invariants:
+        yield "", "not all invariants can be checked from here: --invariants shows which, and what is missing"
+        return
+    yield "invariants", f"{_numbers(run.invariant for run in report.runs if not run.why_not)} were checked"
     for source, numbers in _missing(report).items():
         yield "missing", f"{source}, which {numbers} also need"
     yield "", "`tenure admin verify --explain` lists the invariants"

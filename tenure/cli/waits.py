@@ -1,4 +1,4 @@
-"""`tenure waits`, `resume` and `signal`: list the waits, answer one, send a signal."""
+"""`tenure waits`, `resume` and `tenure tasks signal`: list the waits, answer one, send a signal."""
 
 from __future__ import annotations
 

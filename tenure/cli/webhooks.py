@@ -78,6 +78,7 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
     tasks = [f"{key}={value}" for key, value in sorted(task_filter.labels.items())]
     tasks += [f"queue {task_filter.queue}"] if task_filter.queue else []
     overlap = f"also signs until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
+    last = f", the last {ago(webhook.last_delivered_time)}" if webhook.HasField("last_delivered_time") else ""
     rows: list[tuple[str, str | Text]] = [
         ("webhook", f"{webhook.name} · {webhook.webhook_id}"),
         ("kind", _kind(webhook)),
@@ -87,7 +88,7 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         ("state", _state(webhook)),
         ("paused", paused if webhook.paused else ""),
         ("problem", Text(one_line(webhook.problem, 300), "red") if webhook.problem else ""),
-        ("delivered", f"{webhook.delivered:,}, the last {ago(webhook.last_delivered_time)}"),
+        ("delivered", f"{webhook.delivered:,}{last}"),
         ("pending", f"{webhook.pending_deliveries:,}"),
         ("held", f"{webhook.held_deliveries:,}, {_FOR_QUOTA}" if webhook.held_deliveries else ""),
         ("dead", f"{webhook.dead_deliveries:,}" if webhook.dead_deliveries else ""),
@@ -160,7 +161,7 @@ _delivery = click.argument("delivery_id", metavar="[DELIVERY]", required=False, 
 _all = click.option("--all", "every", is_flag=True, help="All dead deliveries of the webhook.")
 
 
-@click.group()
+@click.group(short_help="Send the changes of tasks by HTTP, to Slack and by e-mail.")
 def webhooks() -> None:
     """Send the changes of tasks to HTTP endpoints, to Slack and by e-mail. WEBHOOK is a name or an id."""
 

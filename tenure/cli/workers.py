@@ -1,4 +1,4 @@
-"""`tenure claims`, `workers`, `refusals` and `queues`: the live claims and sessions, refused writes, queued tasks."""
+"""`tenure workers`: the sessions, the live claims and the queues; `tenure tasks refusals`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.domain.fencing import describe_epoch
+from tenure.sdk.operations_from_wire import refused_write_info
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import coordinator_service_pb2, task_pb2, token_pb2
 from tenure.wire.common import PRIORITIES, seconds, to_dict, unix_seconds
 
 
-@click.command(short_help="List the live claims: task, worker, epoch, lease.")
+@click.command(short_help="List the live claims: task, worker, lease.")
 @click.argument("task", metavar="[TASK]", required=False)
 @pass_context
 def claims(context: Context, task: str | None) -> None:
-    """List the live claims: task, worker, epoch, renewals, and when the lease ends without a renewal.
+    """List the live claims: task, worker, renewals, and when the lease ends without a renewal.
 
-    An epoch is shown as generation.revision: the generation of etcd, and the create revision of the claim's key.
+    With -v also epochs, as generation.revision: the generation of etcd, and the create revision of the claim's key.
     """
 
     async def work(client: Client) -> None:
@@ -39,9 +40,18 @@ def claims(context: Context, task: str | None) -> None:
     context.run(work)
 
 
-@click.command(short_help="List the workers that have a session.")
+@click.group(invoke_without_command=True, short_help="List the workers, their claims, and the queues.")
+@click.pass_context
+def workers(command: click.Context) -> None:
+    """List the workers, the tasks that they hold, and the tasks that wait for them."""
+    if command.invoked_subcommand is None:
+        echo("tenure: `tenure workers` is now `tenure workers list`", err=True)
+        command.invoke(list_workers)
+
+
+@workers.command("list", short_help="List the workers that have a session.")
 @pass_context
-def workers(context: Context) -> None:
+def list_workers(context: Context) -> None:
     """List the workers that have a session, the number of tasks that each holds, and its coordinator."""
 
     async def work(client: Client) -> None:
@@ -67,7 +77,8 @@ def refusals(context: Context, task: str) -> None:
         listed = await client.refusals(await find_task(client, task))
         if context.as_json:
             for fence, write in _refused_writes(listed):
-                context.emit({"fence": fence, **to_dict(write)})
+                shown = {"fence": fence, **to_dict(write)} if context.is_verbose else refused_write_info(fence, write)
+                context.emit(shown)
         elif not (listed.ledger or listed.tools):
             echo("no write was refused", err=True)
         else:
@@ -78,16 +89,16 @@ def refusals(context: Context, task: str) -> None:
 
 def _show_claims(context: Context, claims: Iterable[coordinator_service_pb2.Claim]) -> None:
     ids = distinct_ids(claim.task_id for claim in claims)
-    table = make_table("TASK", "WORKER", "EPOCH", "REASON", "EPOCH BEFORE", "RENEWALS", "LEASE LEFT")
+    epochs = ("EPOCH", "EPOCH BEFORE") if context.is_verbose else ()
+    table = make_table("TASK", "WORKER", "REASON", "RENEWALS", "LEASE LEFT", *epochs)
     for claim in claims:
         table.add_row(
             ids[claim.task_id],
             claim.worker_id,
-            describe_epoch(claim.epoch),
             claim.reason,
-            describe_epoch(claim.previous_epoch),
             _renewals(claim),
-            f"{seconds(claim.remaining):.1f} s",
+            seconds_text(seconds(claim.remaining)),
+            *map(describe_epoch, (claim.epoch, claim.previous_epoch) if context.is_verbose else ()),
         )
     context.console.print(table)
 
@@ -115,15 +126,15 @@ def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Wor
 
 
 def _show_refusals(context: Context, listed: admin.ListRefusalsResponse) -> None:
-    table = make_table("FENCE", "METHOD", "PRESENTED", "CURRENT", "WORKER", "REFUSED")
+    epochs = ("EPOCH", "FENCE AT") if context.is_verbose else ()
+    table = make_table("REFUSED BY", "METHOD", "WORKER", "WHEN", *epochs)
     for fence, write in _refused_writes(listed):
         table.add_row(
             fence,
             write.method,
-            describe_epoch(write.presented_epoch),
-            describe_epoch(write.current_epoch),
             write.holder,
             ago(write.refuse_time),
+            *map(describe_epoch, (write.presented_epoch, write.current_epoch) if context.is_verbose else ()),
         )
     context.console.print(table)
 
@@ -133,7 +144,7 @@ def _refused_writes(listed: admin.ListRefusalsResponse) -> Iterable[tuple[str, t
     yield from (("tools", write) for write in listed.tools)
 
 
-# `tenure queues`.
+# `tenure workers queues`.
 
 
 @click.command(short_help="List how many tasks wait for a worker, by queue and priority.")
@@ -170,3 +181,7 @@ def _show(context: Context, listed: Iterable[task_pb2.QueueDepth]) -> None:
             ago(queue.oldest_queue_time) if queue.HasField("oldest_queue_time") else "",
         )
     context.console.print(table)
+
+
+workers.add_command(claims)
+workers.add_command(queues)

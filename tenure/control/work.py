@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from tenure.control.model_calls import ModelCallRequest, RunModelCall
+from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome
 
 STEP_TIMEOUT_SECONDS: Final = 600.0
@@ -40,6 +41,16 @@ class Work(Protocol):
         `run` runs at least once: again when its worker dies before the record. Raises StepFailed for an error in `run`.
         """
 
+    async def gather(
+        self, *steps: tuple[str, *tuple[Any, ...]], timeout_seconds: float = STEP_TIMEOUT_SECONDS
+    ) -> list[Any]:
+        """Runs up to 64 steps in parallel and returns their results in order.
+
+        Each step is a tuple: its name, what it runs, and the arguments, as in `step`. Each has a `key` of its own. The
+        results are recorded in the order of the steps, so a step may run again because one before it was not recorded.
+        Raises StepFailed for the first step that failed, when all have ended.
+        """
+
     async def call_model(self, name: str, request: ModelCallRequest, run: RunModelCall) -> Any:
         """Makes a model call under the task's budget and returns the result of its answer, after JSON.
 
@@ -62,6 +73,14 @@ class Work(Protocol):
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
         """Makes tool calls in parallel and returns their outcomes, successful or not, in the same order."""
+
+    async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
+        """Makes calls of own tools in parallel and returns their outcomes, successful or not, in the same order.
+
+        Each call has an intent and a call record like the call of any other tool; the worker runs the coroutine. A call
+        whose worker is lost runs again in the next owner with the same idempotency key, or is in doubt if its tool is
+        UNSAFE.
+        """
 
 
 Function = Callable[[Work, Any], Awaitable[Any]]

@@ -112,22 +112,18 @@ def affordable_output(prices: Prices | None, input_tokens: int, nano_usd: int) -
 
 
 def usd(nano_usd: int) -> str:
-    """Returns the exact amount for people, such as "$0.0123": at least four decimals, then no trailing zeros."""
+    """Returns the exact amount for people, such as "$0.50" and "$0.0123": cents, and more digits where it has them."""
     whole, fraction = divmod(abs(nano_usd), NANO_USD)
-    digits = f"{fraction:09d}".rstrip("0").ljust(4, "0")
+    digits = f"{fraction:09d}".rstrip("0").ljust(2, "0")
     return f"{'-' if nano_usd < 0 else ''}${whole:,}.{digits}"
 
 
 def money_text(nano_usd: int) -> str:
-    """Returns a rounded amount: cents, and below a dollar two significant digits. `usd` is exact.
-
-    Examples: `$12.35`, `$0.50`, `$0.019`.
-    """
-    dollars = Decimal(nano_usd) / NANO_USD
-    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2
-    dollars = round(dollars, places)
-    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2  # rounding may have added a digit: 0.0999 is 0.10
-    return f"{'-' if dollars < 0 else ''}${abs(dollars):,.{places}f}"
+    """Returns a rounded amount as people write it: `$12.35`, `$0.05`, `less than $0.01`. `usd` is exact."""
+    if 0 < nano_usd < NANO_USD // 100:
+        return "less than $0.01"
+    dollars = round(Decimal(nano_usd) / NANO_USD, 2)
+    return f"{'-' if dollars < 0 else ''}${abs(dollars):,.2f}"
 
 
 def nano_usd_of(dollars: Decimal) -> int | None:

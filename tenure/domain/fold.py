@@ -285,11 +285,11 @@ class ResumePoint:
             return
         text = text_of(body.content)
         if self.is_agent:
-            self._converse(step, body, text, attempt)
+            self._take_answer(step, body, text, attempt)
         if text:
             self.last_text = text
 
-    def _converse(self, step: int, body: AssistantMessage, text: str, attempt: ModelAttempt | None) -> None:
+    def _take_answer(self, step: int, body: AssistantMessage, text: str, attempt: ModelAttempt | None) -> None:
         """Adds an agent's answer to its conversation."""
         self.answer, self.has_new_summary = body, False
         counted = body.usage.total - body.usage.output_tokens

@@ -5,6 +5,7 @@ call the model ──▶ answer ──▶ run tools ──▶ call the model …
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,10 +93,13 @@ def next_action(point: ResumePoint) -> NextAction:
     return _after_answer(point, point.answer.stop_reason)
 
 
-def calls_to_make(point: ResumePoint) -> ExecuteTools:
-    """Returns the open calls: those to execute now, and those that begin a wait, one after another."""
+def calls_to_make(point: ResumePoint, own_approvals: Sequence[str] = ()) -> ExecuteTools:
+    """Returns the open calls: those to execute now, and those that begin a wait, one after another.
+
+    `own_approvals`: the worker's own tools whose calls need an approval, beside those that the task names.
+    """
     tools = {tool.name for tool in point.tools or ()}
-    approve_tools = point.spec.agent.approve_tools if point.spec is not None else ()
+    approve_tools = (*(point.spec.agent.approve_tools if point.spec is not None else ()), *own_approvals)
     runs: list[ToolIntent] = []
     waits: list[ToolIntent] = []
     for intent in point.open_intents:

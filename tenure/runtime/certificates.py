@@ -38,7 +38,7 @@ _CLIENT: Final = ExtendedKeyUsageOID.CLIENT_AUTH
 
 @dataclass(frozen=True, slots=True)
 class StoreCertificate:
-    """What a certificate of `tenure certs stores` is for. `hosts`: DNS names and IP addresses."""
+    """What a certificate of `tenure keys certs stores` is for. `hosts`: DNS names and IP addresses."""
 
     name: str
     hosts: tuple[str, ...]
@@ -86,7 +86,7 @@ class Authority:
         """Reads an authority. Raises OSError and ValueError."""
         key = load_pem_private_key(key_path.read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{key_path} is not a key that `tenure certs` made")  # noqa: TRY004  of the file's content
+            raise ValueError(f"{key_path} is not a key that `tenure keys certs` made")  # noqa: TRY004  of the file's content
         return cls(x509.load_pem_x509_certificate(certificate_path.read_bytes()), key)
 
     def save(self, certificate_path: Path, key_path: Path) -> None:

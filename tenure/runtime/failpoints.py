@@ -62,6 +62,8 @@ declare("worker.before_correction", "an invalid final answer is in the ledger, t
 declare("worker.before_failure", "the model call failed, the ledger does not have the failure")
 declare("worker.after_failure", "the failure is committed, the next attempt not reserved")
 declare("worker.after_intent", "the intents are committed, no tool is called")
+declare("worker.before_own_tool", "the order to run an own tool arrived, the trust window is not looked at yet")
+declare("worker.after_own_tool", "an own tool has ended, its outcome is not sent")
 declare("worker.after_execute", "only the worker has the outcomes, or the result of a function's step")
 declare("worker.after_outcome", "the outcomes are committed, the next model attempt is not")
 declare("worker.after_fence", "the tool fence is closed, the close-out that needs it not committed")
@@ -301,7 +303,9 @@ async def _gate(name: str, path: str = "") -> None:
     with suppress(ConnectionError, FileNotFoundError):
         reader, writer = await asyncio.open_unix_connection(path)
         try:
-            writer.write(json.dumps({"failpoint": name, "task": logged_context().get("task", "")}).encode() + b"\n")
+            context = logged_context()
+            question = {"failpoint": name, "task": context.get("task", ""), "step": context.get("step", 0)}
+            writer.write(json.dumps(question).encode() + b"\n")
             await reader.readline()
         finally:
             writer.close()

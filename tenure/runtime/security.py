@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _INSECURE: Final = (
     "{} can be reached from other machines, and this process has no TLS and no authentication: set "
-    "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure certs` makes them), or set "
+    "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure keys certs` makes them), or set "
     "TENURE_ALLOW_INSECURE_NETWORK=true if the network admits only trusted machines"
 )
 

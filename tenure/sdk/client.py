@@ -21,7 +21,7 @@ from tenure.sdk.submit_request import (
     Seconds,
     agent_of,
     json_text,
-    nano_usd,
+    limits_of,
     submit_request,
 )
 from tenure.sdk.task import Task
@@ -168,12 +168,7 @@ class Client:
         LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
         """
         result_type = result_type_of(result)
-        limits = task_pb2.Limits(
-            max_tokens=max_tokens or 0,
-            max_steps=max_steps or 0,
-            max_nano_usd=nano_usd("max_cost", max_cost),
-            no_money_cap=no_max_cost,
-        )
+        limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
         request = submit_request(
             goal,
             agent=agent_of(model, system, tools, approve_tools, max_output_tokens),
@@ -197,6 +192,10 @@ class Client:
         *,
         description: str = "",
         result: Any = None,
+        model: str = "",
+        max_cost: Money | None = None,
+        no_max_cost: bool = False,
+        max_tokens: int | None = None,
         max_steps: int | None = None,
         timeout: Seconds | None = None,
         start_at: datetime | None = None,
@@ -207,17 +206,20 @@ class Client:
         policy: TaskPolicy | None = None,
         request_id: str = "",
     ) -> Task[Any]:
-        """Submits a control function: code of yours that a worker runs as a task, without a model.
+        """Submits a control function: code of yours that a worker runs as a task.
 
         function: its name, as a worker offers it. input: a JSON value of at most 256 KiB. description: for people.
         result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
-        max_steps: steps and tool calls. The others, and the errors, are those of `submit`.
+        model: of which the price decides whether the default cap in money applies; the function names the model of
+            each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
         """
         returned: ResultType[Any] = ResultType("", json_of) if result is None else result_type_of(result)
+        limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
         request = submit_request(
             description,
             control=task_pb2.ControlWork(function=function, input_json=json_text("input", input)),
-            limits=task_pb2.Limits(max_steps=max_steps or 0),
+            agent=task_pb2.AgentSpec(model=model),
+            limits=limits,
             timeout=timeout,
             start_at=start_at,
             queue=queue,

@@ -1,6 +1,6 @@
 """A task as one row of a dataset: what it was given, what it came to, and its model calls and tool calls between.
 
-For evaluations and for training. The row is the public JSON (docs/json.md): `tenure export` writes one in each line.
+For evaluations and for training. The row is public JSON (docs/json.md): `tenure tasks export` writes one in each line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenure.sdk.events import (
     ToolIntentEvent,
     ToolOutcomeEvent,
 )
-from tenure.sdk.from_wire import entry_event
+from tenure.sdk.from_wire import entry_event, json_of
 from tenure.sdk.json_shape import json_value
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import ledger_pb2
@@ -37,12 +37,19 @@ def dataset_row(info: TaskInfo, entries: Sequence[ledger_pb2.Entry]) -> dict[str
     return {
         "task_id": info.task_id,
         "input": info.function.input if info.function else info.goal,
-        "output": info.result if info.result_data is None else info.result_data,
+        "output": _output(info),
         "task": info.to_json(),
         "messages": _messages(entries),
         "model_calls": _model_calls(events),
         "tool_calls": _tool_calls(events),
     }
+
+
+def _output(info: TaskInfo) -> Any:
+    """Returns what a function returned, the JSON value of a result with a schema, or the agent's last text."""
+    if info.function is not None:
+        return json_of(info.result)
+    return info.result if info.result_data is None else info.result_data
 
 
 def _messages(entries: Sequence[ledger_pb2.Entry]) -> list[dict[str, Any]] | None:

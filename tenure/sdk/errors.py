@@ -146,8 +146,8 @@ _HINTS: Final[dict[type[TenureError], str]] = {
     WrongState: "read the task's state with task.refresh()",
     BudgetExhausted: "grant more: wait.budget_need says how much the next model call needs",
     OutOfRange: "begin again without a position",
-    Unauthenticated: "give api_key=…, or set TENURE_API_KEY; an operator creates a key: tenure admin keys create",
-    PermissionDenied: "use a key that has this permission: tenure admin keys create --permission",
+    Unauthenticated: "give api_key=…, or set TENURE_API_KEY; an operator creates a key: tenure keys api create",
+    PermissionDenied: "use a key that has this permission: tenure keys api create --permission",
     Unavailable: "try again in a moment",
     LimitReached: "try again later",
 }

@@ -9,13 +9,11 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.budget import NANO_USD
 from tenure.sdk import events
 from tenure.sdk.errors import ServerFailed
-from tenure.sdk.json_shape import PublicValue
 from tenure.sdk.task_info import (
     BudgetNeed,
     FunctionCall,
@@ -65,7 +63,7 @@ def _cap(nano_usd: int) -> Decimal | None:
     return dollars(nano_usd) if nano_usd else None
 
 
-def _time(message: Timestamp) -> datetime | None:
+def optional_time(message: Timestamp) -> datetime | None:
     """Returns the moment; None for an absent one."""
     return moment(message) if message.seconds or message.nanos else None
 
@@ -132,13 +130,13 @@ def task_info(task: task_pb2.Task) -> TaskInfo:
         depth=task.depth,
         forked_from_task_id=task.forked_from.task_id,
         forked_from_sequence=task.forked_from.sequence,
-        created_at=_time(task.create_time),
-        updated_at=_time(task.update_time),
-        start_at=_time(spec.start_time),
-        started_at=_time(task.start_time),
-        ended_at=_time(task.end_time),
-        next_retry_at=_time(task.next_retry_time),
-        deadline_at=_time(task.deadline_time),
+        created_at=optional_time(task.create_time),
+        updated_at=optional_time(task.update_time),
+        start_at=optional_time(spec.start_time),
+        started_at=optional_time(task.start_time),
+        ended_at=optional_time(task.end_time),
+        next_retry_at=optional_time(task.next_retry_time),
+        deadline_at=optional_time(task.deadline_time),
     )
 
 
@@ -173,8 +171,8 @@ def task_wait(wait: task_pb2.Wait) -> TaskWait:
         call_digest=wait.call_digest,
         correlation_id=wait.correlation_id,
         assignee=wait.assignee,
-        begun_at=_time(wait.begin_time),
-        deadline_at=_time(wait.deadline_time),
+        begun_at=optional_time(wait.begin_time),
+        deadline_at=optional_time(wait.deadline_time),
         at_deadline=WAIT_DEADLINES.to_domain(wait.at_deadline),
         sub_agent_task_ids=tuple(wait.sub_agent_task_ids),
         budget_need=_budget_need(wait.budget_request) if wait.HasField("budget_request") else None,
@@ -194,13 +192,15 @@ def _budget_need(request: task_pb2.BudgetRequest) -> BudgetNeed:
 
 def task_file(file: workspace_pb2.WorkspaceFile) -> TaskFile:
     kind = workspace_pb2.FileKind.Name(file.kind).removeprefix("FILE_KIND_")
-    return TaskFile(path=file.path, kind=kind, size_bytes=file.size_bytes, modified_at=_time(file.modified_at))
+    return TaskFile(path=file.path, kind=kind, size_bytes=file.size_bytes, modified_at=optional_time(file.modified_at))
 
 
 def change_event(message: api.WatchTasksResponse) -> events.TaskChangeEvent | events.HeartbeatEvent:
     """Returns a message of the stream of all tasks."""
     if message.WhichOneof("event") != "change":
-        return events.HeartbeatEvent(kind="heartbeat", cursor=message.cursor, sent_at=_time(message.heartbeat.time))
+        return events.HeartbeatEvent(
+            kind="heartbeat", cursor=message.cursor, sent_at=optional_time(message.heartbeat.time)
+        )
     change = message.change
     return events.TaskChangeEvent(
         kind="change",
@@ -210,7 +210,7 @@ def change_event(message: api.WatchTasksResponse) -> events.TaskChangeEvent | ev
         state=_known(STATES, change.state),
         reason=change.reason,
         cancel_requested=change.cancel_requested,
-        changed_at=_time(change.change_time),
+        changed_at=optional_time(change.change_time),
         task=task_info(change.task),
     )
 
@@ -227,7 +227,7 @@ def entry_event(entry: ledger_pb2.Entry) -> events.Event:
         "step": entry.step,
         "attempt": entry.attempt,
         "actor": entry.actor,
-        "recorded_at": _time(entry.record_time),
+        "recorded_at": optional_time(entry.record_time),
     }
     body = getattr(entry.body, kind, None)
     if kind in _BODIES:
@@ -255,7 +255,7 @@ def _transition(body: ledger_pb2.StateTransition) -> dict[str, Any]:
         "calls_in_doubt": tuple(call.call_id for call in body.calls_in_doubt),
         "result": body.result,
         "result_data": json_of(body.result_json),
-        "next_retry_at": _time(body.next_retry_time),
+        "next_retry_at": optional_time(body.next_retry_time),
         "budget": task_budget(body.budget) if body.HasField("budget") else None,
     }
 
@@ -357,7 +357,7 @@ def _sub_agents_spawned(body: ledger_pb2.SubAgentsSpawned) -> dict[str, Any]:
         "call_id": body.call_id,
         "task_ids": tuple(body.task_ids),
         "max_tokens": body.max_tokens,
-        "deadline_at": _time(body.deadline_time),
+        "deadline_at": optional_time(body.deadline_time),
     }
 
 
@@ -389,19 +389,3 @@ _BODIES: Final[dict[str, tuple[type[events.Event], Callable[[Any], dict[str, Any
     ),
     "sub_agents_spawned": (events.SubAgentsSpawnedEvent, _sub_agents_spawned),
 }
-
-
-# The public form of a message, for the command line.
-
-_PUBLIC: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
-    task_pb2.Task: task_info,
-    ledger_pb2.Entry: entry_event,
-    api.WatchTasksResponse: change_event,
-    workspace_pb2.WorkspaceFile: task_file,
-}
-
-
-def public_value(message: Message) -> PublicValue | None:
-    """Returns the public form of a task, an entry, a change or a file; None for another message."""
-    convert = _PUBLIC.get(type(message))
-    return None if convert is None else convert(message)

@@ -130,6 +130,18 @@ def submit_request(
     )
 
 
+def limits_of(
+    max_cost: Money | None, no_max_cost: bool, max_tokens: int | None, max_steps: int | None
+) -> task_pb2.Limits:
+    """Returns the limits but the timeout. Raises InvalidRequest."""
+    return task_pb2.Limits(
+        max_tokens=max_tokens or 0,
+        max_steps=max_steps or 0,
+        max_nano_usd=nano_usd("max_cost", max_cost),
+        no_money_cap=no_max_cost,
+    )
+
+
 def agent_of(
     model: str, system: str, tools: Iterable[str] | None, approve_tools: Iterable[str], max_output_tokens: int | None
 ) -> task_pb2.AgentSpec:

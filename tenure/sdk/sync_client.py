@@ -329,6 +329,10 @@ class SyncClient:
         *,
         description: str = "",
         result: Any = None,
+        model: str = "",
+        max_cost: Money | None = None,
+        no_max_cost: bool = False,
+        max_tokens: int | None = None,
         max_steps: int | None = None,
         timeout: Seconds | None = None,
         start_at: datetime | None = None,
@@ -339,11 +343,12 @@ class SyncClient:
         policy: TaskPolicy | None = None,
         request_id: str = "",
     ) -> SyncTask[Any]:
-        """Submits a control function: code of yours that a worker runs as a task, without a model.
+        """Submits a control function: code of yours that a worker runs as a task.
 
         function: its name, as a worker offers it. input: a JSON value of at most 256 KiB. description: for people.
         result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
-        max_steps: steps and tool calls. The others, and the errors, are those of `submit`.
+        model: of which the price decides whether the default cap in money applies; the function names the model of
+            each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
         """
         return SyncTask(
             self._calls,
@@ -353,6 +358,10 @@ class SyncClient:
                     input,
                     description=description,
                     result=result,
+                    model=model,
+                    max_cost=max_cost,
+                    no_max_cost=no_max_cost,
+                    max_tokens=max_tokens,
                     max_steps=max_steps,
                     timeout=timeout,
                     start_at=start_at,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tenure.domain.errors import TenureError
+from tenure.sdk.events import Event
 from tenure.testing.points import WATCHED_FAILPOINTS, Position, StopPoint
 
 
@@ -69,10 +70,10 @@ class PendingStop:
 
 
 class Gate:
-    """The gate of one worker. `position` reads where a task is."""
+    """The gate of one worker. `entries` reads the ledger of a task."""
 
-    def __init__(self, path: Path, hold: Hold, position: Callable[[str], Awaitable[Position]]) -> None:
-        self._path, self._hold, self._position = path, hold, position
+    def __init__(self, path: Path, hold: Hold, entries: Callable[[str], Awaitable[Sequence[Event]]]) -> None:
+        self._path, self._hold, self._entries = path, hold, entries
         self._pending: PendingStop | None = None
         self._asking: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server
@@ -111,7 +112,7 @@ class Gate:
         try:
             question = json.loads(await reader.readline())
             await self._hold.passage(question["task"])
-            await self._stop(question["failpoint"], question["task"])
+            await self._stop(question["failpoint"], question["task"], question["step"])
             writer.write(b"\n")
             await writer.drain()
         except (ConnectionError, ValueError):
@@ -120,12 +121,12 @@ class Gate:
             self._asking.discard(asking)
             writer.close()
 
-    async def _stop(self, failpoint: str, task_id: str) -> None:
+    async def _stop(self, failpoint: str, task_id: str, step: int) -> None:
         pending = self._pending
-        if pending is None or not pending.point.may_be_at(failpoint):
+        if pending is None or not task_id or not pending.point.may_be_at(failpoint):
             return
         try:
-            is_there = pending.point.is_at(failpoint, await self._position(task_id))
+            is_there = pending.point.is_at(failpoint, Position(await self._entries(task_id), step))
         except TenureError as error:
             self._pending = None
             pending.reached.set_exception(error)

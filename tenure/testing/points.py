@@ -20,9 +20,10 @@ class UnknownPoint(ValueError):  # noqa: N818  the name says what happened
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a task is, by its entries so far."""
+    """Where a task is: its entries so far, and the step that the worker says it is in, 0 where it says none."""
 
     entries: Sequence[Event]
+    step: int = 0
 
     @property
     def model_step(self) -> int:
@@ -47,12 +48,10 @@ class Position:
         return {entry.step for entry in self.entries if isinstance(entry, ControlStepEvent)}
 
     @property
-    def step_in_progress(self) -> int:
-        """The step that a function makes now, which is not recorded; 0: it makes none, but calls tools."""
-        if self.open_calls:
-            return 0
-        counted = [*self.recorded_steps, *(e.step for e in self.entries if isinstance(e, ToolIntentEvent))]
-        return max(counted, default=0) + 1
+    def made_step(self) -> int:
+        """The step that a function has made and that is not recorded; 0: it has called tools."""
+        calls = {entry.step for entry in self.entries if isinstance(entry, ToolIntentEvent)}
+        return 0 if self.step in calls else self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,7 @@ def _has_outcome(position: Position, number: str) -> bool:
 
 
 def _is_step(position: Position, number: str) -> bool:
-    step = position.step_in_progress
-    return step > 0 and number in {"", str(step)}
+    return position.made_step > 0 and number in {"", str(position.made_step)}
 
 
 def _is_recorded(position: Position, number: str) -> bool:
@@ -118,6 +116,12 @@ POINTS: Final[dict[str, NamedPoint]] = {
     ),
     "after execute": NamedPoint("worker.after_execute", _TOOL_CALL, _EXECUTED, _is_open_call),
     "before outcome": NamedPoint("worker.after_execute", _TOOL_CALL, _EXECUTED, _is_open_call),
+    "before own-tool": NamedPoint(
+        "worker.before_own_tool", _TOOL_CALL, "the worker's own tool shall run, and has not begun", _is_open_call
+    ),
+    "after own-tool": NamedPoint(
+        "worker.after_own_tool", _TOOL_CALL, "the worker's own tool has ended, and nobody knows", _is_open_call
+    ),
     "after outcome": NamedPoint("", _TOOL_CALL, "the outcome is recorded", _has_outcome),
     "after step": NamedPoint("worker.after_execute", _FUNCTION_STEP, _STEPPED, _is_step),
     "before record": NamedPoint("worker.after_execute", _FUNCTION_STEP, _STEPPED, _is_step),

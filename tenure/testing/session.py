@@ -25,7 +25,6 @@ from tenure.sdk.sync_client import SyncClient
 from tenure.testing.durations import Duration, seconds_of
 from tenure.testing.errors import InvariantViolated, NotCleanedUp
 from tenure.testing.gate import Gate, Hold
-from tenure.testing.points import Position
 from tenure.testing.script import ScriptedModel
 from tenure.testing.task import TaskHandle
 from tenure.testing.worker import WorkerHandle
@@ -34,6 +33,7 @@ from tenure.wire.common import STATES
 
 if TYPE_CHECKING:
     from tenure.sdk.client import SubmitOptions
+    from tenure.sdk.events import Event
     from tenure.sdk.sync_client import SyncTask
     from tenure.testing.stack import Stack
 
@@ -127,7 +127,7 @@ class Tenure:
         Raises devstack's ServiceDied, with the end of the log, if the worker does not start.
         """
         modules = (functions,) if isinstance(functions, str) else tuple(functions)
-        gate = Gate(self.stack.next_socket(), self._hold, self._position)
+        gate = Gate(self.stack.next_socket(), self._hold, self._entries)
         self._calls.run(gate.open)
         variables = {
             "TENURE_FAILPOINTS": gate.setting,
@@ -143,9 +143,9 @@ class Tenure:
         self._calls.run(process.wait_ready)
         return worker
 
-    async def _position(self, task_id: str) -> Position:
+    async def _entries(self, task_id: str) -> list[Event]:
         async with aclosing(self._gateway.entries(task_id)) as entries:
-            return Position([entry_event(entry) async for entry in entries])
+            return [entry_event(entry) async for entry in entries]
 
     def advance(self, duration: Duration) -> None:
         """Moves the clock of the ledger forward: waits, schedules, delays of retries, timeouts and escalations are due.

@@ -873,7 +873,7 @@ class ControlFailure(message.Message):
 class ControlStep(message.Message):
     """A completed step of a control function. Committed before the function continues; after a takeover the function reads
     the result here, and the step does not run again. A failed step is recorded only when the function continues after
-    it.
+    it. The result of a model call of the function is the step that follows its assistant message, in the same commit.
     """
 
     DESCRIPTOR: descriptor.Descriptor

@@ -682,7 +682,7 @@ class AgentSpec(message.Message):
 @typing.final
 class ControlWork(message.Message):
     """A control function: instead of an agent, a function of the backend runs in a worker under the same lease, fence and
-    close-out, without a model. Its completed steps and tool calls are recorded and never repeated; see docs/control.md.
+    close-out. Its completed steps, model calls and tool calls are recorded and never repeated; see docs/control.md.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -723,7 +723,7 @@ class Limits(message.Message):
     max_tokens: builtins.int
     """Tokens of all model calls together: input, output, cache writes and cache reads. At most 10^12."""
     max_steps: builtins.int
-    """Steps of an agent; for control work, steps and tool calls."""
+    """Steps of an agent; for control work, steps, model calls and tool calls."""
     max_nano_usd: builtins.int
     """The cap for the cost of all model calls together, in nano US dollars (10^-9), by the prices that the ledger knows.
     At most 10^15. A task with a cap makes no call without a known price: it ends as FAILED, MODEL_UNPRICED. 0 in a

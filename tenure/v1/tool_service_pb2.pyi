@@ -568,6 +568,8 @@ class ExecuteRequest(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     RESOLUTION_FIELD_NUMBER: builtins.int
+    OWN_TOOL_FIELD_NUMBER: builtins.int
+    OWN_OUTCOME_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
@@ -600,6 +602,24 @@ class ExecuteRequest(message.Message):
         resolution that is not accepted leaves the call IN_DOUBT.
         """
 
+    @builtins.property
+    def own_tool(self) -> tool_pb2.ToolDefinition:
+        """Present: the caller runs the call itself, see ExecuteStream. The definition's name is `tool`. A name that the tool
+        service has a tool for, or that begins with the name of one of its sources and "__", is the outcome
+        INVALID_ARGUMENTS, detail TOOL_NAME_TAKEN. The token's tool rules hold. The description may be empty; at most 4,096
+        characters of description, 65,536 of schema, 24 hours and 524,288 bytes of output.
+
+        A request under another claim than that of the call's record never waits for the former worker. A PURE, IDEMPOTENT
+        or KEYED call that was started runs again, as the next call attempt with the same idempotency key; an UNSAFE one is
+        IN_DOUBT. A request under the same claim runs or joins: the next attempt belongs to the same process.
+        """
+
+    @builtins.property
+    def own_outcome(self) -> OwnOutcome:
+        """What the caller's run of the call came to. Recorded under the fence, and only if the call has this attempt under
+        this claim; otherwise the request is one without it.
+        """
+
     def __init__(
         self,
         *,
@@ -611,10 +631,54 @@ class ExecuteRequest(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         output_limit_bytes: builtins.int = ...,
         resolution: tool_pb2.CallResolution | None = ...,
+        own_tool: tool_pb2.ToolDefinition | None = ...,
+        own_outcome: OwnOutcome | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["resolution", b"resolution", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class OwnOutcome(message.Message):
+    """What an own tool's run came to."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    call_attempt: builtins.int
+    """From `run_here`."""
+    status: tool_pb2.OutcomeStatus.ValueType
+    """SUCCEEDED; FAILED; TIMED_OUT: the run was stopped at its timeout; IN_DOUBT: the tool does not know its effect. The
+    last two are IN_DOUBT for an UNSAFE tool.
+    """
+    content: builtins.str
+    """What the caller gets as the outcome. More than the definition's output_limit_bytes is FAILED, detail
+    OUTPUT_TOO_LARGE: it is never truncated, because it may be JSON.
+    """
+    detail: builtins.str
+    """A code that refines FAILED: up to 64 of A-Z, 0-9 and _; may be empty."""
+    @builtins.property
+    def duration(self) -> duration_pb2.Duration:
+        """How long the tool ran."""
+
+    def __init__(
+        self,
+        *,
+        call_attempt: builtins.int = ...,
+        status: tool_pb2.OutcomeStatus.ValueType = ...,
+        content: builtins.str = ...,
+        detail: builtins.str = ...,
+        duration: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -700,23 +764,55 @@ class CallOutput(message.Message):
 
 @typing.final
 class ExecuteStreamRequest(message.Message):
-    """Calls of a worker's tasks, whatever is ready; at most 128 and 2 MiB."""
+    """Calls of a worker's tasks, whatever is ready; at most 128 calls, 128 outcomes and 2 MiB."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: builtins.int
+    OUTCOMES_FIELD_NUMBER: builtins.int
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[TaggedExecute]:
         """The calls."""
+
+    @builtins.property
+    def outcomes(self) -> containers.RepeatedCompositeFieldContainer[TaggedOwnOutcome]:
+        """Outcomes of own tools. A tag that has had its last event is ignored."""
 
     def __init__(
         self,
         *,
         calls: abc.Iterable[TaggedExecute] | None = ...,
+        outcomes: abc.Iterable[TaggedOwnOutcome] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "outcomes", b"outcomes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TaggedOwnOutcome(message.Message):
+    """What the run of an own tool came to, for a call of this stream."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    tag: builtins.int
+    """The tag of the call."""
+    @builtins.property
+    def outcome(self) -> OwnOutcome:
+        """What it came to."""
+
+    def __init__(
+        self,
+        *,
+        tag: builtins.int = ...,
+        outcome: OwnOutcome | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["outcome", b"outcome", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,6 +875,7 @@ class TaggedExecuteEvent(message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
+    RUN_HERE_FIELD_NUMBER: builtins.int
     tag: builtins.int
     """The caller's tag."""
     @builtins.property
@@ -799,6 +896,10 @@ class TaggedExecuteEvent(message.Message):
         that its tool postponed, and the effect of a released call may have begun.
         """
 
+    @builtins.property
+    def run_here(self) -> RunHere:
+        """The call is started, and the caller runs it now. May come again, with the same attempt or a higher one."""
+
     def __init__(
         self,
         *,
@@ -807,14 +908,45 @@ class TaggedExecuteEvent(message.Message):
         output: CallOutput | None = ...,
         outcome: tool_pb2.Outcome | None = ...,
         refusal: token_pb2.Refusal | None = ...,
+        run_here: RunHere | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "run_here", b"run_here", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "started", b"started", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "run_here", b"run_here", "started", b"started", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["started", "output", "outcome", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["started", "output", "outcome", "refusal", "run_here"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
+class RunHere(message.Message):
+    """The order to run an own tool."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    TIMEOUT_FIELD_NUMBER: builtins.int
+    call_attempt: builtins.int
+    """The call attempt that runs; the outcome names it."""
+    idempotency_key: builtins.str
+    """"<task_id>/<call_id>", the same for every attempt of the call. The tool passes it on with its effects."""
+    @builtins.property
+    def timeout(self) -> duration_pb2.Duration:
+        """How long the run may take, from its start. The service gives the call up a few seconds later."""
+
+    def __init__(
+        self,
+        *,
+        call_attempt: builtins.int = ...,
+        idempotency_key: builtins.str = ...,
+        timeout: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "idempotency_key", b"idempotency_key", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class FenceRequest(message.Message):

@@ -168,7 +168,8 @@ class ToolServiceServicer:
         """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
         unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
         ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
-        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later.
+        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
+        needs ExecuteStream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,6 +177,18 @@ class ToolServiceServicer:
 
     def ExecuteStream(self, request_iterator, context):
         """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event.
+        Also runs own tools: tools that the worker runs itself, in its own process, behind this service's fence.
+
+        An own tool's call has `own_tool`. The service records it as any other call, marks it STARTED under the fence, and
+        sends `run_here`. The worker then runs the tool, if its trust window is open at that moment, and sends what it came
+        to in `outcomes`, under the same tag. The call has ended when the service answers with `outcome`. Rules for workers:
+
+        - One process holds a claim, and it runs a call once at a time: a `run_here` with a higher call_attempt for a call
+        that it runs, or has run, under this claim means that it answers with that one run, under the new attempt.
+        - After a broken stream it sends each call without an answer again, with `own_outcome` if the tool has ended. It
+        ignores what still arrives on the former stream.
+        - `outcome` and `refusal` are the last events of a tag. A run that still goes on then must be stopped, except after a
+        refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 from tenure.domain.outputs import MAX_OUTPUTS, MAX_URI_CHARACTERS
+from tenure.domain.own_tools import (
+    MAX_OWN_DESCRIPTION,
+    MAX_OWN_OUTPUT_BYTES,
+    MAX_OWN_SCHEMA,
+    OWN_STATUSES,
+    OWN_TOOL_NAME,
+)
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.admin_service import check_resolution
 from tenure.validators.common import (
     CALL_ID,
     MAX_ARGUMENT_BYTES,
+    MAX_FRAME_ITEMS,
     MAX_NAMED_CALLS,
     MIN_OUTPUT_BYTES,
     Check,
@@ -23,8 +31,10 @@ from tenure.validators.common import (
     check_token,
 )
 from tenure.validators.task_service import check_copy_files, check_list_files, check_read_file
+from tenure.wire.common import OUTCOME_STATUSES
 
 MAX_CHECKED_NAMES: Final = 1000
+_OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
 
 
 def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
@@ -39,6 +49,41 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
     if request.HasField("resolution"):
         check_resolution(request.resolution, v)
+    if request.HasField("own_tool"):
+        _own_tool(request, v)
+    if request.HasField("own_outcome"):
+        _own_outcome(request, v)
+
+
+def _own_tool(request: tools.ExecuteRequest, v: Violations) -> None:
+    tool = request.own_tool
+    v.require(bool(OWN_TOOL_NAME.match(tool.name)), "own_tool.name", "must be 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    v.require(tool.name == request.tool, "own_tool.name", "must be the tool of the call")
+    v.length("own_tool.description", tool.description, 0, MAX_OWN_DESCRIPTION)
+    v.length("own_tool.input_schema_json", tool.input_schema_json, 2, MAX_OWN_SCHEMA)
+    check_duration("own_tool.timeout", tool.timeout, MAX_PHASE_SECONDS, v)
+    v.require(tool.timeout.seconds > 0 or tool.timeout.nanos > 0, "own_tool.timeout", "must be positive")
+    fits = MIN_OUTPUT_BYTES <= tool.output_limit_bytes <= MAX_OWN_OUTPUT_BYTES
+    limits = f"must be {MIN_OUTPUT_BYTES} to {MAX_OWN_OUTPUT_BYTES}"
+    v.require(fits, "own_tool.output_limit_bytes", limits)
+
+
+def _own_outcome(request: tools.ExecuteRequest, v: Violations) -> None:
+    outcome = request.own_outcome
+    v.require(request.HasField("own_tool"), "own_outcome", "is only for a call with own_tool")
+    v.require(outcome.call_attempt >= 1, "own_outcome.call_attempt", "must be 1 or more")
+    v.require(outcome.status in _OWN_STATUSES, "own_outcome.status", "must be SUCCEEDED, FAILED, TIMED_OUT or IN_DOUBT")
+    v.length("own_outcome.detail", outcome.detail, 0, 64)
+    check_duration("own_outcome.duration", outcome.duration, MAX_PHASE_SECONDS, v)
+
+
+def _frame(request: tools.ExecuteStreamRequest, v: Violations) -> None:
+    _check_calls_of_frame(request, v)
+    advice = "in a frame; send the rest in another frame"
+    v.require(len(request.outcomes) <= MAX_FRAME_ITEMS, "outcomes", f"at most {MAX_FRAME_ITEMS} {advice}")
+
+
+_check_calls_of_frame: Final = check_frame("calls")
 
 
 def _calls(request: tools.ListCallsRequest, v: Violations) -> None:
@@ -66,7 +111,7 @@ CHECKS: Final[dict[type, Check]] = {
     tools.ListToolsRequest: check_guarded,
     tools.CheckToolNamesRequest: _names,
     tools.ExecuteRequest: _execute,
-    tools.ExecuteStreamRequest: check_frame("calls"),
+    tools.ExecuteStreamRequest: _frame,
     tools.FenceRequest: check_guarded,
     tools.ForgetRequest: check_guarded,
     tools.ToolServiceListFilesRequest: check_list_files,

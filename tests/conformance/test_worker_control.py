@@ -134,6 +134,41 @@ async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: 
     assert steps == ["total", "gate"]
 
 
+async def test_parallel_steps_are_recorded_in_order(functions: Functions) -> None:
+    """Killed while the second waits: the first is recorded, the others are made again."""
+    killed = await functions.worker()
+    task_id = await functions.submit("parallel")
+    await functions.bench.reached(task_id, facts.ControlStep, 2)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while sorted(functions.made()) != ["part-0", "part-1", "part-2", "prepare"]:
+            await asyncio.sleep(0.02)
+    killed.kill()
+    functions.open_gate()
+    await functions.worker()
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, task.message
+    assert json.loads(task.result) == ["2", "3", "4"], "each step has a key of its own"
+    made = functions.made()
+    assert [made.count(name) for name in ("prepare", "part-0", "part-1", "part-2", "gather")] == [1, 1, 2, 2, 1]
+    entries = [entry for entry in await functions.bench.entries(task_id) if isinstance(entry.body, facts.ControlStep)]
+    assert [entry.step for entry in entries] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("given", "error_class"), [({"fails": 0}, "KeyError"), ({"exits": 2}, "SystemExit")], ids=str)
+async def test_a_failed_parallel_step_stays_failed(
+    functions: Functions, given: dict[str, int], error_class: str
+) -> None:
+    functions.open_gate()
+    task_id = await functions.submit("parallel", functions.given(**given))
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, task.message
+    (number,) = given.values()
+    assert json.loads(task.result) == [f"part {number}", error_class]
+    steps = await functions.bench.bodies(task_id, facts.ControlStep)
+    assert [step.name for step in steps] == ["prepare", "part 0", "part 1", "part 2", "gather"]
+    assert [step.failure is not None for step in steps[1:4]] == [index == number for index in range(3)]
+
+
 async def test_a_resumed_function_has_its_sub_agents_once(
     functions: Functions,
 ) -> None:

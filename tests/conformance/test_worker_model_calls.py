@@ -255,6 +255,24 @@ async def test_an_overloaded_model_is_asked_again(functions: ModelFunctions) -> 
     await functions.check_bill(task_id)
 
 
+@pytest.mark.parametrize(
+    ("failpoint", "settled"), [("worker.before_failure", "AttemptLost"), ("worker.after_failure", "ModelFailure")]
+)
+async def test_a_kill_between_two_attempts_settles_the_first_once(
+    functions: ModelFunctions, failpoint: str, settled: str
+) -> None:
+    dying = await functions.worker(f"{failpoint}=1#kill9")
+    functions.bench.simulator.order_fault(status=529, count=1)
+    task_id = await functions.submit()
+    await functions.bench.died(dying)
+    await functions.worker()
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, task.message
+    kinds = ["ModelAttempt", settled, "ModelAttempt", "AssistantMessage", "ControlStep"]
+    assert await functions.kinds(task_id, 2) == kinds
+    await functions.check_bill(task_id)
+
+
 async def test_a_refused_call_fails_its_step_and_stays_failed(functions: ModelFunctions) -> None:
     functions.bench.simulator.order_fault(status=400, count=1)
     task_id = await functions.submit("catching")
@@ -357,8 +375,8 @@ async def test_a_slow_call_times_out_by_the_policy(functions: ModelFunctions) ->
     await functions.check_bill(task_id)
 
 
-async def test_a_function_may_cancel_its_own_call(functions: ModelFunctions) -> None:
-    """The call is settled, and a later execution knows it as failed."""
+async def test_a_function_may_cancel_its_own_work(functions: ModelFunctions) -> None:
+    """The step and the call are settled, and a later execution knows them as failed."""
     await functions.worker("worker.before_close_out=1#kill9")
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
     task_id = await functions.submit("impatient", model="sim-worker-wordy", patience=1.0)
@@ -368,9 +386,10 @@ async def test_a_function_may_cancel_its_own_call(functions: ModelFunctions) -> 
     await functions.worker()
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.claim_count) == (TaskState.SUCCEEDED, 2), task.message
-    assert await functions.kinds(task_id, 1) == ["ModelAttempt", "ModelFailure", "ControlStep"]
-    assert await functions.kinds(task_id, 2) == ["ModelAttempt", "AssistantMessage", "ControlStep"]
-    assert functions.made().count("impatient") == 2
+    assert await functions.kinds(task_id, 1) == ["ControlStep"]
+    assert await functions.kinds(task_id, 2) == ["ModelAttempt", "ModelFailure", "ControlStep"]
+    assert await functions.kinds(task_id, 3) == ["ModelAttempt", "AssistantMessage", "ControlStep"]
+    assert functions.made().count("impatient") == 4
     await functions.check_bill(task_id)
 
 

@@ -57,12 +57,12 @@ VARYING = (
     (r"(?<=ran on) +\S+$", " PROCESS"),
     (r"^as seen by \S+$", "as seen by PROCESS"),
     (r"is (QUEUED \(OPERATOR_TRANSFER\): .*|RUNNING \(OPENED\))$", "goes on"),
-    (r"\b[\d,.]+ ?(ms|s|min|h|d)\b( \d+ (s|min|h))*( ago)?", "SPAN"),
+    (r"\b[\d,.]+ ?(ms|s|min|days|h|d)\b( \d+ (s|min|h))*( ago)?", "SPAN"),
     (r"just now", "SPAN"),
     (r" \([\d,]+ from the cache, \d+ %\)", ""),  # whether it was warm
     (r"\b[\d,]+(\.\d+)?\b", "N"),
     (r"[ \t]+", " "),
-    (r"(?<=- )(-|N in SPAN)(?= SPAN$)", "RENEWALS"),
+    (r"(?<=SUBMITTED )(-|N in SPAN)(?= SPAN$)", "RENEWALS"),
 )
 """What is another at every run, and how it is said instead."""
 

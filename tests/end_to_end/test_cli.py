@@ -38,7 +38,7 @@ async def submitted(run: Any, *arguments: str) -> str:
 async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run: Any) -> None:
     task_id = await submitted(run)
     assert str(uuid.UUID(task_id)) == task_id
-    done = await run("wait", task_id)
+    done = await run("tasks", "wait", task_id)
     assert (done.code, done.out) == (Exit.OK, "Hello! I am a simulated model. What shall we do?\n")
     assert done.err.startswith("SUCCEEDED · 1 step · ")
 
@@ -127,34 +127,34 @@ async def test_a_task_that_fails_exits_with_1_and_says_why(run: Any) -> None:
     assert watched.code == Exit.TASK_FAILED
     assert "✗ FAILED (MODEL_REJECTED)" in watched.out
     task_id = watched.out.split()[1]
-    waited = await run("wait", task_id)
+    waited = await run("tasks", "wait", task_id)
     assert waited.code == Exit.TASK_FAILED
     assert waited.err.startswith("FAILED (MODEL_REJECTED): ")
 
 
 async def test_waiting_too_short_is_5(run: Any) -> None:
     task_id = (await run("submit", "x", "--model", "sim-e2e-slow-answer")).out.strip()
-    waited = await run("wait", task_id, "--timeout", "300ms")
+    waited = await run("tasks", "wait", task_id, "--timeout", "300ms")
     assert waited.code == Exit.NOT_YET
     assert waited.err == f"tenure: task {task_id} has not ended within 0.3 s\n"
     cancelled = await run("cancel", task_id, "--reason", "enough")
     assert cancelled.code == Exit.OK
-    assert (await run("wait", task_id)).code == Exit.TASK_FAILED
-    assert "enough" in (await run("entries", task_id)).out
+    assert (await run("tasks", "wait", task_id)).code == Exit.TASK_FAILED
+    assert "enough" in (await run("tasks", "entries", task_id)).out
     (again,) = (await run("--json", "cancel", task_id)).values
     assert again["state"] == "CANCELLED"
 
 
 async def test_what_cannot_be_is_3_in_one_sentence(run: Any) -> None:
     task_id = await submitted(run)
-    await run("wait", task_id)
+    await run("tasks", "wait", task_id)
     refusals = [
         await run("get", str(uuid.uuid4())),
         await run("get", "ffffffff"),
         await run("get", "not-an-id"),
         await run("cancel", task_id),
         await run("submit", "x", "--timeout", "30h"),
-        await run("entries", str(uuid.uuid4())),
+        await run("tasks", "entries", str(uuid.uuid4())),
         await run("watch", str(uuid.uuid4())),
     ]
     for refused in refusals:
@@ -178,8 +178,8 @@ async def test_a_task_is_found_by_an_unambiguous_id_prefix(run: Any) -> None:
 async def test_list_shows_what_is_asked_for_newest_first(run: Any) -> None:
     label = f"batch={uuid.uuid4().hex}"
     first, second = await submitted(run, "--label", label), await submitted(run, "--label", label)
-    await run("wait", first)
-    await run("wait", second)
+    await run("tasks", "wait", first)
+    await run("tasks", "wait", second)
     listed = (await run("--json", "list", "--label", label, "--state", "succeeded")).values
     assert [task["task_id"] for task in listed] == [second, first]
     assert len((await run("--json", "list", "--label", label, "--limit", "1")).values) == 1
@@ -198,7 +198,7 @@ async def test_another_tenants_tasks_are_not_there(run: Any) -> None:
 
 async def test_get_says_how_a_task_stands(run: Any) -> None:
     task_id = await submitted(run)
-    await run("wait", task_id)
+    await run("tasks", "wait", task_id)
     shown = (await run("get", task_id)).out
     for expected in (task_id, "SUCCEEDED", "find out", "1 step, opened 1 time", "Hello! I am a simulated model."):
         assert expected in shown
@@ -206,15 +206,15 @@ async def test_get_says_how_a_task_stands(run: Any) -> None:
 
 async def test_entries_are_the_whole_ledger_in_order(run: Any) -> None:
     task_id = await submitted(run)
-    await run("wait", task_id)
-    entries = (await run("--json", "entries", task_id)).values
+    await run("tasks", "wait", task_id)
+    entries = (await run("--json", "tasks", "entries", task_id)).values
     assert [entry["sequence"] for entry in entries] == list(range(1, len(entries) + 1))
     assert (entries[0]["kind"], entries[0]["goal"]) == ("submitted", "find out")
     assert (entries[-1]["kind"], entries[-1]["state"]) == ("transition", "SUCCEEDED")
-    (contract,) = (await run("--json", "-v", "entries", task_id, "--after", str(len(entries) - 1))).values
+    (contract,) = (await run("--json", "-v", "tasks", "entries", task_id, "--after", str(len(entries) - 1))).values
     assert contract["body"]["transition"]["to_state"] == "TASK_STATE_SUCCEEDED"
-    assert (await run("--json", "entries", task_id, "--after", "3")).values == entries[3:]
-    lines = (await run("entries", task_id)).out.splitlines()
+    assert (await run("--json", "tasks", "entries", task_id, "--after", "3")).values == entries[3:]
+    lines = (await run("tasks", "entries", task_id)).out.splitlines()
     assert len(lines) == len(entries)
     assert lines[-1].endswith("RUNNING → SUCCEEDED (FINAL_ANSWER)")
 
@@ -222,27 +222,27 @@ async def test_entries_are_the_whole_ledger_in_order(run: Any) -> None:
 async def test_a_running_task_has_a_claim_and_workers_list_it(run: Any, installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     attempt = await installation.until(task_id, "model_attempt")
-    (claim,) = (await run("--json", "claims", task_id)).values
+    (claim,) = (await run("--json", "workers", "claims", task_id)).values
     assert (claim["task_id"], claim["epoch"], claim["reason"]) == (task_id, attempt.epoch, "SUBMITTED")
-    assert 0 < float(claim["remaining"].rstrip("s")) <= 5
-    table = (await run("claims")).out
-    assert f"{task_id[:13]}" in table
-    assert f"{attempt.epoch >> 40}.{attempt.epoch & (1 << 40) - 1}" in table
-    workers = {worker["worker_id"]: worker for worker in (await run("--json", "workers")).values}
+    assert 0 < claim["remaining_seconds"] <= 5
+    table, verbose = (await run("workers", "claims")).out, (await run("workers", "claims", "-v")).out
+    epoch = f"{attempt.epoch >> 40}.{attempt.epoch & (1 << 40) - 1}"
+    assert (task_id[:13] in table, epoch in table, epoch in verbose) == (True, False, True)
+    workers = {worker["worker_id"]: worker for worker in (await run("--json", "workers", "list")).values}
     assert set(workers) == {"worker-1", "worker-2"}
-    assert workers[claim["worker_id"]]["claim_count"] >= 1
-    assert "worker-2" in (await run("workers")).out
+    assert workers[claim["worker"]]["held_tasks"] >= 1
+    assert "worker-2" in (await run("workers", "list")).out
     await run("cancel", task_id)
-    await run("wait", task_id)
-    nobody = await run("claims", task_id)
+    await run("tasks", "wait", task_id)
+    nobody = await run("workers", "claims", task_id)
     assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "no worker holds the task\n")
 
 
 async def test_refusals_of_a_task_that_nobody_lost_are_none(run: Any) -> None:
     task_id = await submitted(run)
-    done = await run("refusals", task_id)
+    done = await run("tasks", "refusals", task_id)
     assert (done.code, done.out, done.err) == (Exit.OK, "", "no write was refused\n")
-    assert (await run("--json", "refusals", task_id)).out == ""
+    assert (await run("--json", "tasks", "refusals", task_id)).out == ""
 
 
 async def test_a_watch_for_machines_is_one_event_per_line(run: Any) -> None:

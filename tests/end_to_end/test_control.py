@@ -48,8 +48,9 @@ class Workers:
         environment = {
             "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'examples'}",
             "TENURE_WORKER_LOOPS": "control",
-            "TENURE_WORKER_CONTROL_MODULES": "month_end,tests.support.control_functions",
+            "TENURE_WORKER_CONTROL_MODULES": "month_end,tests.support.control_functions,tests.support.model_functions",
             "TENURE_WORKER_QUEUES": self.queue,
+            "MODEL_URL": self.stack.model_url,
             "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
             "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
             "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],

@@ -55,7 +55,7 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -
     address = (await next_value(dev))["gateway"]
     assert (read_addresses(data) or {})["gateway"] == address
     task_id = (await tenure("submit", "keep me", "--model", "sim-hello", address=address)).out.strip()
-    assert (await tenure("wait", task_id, address=address)).code == Exit.OK
+    assert (await tenure("tasks", "wait", task_id, address=address)).code == Exit.OK
     said = await interrupted(dev)
     assert said.index("stopping the workers") < said.index("stopping the services") < said.index("stopping etcd")
     assert said.rstrip().endswith(f"Tasks and files are kept in {data}.")
@@ -89,7 +89,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) ->
             "sandbox",
         ):
             assert expected in screen
-        from_its_folder = await start("workers", cwd=tmp_path)
+        from_its_folder = await start("workers", "list", cwd=tmp_path)
         out, _ = await from_its_folder.communicate()
         assert b"worker-1" in out
 

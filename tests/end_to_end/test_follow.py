@@ -1,4 +1,4 @@
-"""`tenure follow` and the Python client: every task's changes, through the gateway of a whole installation."""
+"""`tenure tasks follow` and the Python client: every task's changes, through the gateway of a whole installation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def changes(process: Any, count: int) -> Any:
 async def test_each_change_is_a_line_and_a_cursor_resumes_behind_it(installation: Installation) -> None:
     address = installation.stack.gateway_address
     label = ("--label", f"run={uuid.uuid4().hex}")
-    async with started("--json", "follow", *label, address=address) as process:
+    async with started("--json", "tasks", "follow", *label, address=address) as process:
         assert (await next_value(process))["kind"] == "heartbeat"
         done = await tenure("submit", "find out", "--model", "sim-hello", *label, address=address)
         task_id = done.out.strip()
@@ -39,7 +39,7 @@ async def test_each_change_is_a_line_and_a_cursor_resumes_behind_it(installation
     assert [each["state"] for each in (queued, running, ended)] == ["QUEUED", "RUNNING", "SUCCEEDED"]
     assert {each["task_id"] for each in (queued, running, ended)} == {task_id}
     assert ended["task"]["goal"] == "find out"
-    async with started("--json", "follow", "--after", queued["cursor"], *label, address=address) as process:
+    async with started("--json", "tasks", "follow", "--after", queued["cursor"], *label, address=address) as process:
         assert await changes(process, 2) == [
             running | {"task": ended["task"]},  # as it is told later: with the task as it is by then
             ended,
@@ -49,7 +49,7 @@ async def test_each_change_is_a_line_and_a_cursor_resumes_behind_it(installation
 async def test_for_people_a_line_says_which_task_did_what(installation: Installation) -> None:
     address = installation.stack.gateway_address
     label = ("--label", f"run={uuid.uuid4().hex}")
-    async with started("follow", "--state", "succeeded", *label, address=address) as process:
+    async with started("tasks", "follow", "--state", "succeeded", *label, address=address) as process:
         assert process.stderr is not None
         assert process.stdout is not None
         assert (await process.stderr.readline()).startswith(b"following all tasks")
@@ -63,7 +63,7 @@ async def test_for_people_a_line_says_which_task_did_what(installation: Installa
 async def test_the_tasks_of_a_source_are_followed(installation: Installation) -> None:
     address = installation.stack.gateway_address
     desk = f"manual/{uuid.uuid4().hex}"
-    async with started("--json", "follow", "--source", desk, address=address) as process:
+    async with started("--json", "tasks", "follow", "--source", desk, address=address) as process:
         assert (await next_value(process))["kind"] == "heartbeat"
         for source in ("manual/other", desk):
             await tenure("submit", "find out", "--model", "sim-hello", "--source", source, address=address)
@@ -73,7 +73,7 @@ async def test_the_tasks_of_a_source_are_followed(installation: Installation) ->
 
 async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installation: Installation) -> None:
     foreign = "MSA4YjA3NzY1Mi0wMDAwLTAwMDAtMDAwMC0wMDAwMDAwMDAwMDAgNSA1"
-    done = await tenure("follow", "--after", foreign, address=installation.stack.gateway_address)
+    done = await tenure("tasks", "follow", "--after", foreign, address=installation.stack.gateway_address)
     assert done.code == Exit.REFUSED
     assert "list the tasks" in done.err
 

@@ -87,22 +87,22 @@ async def test_a_forked_running_task_and_its_fork_work_once(installation: Instal
 async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installation, run: Any) -> None:
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
-    refused = await run("send", task_id, "hello again")
+    refused = await run("tasks", "send", task_id, "hello again")
     assert (refused.code != 0, "ForkTask" in refused.err) == (True, True)
     nothing = await run("fork", task_id)
     assert (nothing.code != 0, "final answer" in nothing.err) == (True, True)
     done = await run("fork", task_id, "--message", "-", "--model", "sim-echo", stdin="hello again")
     fork_id = done.out.strip()
     assert (done.code, "Continues from" in done.err) == (0, True)
-    assert (await run("wait", fork_id)).out.strip() == "hello again"
+    assert (await run("tasks", "wait", fork_id)).out.strip() == "hello again"
     assert task_id in (await run("get", fork_id)).out.replace("\n", "")
     assert fork_id in (await run("get", task_id)).out.replace("\n", "")
     assert [task["task_id"] for task in (await run("--json", "list", "--forks-of", task_id)).values] == [fork_id]
     assert "continues from" in (await run("watch", fork_id)).out
-    out = (await run("entries", fork_id)).out
+    out = (await run("tasks", "entries", fork_id)).out
     assert f"continues from {task_id[:8]}" in out
     waiting = await installation.submit("sim-hello", queue="nobody-serves-this")
-    sent = await run("send", waiting, "when you are there")
+    sent = await run("tasks", "send", waiting, "when you are there")
     assert (sent.code, sent.out.startswith("sent; ")) == (0, True)
     assert said(await installation.entries(waiting)) == ["when you are there"]
     await installation.client.cancel(waiting)

@@ -87,7 +87,7 @@ async def test_each_of_the_three_resolutions_lets_the_task_succeed(
     await check_success(install, not_happened, succeeded, "", "Appended.")
     await check_success(install, unknown, in_doubt, "ABANDONED", "I looked")
     assert [install.effects(file) for file in (its_file, again_file, lost_file)] == [[], [LINE], []]
-    entries = await tenure("entries", happened, address=address)
+    entries = await tenure("tasks", "entries", happened, address=address)
     assert "resolves call 1.0: it happened" in entries.out
 
 

@@ -91,5 +91,5 @@ async def test_usage_that_no_server_sent_is_billed(installation: Installation) -
         if entry.body.HasField("assistant_message")
     ]
     assert answer.usage_estimated
-    entries = await tenure("entries", task.task_id, address=installation.stack.gateway_address)
+    entries = await tenure("tasks", "entries", task.task_id, address=installation.stack.gateway_address)
     assert "estimated" in entries.out

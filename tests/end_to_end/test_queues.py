@@ -49,7 +49,7 @@ async def pool(installation: Installation) -> AsyncIterator[str]:
 
 
 async def depth(installation: Installation, queue: str) -> list[dict[str, Any]]:
-    response = await tenure("--json", "queues", address=installation.stack.gateway_address)
+    response = await tenure("--json", "workers", "queues", address=installation.stack.gateway_address)
     return [one for one in response.values if one["queue"] == queue]
 
 
@@ -63,8 +63,8 @@ async def test_batch_load_leaves_the_reserved_slot_free(installation: Installati
         states = [(await installation.client.get(task_id)).state for task_id in batch]
         assert states.count(task_pb2.TASK_STATE_RUNNING) == 1
         (response,) = await depth(installation, pool)
-        assert (response["priority"], int(response["queued"])) == ("PRIORITY_LOW", 2)
-        assert "oldest_queue_time" in response
+        assert (response["priority"], response["queued"]) == ("LOW", 2)
+        assert response["oldest_queued_at"]
     finally:
         for task_id in batch:
             await installation.client.cancel(task_id, "the test is over")

@@ -24,7 +24,7 @@ async def test_a_typed_result_is_corrected_and_returned(installation: Installati
     assert (refused.code, "result_schema_json" in refused.err) == (Exit.REFUSED, True)
     schema.write_text(json.dumps(SCHEMA))
     task_id = (await tenure(*requests, address=address)).out.strip()
-    done = await tenure("wait", task_id, address=address)
+    done = await tenure("tasks", "wait", task_id, address=address)
     assert (done.code, json.loads(done.out)) == (Exit.OK, {"lines": 1})
     task, entries = await installation.client.get(task_id), await installation.entries(task_id)
     assert (task.state, task.result_json) == (task_pb2.TASK_STATE_SUCCEEDED, '{"lines": 1}')
@@ -34,7 +34,7 @@ async def test_a_typed_result_is_corrected_and_returned(installation: Installati
     assert ("must fit" in shown, '"lines": 1' in shown) == (True, True)
     watched = (await tenure("watch", task_id, address=address)).out
     assert "the answer does not fit the result schema: the answer is not valid JSON" in watched
-    assert "$: 'lines' is a required property" in (await tenure("entries", task_id, address=address)).out
+    assert "$: 'lines' is a required property" in (await tenure("tasks", "entries", task_id, address=address)).out
     few = (*requests, "--result-corrections", "0", "--watch")
     failed = await tenure(*few, address=address)
     assert (failed.code, "RESULT_INVALID" in failed.out) == (Exit.TASK_FAILED, True)

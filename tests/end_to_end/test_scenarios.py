@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -38,12 +37,12 @@ async def test_the_example_of_the_page_works_as_it_stands(tmp_path: Path) -> Non
     async with started("--json", "dev", "--data", str(tmp_path / "data"), "--latency-ms", "0", *words) as dev:
         address = (await next_value(dev))["gateway"]
         submitted = await tenure("submit", "buy milk", address=address)
-        done = await tenure("wait", submitted.out.strip(), address=address)
+        done = await tenure("tasks", "wait", submitted.out.strip(), address=address)
         assert (done.code, done.out.splitlines()[-1]) == (Exit.OK, "Done. The server said: There are 1 notes.")
         shown = await tenure("--json", "tools", "show", "notes__take_note", address=address)
         [tool] = shown.values
-        assert (tool["source"], tool["definition"]["effect_class"]) == ("notes", "EFFECT_CLASS_IDEMPOTENT")
-        assert "text" in json.loads(tool["definition"]["input_schema_json"])["properties"]
+        assert (tool["source"], tool["effect_class"]) == ("notes", "IDEMPOTENT")
+        assert "text" in tool["input_schema"]["properties"]
         unknown = await tenure("tools", "show", "notes__take_noet", address=address)
         assert (unknown.code, "the nearest: notes__take_note" in unknown.err) == (Exit.REFUSED, True)
 

@@ -109,13 +109,13 @@ async def test_the_command_creates_shows_pauses_triggers_and_deletes(installatio
     assert (await run("schedules", "create", "bad", "x", "--cron", "61 * * * *")).code == Exit.REFUSED
 
     [listed] = [one for one in (await run("--json", "schedules", "list")).values if one["name"] == "yearly"]
-    assert (listed["schedule_id"], listed["overlap_policy"]) == (schedule_id, "OVERLAP_POLICY_QUEUE")
-    assert listed["spec"]["agent"]["model"] == "sim-hello"
-    assert (listed["spec"]["labels"], listed["catch_up_window"]) == ({"team": "night"}, "7200s")
+    assert (listed["schedule_id"], listed["overlap_policy"]) == (schedule_id, "QUEUE")
+    assert listed["task"]["model"] == "sim-hello"
+    assert (listed["task"]["labels"], listed["catch_up_seconds"]) == ({"team": "night"}, 7200.0)
     assert "yearly" in (await run("schedules", "list")).out
 
     task_id = (await run("schedules", "trigger", "yearly")).out.strip()
-    assert (await run("wait", task_id)).code == Exit.OK
+    assert (await run("tasks", "wait", task_id)).code == Exit.OK
     assert (await run("schedules", "pause", "yearly", "--reason", "moving house")).code == Exit.OK
     shown = (await run("schedules", "get", "yearly")).out
     assert "moving house" in shown
@@ -128,9 +128,9 @@ async def test_the_command_creates_shows_pauses_triggers_and_deletes(installatio
     update = ("schedules", "update", "yearly", "--goal", "say goodbye", "--zone", "UTC", "--label", "team=day")
     assert "07:30 UTC" in (await run(*update, "--max-steps", "7")).out
     (changed,) = (await run("--json", "schedules", "get", "yearly")).values
-    spec = changed["schedule"]["spec"]
-    assert (spec["goal"], spec["labels"], spec["limits"]["max_steps"]) == ("say goodbye", {"team": "day"}, 7)
-    assert (spec["agent"]["model"], changed["schedule"]["revision"]) == ("sim-hello", 2)
+    task = changed["schedule"]["task"]
+    assert (task["goal"], task["labels"], task["limits"]["max_steps"]) == ("say goodbye", {"team": "day"}, 7)
+    assert (task["model"], changed["schedule"]["revision"]) == ("sim-hello", 2)
     assert (await run("schedules", "update", "yearly", "--cron", "61 * * * *")).code == Exit.REFUSED
     second = (await run("schedules", "trigger", "yearly")).out.strip()
     assert (await installation.ended(second)).spec.goal == "say goodbye"

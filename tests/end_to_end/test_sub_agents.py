@@ -31,7 +31,7 @@ async def test_a_tree_of_agents_comes_to_one_answer(installation: Installation) 
     assert "They said" in entry[0]["result"]
     used = sum(len(installation.model_calls(one.task_id)) for one in result)
     assert used == 7  # two of each parent, one of each of the others
-    shown = await tenure("tree", result[-1].task_id, address=installation.stack.gateway_address)
+    shown = await tenure("tasks", "tree", result[-1].task_id, address=installation.stack.gateway_address)
     assert all(one.task_id[:13] in shown.out for one in result)
 
 

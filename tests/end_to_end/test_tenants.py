@@ -78,5 +78,7 @@ async def test_a_task_at_its_token_cap_waits_and_then_succeeds(
         + one.usage.cache_read_input_tokens
         for one in sums
     )
-    shown = await tenure("--tenant", name, "usage", "--by", "model", address=installation.stack.gateway_address)
+    shown = await tenure(
+        "--tenant", name, "tenants", "usage", "--by", "model", address=installation.stack.gateway_address
+    )
     assert (shown.code, "CACHED" in shown.out) == (0, True)

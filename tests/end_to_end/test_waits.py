@@ -101,13 +101,13 @@ async def test_an_event_reaches_its_task(installation: Installation, early: bool
     address = installation.stack.gateway_address
     name = f"event-{uuid.uuid4().hex}"
     if early:
-        kept = await tenure("signal", name, '{"n": 7}', address=address)
+        kept = await tenure("tasks", "signal", name, '{"n": 7}', address=address)
         assert "is kept" in kept.out
         task_id = await installation.submit("sim-event", name)
     else:
         task_id = await installation.submit("sim-event", name)
         await installation.in_state(task_id, "WAITING_EXTERNAL")
-        assert (await tenure("signal", name, '{"n": 7}', address=address)).code == Exit.OK
+        assert (await tenure("tasks", "signal", name, '{"n": 7}', address=address)).code == Exit.OK
     assert (await installation.ended(task_id)).state == SUCCEEDED
     (content,) = await outcomes(installation, task_id)
     assert json.loads(content)["payload"] == {"n": 7}

@@ -127,15 +127,15 @@ async def test_keys_at_the_command_line(guarded: Guarded, tmp_path: Path) -> Non
         return await tenure("--api-key-file", str(key), *options, *words, address=guarded.address)
 
     made = await run(
-        operator, "--tenant", "shop", "admin", "keys", "create", "ci", "--permission", "write", "--output", str(mine)
+        operator, "--tenant", "shop", "keys", "api", "create", "ci", "--permission", "write", "--output", str(mine)
     )
     key_id = made.out.split()[0]
     assert mine.stat().st_mode & 0o777 == 0o400
     submitted = await run(mine, "submit", "hello", "--model", "sim-hello", "--watch")
     assert "SUCCEEDED" in submitted.out, submitted
-    listed = await run(operator, "admin", "keys", "list")
+    listed = await run(operator, "keys", "api", "list")
     assert [line.split()[:4] for line in listed.out.splitlines() if key_id in line] == [[key_id, "ci", "shop", "write"]]
-    assert "is revoked" in (await run(operator, "admin", "keys", "revoke", key_id)).out
+    assert "is revoked" in (await run(operator, "keys", "api", "revoke", key_id)).out
     await asyncio.sleep(REVOKED_WITHIN_SECONDS / 2)
     refused = await run(mine, "list")
     assert (refused.code != 0, "revoked or expired" in refused.err) == (True, True), refused

@@ -68,6 +68,29 @@ async def last(given: dict[str, Any]) -> None:
         raise {"retry": TryAgain("not yet"), "bug": KeyError("month")}[given["how"]]
 
 
+async def parallel(work: Work, given: dict[str, Any]) -> Any:
+    """Three steps beside each other, of which the second waits at the gate; then one more."""
+    await work.step("prepare", trace, given, "prepare")
+    parts = [(f"part {number}", part, work, given, number) for number in range(3)]
+    try:
+        keys = await work.gather(*parts)
+    except StepFailed as failed:
+        keys = [failed.step, failed.failure.error_class]
+    await work.step("gather", trace, given, "gather")
+    return keys
+
+
+async def part(work: Work, given: dict[str, Any], number: int) -> str:
+    trace(given, f"part-{number}")
+    if number == given.get("fails"):
+        raise KeyError(number)
+    if number == given.get("exits"):
+        raise SystemExit(3)
+    if number == 1:
+        await opened(given["gate"])
+    return work.key.rpartition("/")[2]
+
+
 async def asking(work: Work, given: dict[str, Any]) -> Any:
     """Asks a person."""
     await work.step("prepare", trace, given, "prepare")
@@ -129,6 +152,7 @@ FUNCTIONS = {
     "records": records,
     "failing": failing,
     "asking": asking,
+    "parallel": parallel,
     "spawning": spawning,
     "stubborn": stubborn,
     "changed": changed,

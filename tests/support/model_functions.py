@@ -91,7 +91,12 @@ async def catching(work: Work, given: dict[str, Any]) -> dict[str, Any]:
 
 
 async def impatient(work: Work, given: dict[str, Any]) -> str:
-    """Cancels its own call, and asks another time."""
+    """Cancels its own step and its own call, and asks another time."""
+    try:
+        async with asyncio.timeout(0.1):
+            await work.step("sleep", asyncio.sleep, 60)
+    except (TimeoutError, StepFailed):
+        trace(given, "impatient")
     try:
         async with asyncio.timeout(given["patience"]):
             await work.call_model("slow", request_of(given), ask(given, "begin"))

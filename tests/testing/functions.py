@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tenure.control import TryAgain, Work
+from tenure.control import OwnTool, OwnToolContext, TryAgain, Work
+from tenure.domain.tools import EffectClass
 
 
 def pay(bank: str, key: str) -> str:
@@ -56,4 +58,29 @@ def read_invoices(folder: str) -> list[str]:
     return names
 
 
-FUNCTIONS = {"invoices": invoices, "refund": refund, "refund_with_a_random_key": refund_with_a_random_key, "book": book}
+async def pay_once(context: OwnToolContext, arguments: Mapping[str, Any]) -> str:
+    return pay(arguments["bank"], context.idempotency_key)
+
+
+PAY = OwnTool(
+    name="pay",
+    description="Pay an order.",
+    input_schema={"type": "object", "properties": {"bank": {"type": "string"}}},
+    effect=EffectClass.KEYED,
+    run=pay_once,
+)
+
+
+async def refund_by_tool(work: Work, given: dict[str, Any]) -> str:
+    """Right: the tool runs behind the fence, with a key of the call."""
+    (outcome,) = await work.call_own_tools([(PAY, given)])
+    return outcome.status.value
+
+
+FUNCTIONS = {
+    "refund_by_tool": refund_by_tool,
+    "invoices": invoices,
+    "refund": refund,
+    "refund_with_a_random_key": refund_with_a_random_key,
+    "book": book,
+}

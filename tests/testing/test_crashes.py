@@ -234,3 +234,16 @@ def test_a_task_that_runs_on_is_cancelled_at_the_end(tenure_stack: SharedStack) 
     with tenure_stack.session() as tenure:
         assert tenure.tasks == []
         assert tenure.model.requests == []
+
+
+@pytest.mark.parametrize("at", ["before own-tool 1.0", "after own-tool 1.0", "after intent 1.0", "after execute 1.0"])
+def test_an_own_tool_dies_with_its_worker(tenure: Tenure, tmp_path: Path, at: str) -> None:
+    """Another worker runs it again with the key of the call: one payment, and one effect."""
+    bank = tmp_path / "bank"
+    worker = tenure.worker(functions=FUNCTIONS)
+    task = tenure.submit_function("refund_by_tool", {"bank": str(bank)})
+    worker.kill(at=at)
+    tenure.worker(functions=FUNCTIONS)
+    assert task.result().value == "SUCCEEDED"
+    assert payments(bank) == 1
+    assert tenure.effects("pay") == 1

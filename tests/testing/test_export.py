@@ -1,4 +1,4 @@
-"""`tenure export`: a line for each task that matches, with everything that it was given and came to."""
+"""`tenure tasks export`: a line for each task that matches, with everything that it was given and came to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ pytestmark = pytest.mark.server
 
 
 def exported(tenure: Tenure, file: Path, *options: str) -> list[dict[str, Any]]:
-    words = ["--address", tenure.address, "--tenant", tenure.tenant, "export", "--dataset", str(file), *options]
-    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    words = [
+        "--address",
+        tenure.address,
+        "--tenant",
+        tenure.tenant,
+        "tasks",
+        "export",
+        "--dataset",
+        str(file),
+        *options,
+    ]
+    done = CliRunner().invoke(cli, [*words, *options], catch_exceptions=False)
     assert done.exit_code == Exit.OK, done.output
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     plural = "task" if len(rows) == 1 else "tasks"
@@ -65,13 +75,13 @@ def test_filters_choose_the_tasks(tenure: Tenure, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_reported(tenure: Tenure, tmp_path: Path) -> None:
     """The earlier file stays as it is until the new one is complete."""
-    words = ["--address", tenure.address, "export", "--dataset", str(tmp_path / "nowhere" / "runs.jsonl")]
+    words = ["--address", tenure.address, "tasks", "export", "--dataset", str(tmp_path / "nowhere" / "runs.jsonl")]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code != Exit.OK
     assert "nowhere/runs.jsonl cannot be written: No such file or directory" in done.stderr
     before = tmp_path / "runs.jsonl"
     before.write_text("kept\n")
-    gone = CliRunner().invoke(cli, ["--address", "127.0.0.1:9", "export", "--dataset", str(before)])
+    gone = CliRunner().invoke(cli, ["--address", "127.0.0.1:9", "tasks", "export", "--dataset", str(before)])
     assert gone.exit_code == Exit.UNAVAILABLE
     assert before.read_text() == "kept\n"
     assert [path.name for path in tmp_path.iterdir()] == ["runs.jsonl"]

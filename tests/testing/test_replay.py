@@ -1,4 +1,4 @@
-"""`tenure replay`: another model over the recorded tools, and nothing happens outside."""
+"""`tenure tasks replay`: another model over the recorded tools, and nothing happens outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK = tool("list_files", path=".")
 
 def replay(tenure: Tenure, task_id: str, *options: str) -> Result:
     data = str(tenure.stack._folder / "data")
-    words = ["--data", data, "--tenant", tenure.tenant, "replay", task_id, "--model", "sim-other", *options]
+    words = ["--data", data, "--tenant", tenure.tenant, "tasks", "replay", task_id, "--model", "sim-other", *options]
     return CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
@@ -69,7 +69,7 @@ def test_a_replay_asks_nobody_and_spawns_nobody(tenure: Tenure) -> None:
     approved, spawned = [entry for entry in again.entries() if isinstance(entry, ToolOutcomeEvent)]
     (recorded,) = [entry for entry in task.entries() if isinstance(entry, ToolOutcomeEvent)]
     assert approved.content == recorded.content
-    assert spawned.content.startswith("[not recorded]")
+    assert spawned.content.startswith("No sub-agents were started")
     assert len(tenure.tasks) == 2
 
 
@@ -80,7 +80,7 @@ def test_a_replay_whose_worker_cannot_start_says_why(tenure: Tenure) -> None:
     task.wait()
     words = ["--data", "/nowhere", "--address", tenure.address, "--tenant", tenure.tenant]
     settings = {"TENURE_WORKER_SLOTS_HIGH": "no such setting", "ANTHROPIC_API_KEY": ""}
-    done = CliRunner(env=settings).invoke(cli, [*words, "replay", task.id, "--model", "m", "--recorded-tools"])
+    done = CliRunner(env=settings).invoke(cli, [*words, "tasks", "replay", task.id, "--model", "m", "--recorded-tools"])
     assert done.exit_code == 1
     assert "the worker of the replay has ended" in done.stderr
     assert "TENURE_WORKER_" in done.stderr

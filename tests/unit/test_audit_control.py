@@ -14,15 +14,20 @@ from tests.unit.test_audit_forks import ledgers
 
 def ended(*steps: tuple[int, str], owned: bool = True) -> Story:
     """A function's task with these steps, to its end."""
+    story = begun()
+    for step, name in steps:
+        story.step = max(story.step, step)
+        story.entry(facts.ControlStep(name, "1"), owned=owned, step=step)
+    story.end()
+    return story
+
+
+def begun() -> Story:
     story = Story(task_id=TASK, request_id="r-1")
     spec = replace(TaskSpec(goal=""), control=ControlWork("month_end"))
     story.entry(facts.Submitted(spec, "r-1"), owned=False)
     story.entry(facts.Transition(TaskState.QUEUED, Reason.SUBMITTED), owned=False)
     story.claim("worker-1")
-    for step, name in steps:
-        story.step = max(story.step, step)
-        story.entry(facts.ControlStep(name, "1"), owned=owned, step=step)
-    story.end()
     return story
 
 
@@ -44,3 +49,28 @@ def test_a_step_that_is_left_out_is_found() -> None:
 
 def test_a_step_that_no_owner_recorded_is_found() -> None:
     assert broken(ended((1, "count"), owned=False)) != set()
+
+
+def calling(*results: bool) -> Story:
+    """A function's task whose step 2 is a model call, answered for each of `results`: with its result or without."""
+    story = begun()
+    story.entry(facts.ControlStep("count", "1"), step=1)
+    for number, has_result in enumerate(results, 1):
+        story.attempt(2, number)
+        story.answer(number=number)
+        if has_result:
+            story.entry(facts.ControlStep("ask", '"hello"'))
+    story.end()
+    return story
+
+
+def test_a_model_call_of_a_function_breaks_no_rule() -> None:
+    assert broken(calling(True)) == set()
+
+
+def test_an_answer_without_the_result_of_its_step_is_found() -> None:
+    assert broken(calling(False)) == {"I32"}
+
+
+def test_a_model_call_that_is_answered_again_is_found() -> None:
+    assert "I32" in broken(calling(True, True))

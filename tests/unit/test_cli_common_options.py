@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -11,8 +14,9 @@ from click.testing import CliRunner
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.entry_lines import describe
+from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import budget_text
-from tenure.cli.main import add_common_options, cli
+from tenure.cli.main import accept_anywhere, cli
 from tenure.domain.budget import money_text
 from tenure.v1 import ledger_pb2, task_pb2
 
@@ -25,61 +29,131 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 @pytest.mark.parametrize(("path", "command"), list(commands(cli)), ids=str)
-def test_every_command_takes_json_and_verbose(path: tuple[str, ...], command: click.Command) -> None:
+def test_every_command_takes_the_options_of_the_line(path: tuple[str, ...], command: click.Command) -> None:
     flags = [flag for parameter in command.params for flag in parameter.opts]
-    assert flags.count("--json") == 1, path
-    assert flags.count("-v") == 1, path
+    expected = 0 if path[:-1] == ("serve",) else 1  # a service reads its arguments itself
+    assert [flags.count(flag) for flag in ("--json", "-v", "--tenant", "--address")] == [expected] * 4
 
 
 @click.command()
 @pass_context
 def said(context: Context) -> None:
-    click.echo(json.dumps([context.as_json, context.is_verbose]))
+    click.echo(json.dumps([context.as_json, context.is_verbose, context.tenant, context.address]))
+
+
+HERE = "127.0.0.1:8470"
 
 
 @pytest.mark.parametrize(
     ("line", "heard"),
     [
-        (["group", "said"], [False, False]),
-        (["--json", "group", "said"], [True, False]),
-        (["group", "--json", "said"], [True, False]),
-        (["group", "said", "--json"], [True, False]),
-        (["--json", "group", "said", "-v"], [True, True]),
+        (["group", "said"], [False, False, None, HERE]),
+        (["--json", "group", "said"], [True, False, None, HERE]),
+        (["group", "--json", "said"], [True, False, None, HERE]),
+        (["group", "said", "--json"], [True, False, None, HERE]),
+        (["--json", "group", "said", "-v"], [True, True, None, HERE]),
+        (["group", "said", "--tenant", "acme"], [False, False, "acme", HERE]),
+        (["group", "-v", "said", "--tenant=acme", "--address", "a.example:1"], [False, True, "acme", "a.example:1"]),
+        (["--tenant", "first", "--address", "a:1", "group", "said", "--tenant", "last"], [False, False, "last", "a:1"]),
     ],
 )
 def test_an_option_holds_wherever_it_stands(
-    monkeypatch: pytest.MonkeyPatch, line: list[str], heard: list[bool]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: list[str], heard: list[Any]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # without the stack of a developer
     group = click.Group("group", commands={"said": click.Command("said", callback=said.callback)})
-    add_common_options(group)
+    accept_anywhere(group)
     monkeypatch.setitem(cli.commands, "group", group)
     result = CliRunner().invoke(cli, line)
     assert json.loads(result.output) == heard
+
+
+def test_a_wrong_address_is_refused_wherever_it_stands() -> None:
+    for line in (["--address", "nowhere", "list"], ["list", "--address", "nowhere"]):
+        result = CliRunner().invoke(cli, line)
+        assert (result.exit_code, "write for example 127.0.0.1:8470" in result.stderr) == (Exit.USAGE, True)
+
+
+def test_the_help_lists_the_daily_commands_first() -> None:
+    shown = CliRunner().invoke(cli, ["--help"]).output
+    listed = re.findall(r"^  ([a-z]+)  +\S", shown[shown.index("Daily:") :], re.MULTILINE)
+    daily = ["submit", "watch", "get", "list", "waits", "resume", "cancel", "fork", "files", "explain"]
+    assert listed[:10] == daily
+    assert listed[10:13] == ["dev", "demo", "serve"]
+    assert [name for name in listed if name not in cli.commands] == []
+    assert set(listed) == set(cli.commands)
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        (["wait"], "tasks wait"),
+        (["refusals"], "tasks refusals"),
+        (["claims"], "workers claims"),
+        (["queues"], "workers queues"),
+        (["usage"], "tenants usage"),
+        (["certs"], "keys certs"),
+        (["admin", "keys"], "keys api"),
+    ],
+)
+def test_a_former_name_works_and_says_the_present_one(line: list[str], path: str) -> None:
+    result = CliRunner().invoke(cli, [*line, "--help"])
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"tenure: `cli {' '.join(line)}` is now `tenure {path}`")
+    present = CliRunner().invoke(cli, [*path.split(), "--help"])
+    assert present.stderr == ""
+    assert result.output.splitlines()[-1] == present.output.splitlines()[-1]
+
+
+def test_an_unknown_name_gets_the_nearest_ones() -> None:
+    result = CliRunner().invoke(cli, ["lsit"])
+    assert (result.exit_code, "The nearest: list" in result.stderr) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_tenure_for_its_words(shell: str) -> None:
+    script = CliRunner().invoke(cli, ["completion", shell]).output
+    assert f"_TENURE_COMPLETE={shell}_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("tenure sub", "submit"), ("tenure schedules tr", "trigger"), ("tenure schedules list --ten", "--tenant")],
+)
+def test_a_word_is_completed(words: str, completed: str) -> None:
+    environment = {"_TENURE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    result = CliRunner().invoke(cli, [], prog_name="tenure", env=environment)
+    assert result.output == f"plain,{completed}\n"
 
 
 @pytest.mark.parametrize(
     ("nano_usd", "text"),
     [
         (0, "$0.00"),
-        (19_164_750, "$0.019"),
+        (19_164_750, "$0.02"),
         (223_262_500, "$0.22"),
         (500_000_000, "$0.50"),
-        (1, "$0.0000000010"),
+        (1, "less than $0.01"),
+        (9_999_999, "less than $0.01"),
+        (10_000_000, "$0.01"),
         (12_345_600_000, "$12.35"),
         (1_234_567_000_000, "$1,234.57"),
-        (-19_164_750, "-$0.019"),
+        (-19_164_750, "-$0.02"),
         (999_999_999, "$1.00"),
         (99_999_999, "$0.10"),
     ],
 )
-def test_money_has_two_significant_digits_below_a_dollar(nano_usd: int, text: str) -> None:
+def test_money_is_written_as_people_write_it(nano_usd: int, text: str) -> None:
     assert money_text(nano_usd) == text
 
 
 def test_a_budget_is_exact_where_details_are_wanted() -> None:
-    budget = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
-    assert budget_text(budget).endswith("$0.019, $0.22 reserved")
-    assert budget_text(budget, is_exact=True).endswith("$0.01916475, $0.2232625 reserved")
+    budget = task_pb2.BudgetStatus(max_tokens=10, reserved_tokens=3, used_nano_usd=19_164_750, reserved_nano_usd=5)
+    assert budget_text(budget) == "0 of 10 tokens used · $0.02"
+    capped = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=1_000_000, max_nano_usd=5_000_000)
+    assert budget_text(capped) == "0 of 10 tokens used · less than $0.01 of $0.005"  # a cap is as it was set
+    exact = "0 of 10 tokens used, 3 reserved · $0.01916475, $0.000000005 reserved"
+    assert budget_text(budget, is_verbose=True) == exact
 
 
 def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
@@ -88,5 +162,6 @@ def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
     granted.grant_budget.extra_nano_usd = 500_000_000
     bodies = [ledger_pb2.EntryBody(model_attempt=attempt), ledger_pb2.EntryBody(operator_request=granted)]
     first, second = (describe(ledger_pb2.Entry(body=body)) for body in bodies)
-    assert "7 tokens and $0.22 reserved" in first
+    assert "reserved" not in first
     assert "grants $0.50 more" in second
+    assert "7 tokens and $0.2232625 reserved" in describe(ledger_pb2.Entry(body=bodies[0]), is_verbose=True)

@@ -84,7 +84,7 @@ def test_what_cannot_be_settled_shows_no_commands_and_says_why() -> None:
     assert "the answer was lost" in text
     assert "the other side may still be working on it; wait longer than its longest run, then check" in text
     assert "tenure tools resolve" not in text
-    assert "and more: tenure entries" in shown(arguments_truncated=True)
+    assert "and more: tenure tasks entries" in shown(arguments_truncated=True)
 
 
 def test_what_a_tool_says_moves_no_cursor_and_forges_no_colour() -> None:

@@ -75,7 +75,7 @@ def test_a_follower_without_answers_reports_its_retries(monkeypatch: pytest.Monk
     monkeypatch.setattr("tenure.client.reconnect.RECONNECT_SECONDS", 0.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        result = run("--address", f"127.0.0.1:{closed.getsockname()[1]}", "follow")
+        result = run("--address", f"127.0.0.1:{closed.getsockname()[1]}", "tasks", "follow")
     assert result.exit_code == Exit.UNAVAILABLE
     assert [line.split(" at ")[0] for line in result.stderr.splitlines()] == [
         "no gateway answers",

@@ -1,4 +1,4 @@
-"""What agents and tools say, as `tenure get` and `tenure wait` show it: as words, on whatever terminal."""
+"""What agents and tools say, as `tenure get` and `tenure tasks wait` show it: as words, on whatever terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_wait_says_how_a_task_ended_in_words(capsys: pytest.CaptureFixture[str])
 
 def test_why_a_lease_ended_is_words() -> None:
     lease = lease_service_pb2.Lease(resource="r", holder="h", reason="TRANSFERRED", message=HOSTILE)
-    assert f"(TRANSFERRED: {SHOWN})" in _say(lease_service_pb2.LeaseEvent(held=lease))
+    context = Context("", "", False, Path(), make_console(), {})
+    assert f"(TRANSFERRED: {SHOWN})" in _say(context, lease_service_pb2.LeaseEvent(held=lease))
 
 
 def test_a_result_by_schema_is_words_too() -> None:

@@ -26,8 +26,10 @@ from tenure.cli.output import file_output, make_console
 ID: Final = "0198aaaa-0000-7000-8000-000000000001"
 HOSTILE: Final = "é\x1b]0;t\x07\x1b[2J\x9b32m\x08\r\u202e\u2066\u200f\u061c\u2028\nFORGED [red]x[/red]"
 HARMFUL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-LOCAL: Final = {"dev", "demo", "keys", "certs", "serve"}
+LOCAL: Final = {"dev", "demo", "serve", "completion"}
 """Commands that ask no gateway."""
+FILES: Final = {("keys",), ("keys", "certs")}
+"""Groups whose commands ask no gateway either; other groups have commands of the same names."""
 DEEPEST: Final = 6
 KINDS: Final = FieldDescriptor
 
@@ -129,13 +131,13 @@ def commands(group: Any = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
-        elif (not {name, *path} & LOCAL or path[:1] == ("admin",)) and (*path, name) != ("files", "cat"):
+        elif not {name, *path} & LOCAL and path not in FILES and (*path, name) != ("files", "cat"):
             yield (*path, name), command
 
 
 MORE: Final[dict[str, tuple[str, ...]]] = {
     "submit": ("goal", "--watch"),
-    "wait": ("--timeout", "2s"),
+    "tasks wait": ("--timeout", "2s"),
 }
 """Arguments of commands that need more than their required parameters."""
 

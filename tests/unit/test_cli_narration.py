@@ -167,7 +167,7 @@ def test_a_failed_model_call_is_shown_with_code_and_retry_time(teller: Any, ledg
         attempt_number=1, error_class="RATE_LIMITED", status_code=429, message="slow down", retry_after=duration(7)
     )
     teller.tell(ledger.entry(4, model_failure=failure), ledger.attempt(4, number=2))
-    assert "step 4: the model call failed, RATE_LIMITED 429, retry after 7.0 s\n    slow down\n" in teller.seen
+    assert "step 4: the model call failed, RATE_LIMITED 429, retry after 7 s\n    slow down\n" in teller.seen
     assert "step 4: the model call is repeated, attempt 2" in teller.seen
 
 

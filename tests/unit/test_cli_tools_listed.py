@@ -15,6 +15,7 @@ from tenure.cli.entry_lines import describe
 from tenure.cli.tasks import _show_entries
 from tenure.cli.tools import _show_table, _show_tool, _unknown
 from tenure.v1 import ledger_pb2, tool_pb2
+from tenure.wire.common import duration
 
 LONG = "crm__" + "a_very_long_name_of_a_tool_" * 2
 MOVE = tool_pb2.OfferedTool(
@@ -23,6 +24,7 @@ MOVE = tool_pb2.OfferedTool(
         name="stock__move_stock",
         description="Move [b]items[/b].\x1b[2J\n\nBack again with a negative delta. " + "More of it. " * 30,
         input_schema_json='{"type":"object","properties":{"item":{"type":"string"}}}',
+        timeout=duration(90),
         output_limit_bytes=8000,
         effect_class=tool_pb2.EFFECT_CLASS_KEYED,
     ),
@@ -44,9 +46,9 @@ def test_a_list_has_whole_names_and_cut_descriptions() -> None:
     context = context_of(100)
     _show_table(context, [tool_pb2.OfferedTool(source="crm", definition=definition), MOVE])
     head, crm, stock = printed(context)
-    assert head.split() == ["TOOL", "EFFECT", "SOURCE", "DESCRIPTION"]
-    assert crm.split()[:3] == [LONG, "UNSAFE", "crm"]
-    assert stock.split()[:3] == ["stock__move_stock", "KEYED", "stock"]
+    assert head.split() == ["TOOL", "EFFECT", "TIMEOUT", "SOURCE", "DESCRIPTION"]
+    assert crm.split()[:3] == [LONG, "UNSAFE", "0"]
+    assert stock.split()[:5] == ["stock__move_stock", "KEYED", "90", "s", "stock"]
     assert "[b]items[/b].\\x1b[2J" in stock or "…" in stock
 
 

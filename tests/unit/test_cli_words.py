@@ -50,9 +50,13 @@ def test_an_empty_list_of_tools_is_not_taken_for_all_tools() -> None:
         (9.94, "9.9 s"),
         (9.96, "10 s"),
         (119.4, "119 s"),
-        (119.6, "2 min 0 s"),
-        (3599.9, "1 h 0 min"),
+        (4.0, "4 s"),
+        (119.6, "2 min"),
+        (3599.9, "1 h"),
         (7500.0, "2 h 5 min"),
+        (86_399.0, "23 h 59 min"),
+        (86_400.0, "24 h"),
+        (273_600.0, "3 days 4 h"),
     ],
 )
 def test_durations_have_two_figures(seconds: float, said: str) -> None:
@@ -60,7 +64,7 @@ def test_durations_have_two_figures(seconds: float, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed", "said"), [(5, "5 s ago"), (117, "117 s ago"), (600, "10 min ago"), (200_000, "2 d ago")]
+    ("passed", "said"), [(5, "5 s ago"), (117, "117 s ago"), (600, "10 min ago"), (200_000, "2 days ago")]
 )
 def test_long_ago_is_said_in_one_unit(passed: int, said: str) -> None:
     moment = Timestamp()

@@ -45,12 +45,12 @@ def explained(state: str = "RUNNING", **facts: Any) -> str:
 def test_a_running_task_is_explained_with_owner_and_calls() -> None:
     text = explained(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
     assert text.splitlines() == [
-        "RUNNING on worker-1 for 3 min, epoch 1.42",
+        "RUNNING on worker-1 for 3 min",
         "Its newest entry is 30 s old (step 4); its lease expires in 4 s without a renewal",
         "Its deadline is in 2 h 1 min",
         "Calls without an outcome: 4.0 execute_python (STARTED), 4.1 search (not begun)",
-        "Its root's budget: 12,300 of 2,000,000 tokens used, 500 reserved",
-        "Refused writes of stale workers: 2 (tenure refusals lists them)",
+        "Its root's budget: 12,300 of 2,000,000 tokens used",
+        "Refused writes of stale workers: 2 (tenure tasks refusals lists them)",
         "It needs: its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it",
     ]
 
@@ -108,7 +108,9 @@ def test_a_task_that_waits_for_its_retry_is_told_when_it_comes() -> None:
     assert "tenure admin requeue queues it at once" in text
 
 
-@pytest.mark.parametrize(("state", "verb"), [("WAITING_USER", "tenure resume"), ("WAITING_EXTERNAL", "tenure signal")])
+@pytest.mark.parametrize(
+    ("state", "verb"), [("WAITING_USER", "tenure resume"), ("WAITING_EXTERNAL", "tenure tasks signal")]
+)
 def test_a_waiting_task_is_told_for_what_and_until_when(state: str, verb: str) -> None:
     text = explained(state, reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0)
     assert "It waits for an answer to: may I?; the wait ends in 60 min" in text
@@ -187,7 +189,8 @@ def test_a_past_deadline_and_an_empty_reason_are_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(-1, "0 s"), (3.2, "3 s"), (200, "3 min"), (7500, "2 h 5 min"), (200_000, "2 d")]
+    ("seconds", "text"),
+    [(-1, "0 s"), (3.2, "3 s"), (200, "3 min"), (7500, "2 h 5 min"), (7200, "2 h"), (200_000, "2 days")],
 )
 def test_spans_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert span(seconds) == text
@@ -253,4 +256,6 @@ def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
 
 def test_amounts_of_money_are_shown_as_people_read_them() -> None:
     budget = replace(FACTS.budget, max_nano_usd=10**10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
-    assert "$0.019 of $10.00 used, $0.22 reserved" in explained(budget=budget)
+    assert explained(budget=budget).splitlines()[-2].endswith("; $0.02 of $10.00 used")
+    busy = explained("QUEUED", reason="BUDGET_BUSY", budget=budget)
+    assert "12,300 of 2,000,000 tokens used, 500 reserved; $0.02 of $10.00 used, $0.22 reserved" in busy

@@ -225,7 +225,7 @@ async def test_a_gate_lets_the_process_continue_when_it_is_told(tmp_path: Path) 
     async with await asyncio.start_unix_server(keep, path) as server:
         with log_context(task="7"):
             hit = asyncio.create_task(failpoint("worker.after_open"))
-        assert json.loads(await questions.get()) == {"failpoint": "worker.after_open", "task": "7"}
+        assert json.loads(await questions.get()) == {"failpoint": "worker.after_open", "task": "7", "step": 0}
         assert not hit.done()
         answer.set()
         await hit

@@ -182,7 +182,7 @@ def test_text_after_the_newest_usage_is_estimated() -> None:
     assert (entry.usage, entry.provider_request_id) == (TokenUsage(9, 2), "req_1")
 
 
-def test_a_begun_answer_without_usage_is_billed_for_its_reserved_input() -> None:
+def test_a_begun_answer_without_usage_bills_the_reserved_input() -> None:
     silent, begun = report_of(), report_of()
     begun.on_text(0, "1234")
     assert failure_entry(silent, failure_of_call(TimeoutError())).usage == TokenUsage()

@@ -60,11 +60,11 @@ def test_without_a_price_for_it_any_output_is_affordable() -> None:
 @pytest.mark.parametrize(
     ("nano_usd", "text"),
     [
-        (0, "$0.0000"),
+        (0, "$0.00"),
         (1, "$0.000000001"),
         (12_300_000, "$0.0123"),
-        (1_234_500_000_000, "$1,234.5000"),
-        (-500_000_000, "-$0.5000"),
+        (1_234_500_000_000, "$1,234.50"),
+        (-500_000_000, "-$0.50"),
     ],
 )
 def test_money_is_shown_in_dollars_and_exact(nano_usd: int, text: str) -> None:

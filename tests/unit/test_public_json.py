@@ -13,11 +13,12 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from tenure.sdk import events, task_info
+from tenure.sdk import events, operations_info, task_info
 from tenure.sdk.from_wire import change_event, entry_event, task_file
 from tenure.sdk.from_wire import task_info as public_task
 from tenure.sdk.json_shape import PublicValue
-from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
+from tenure.sdk.operations_from_wire import OPERATIONS, refused_write_info, usage_info
+from tenure.v1 import ledger_pb2, task_pb2, tenant_service_pb2, token_pb2, webhook_service_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "public_json.json"
@@ -52,6 +53,8 @@ def _fill_message(message: Message, field: Any, depth: int) -> None:
 
 def _scalar(field: Any, number: int) -> Any:
     match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
+            return field.name.encode()
         case FieldDescriptor.CPPTYPE_STRING:
             return f'{{"{field.name}": {number}}}' if field.name.endswith("_json") else field.name
         case FieldDescriptor.CPPTYPE_BOOL:
@@ -81,6 +84,17 @@ def shapes() -> dict[str, Any]:
     made["change"] = change_event(change).to_json()
     made["heartbeat"] = change_event(api.WatchTasksResponse(cursor="c", heartbeat=api.WatchTasksHeartbeat())).to_json()
     made["file"] = task_file(filled(workspace_pb2.WorkspaceFile())).to_json()
+    return made | shapes_of_operations()
+
+
+def shapes_of_operations() -> dict[str, Any]:
+    """What commands about anything but tasks print, by the name of its message."""
+    made = {
+        message.DESCRIPTOR.full_name.removeprefix("tenure.v1."): convert(filled(message())).to_json()
+        for message, convert in OPERATIONS.items()
+    }
+    made["UsageSum"] = usage_info("acme", filled(tenant_service_pb2.UsageSum())).to_json()
+    made["RefusedWrite"] = refused_write_info("ledger", filled(token_pb2.RefusedWrite())).to_json()
     return made
 
 
@@ -103,10 +117,32 @@ def test_money_times_and_enums_are_written_for_people() -> None:
     assert not [key for key in json.dumps(task).split('"') if "nano" in key or key.startswith("TASK_STATE")]
 
 
+@pytest.mark.parametrize("name", shapes_of_operations())
+def test_no_shape_has_a_name_of_the_contract(name: str) -> None:
+    prefix = "[A-Z_]*(?:STATE|KIND|POLICY|OUTCOME|CLASS|DECISION|PRIORITY|PERMISSION|REASON)_"
+    text = json.dumps(shapes_of_operations()[name])
+    assert re.findall(rf'"(?:{prefix}[A-Z_]+|\w*nano\w*|\w+_time)"', text) == []
+
+
+def test_money_of_quotas_and_bills_is_in_dollars() -> None:
+    use = tenant_service_pb2.QuotaUse(used=1_500_000_000, is_default=True)
+    use.quota.kind, use.quota.most = tenant_service_pb2.QUOTA_KIND_MONEY_PER_DAY, 100_000_000_000
+    [quota] = OPERATIONS[tenant_service_pb2.Tenant](tenant_service_pb2.Tenant(quotas=[use])).to_json()["quotas"]
+    assert (quota["kind"], quota["used_usd"], quota["limit_usd"]) == ("MONEY_PER_DAY", 1.5, 100.0)
+    assert (quota["used"], quota["limit"]) == (None, None)
+    assert usage_info("", tenant_service_pb2.UsageSum(nano_usd=20_000_000)).to_json()["cost_usd"] == 0.02
+
+
+def test_an_enum_of_a_newer_gateway_is_its_number() -> None:
+    webhook = webhook_service_pb2.Webhook()
+    webhook.kind = 99  # type: ignore[assignment]
+    assert OPERATIONS[webhook_service_pb2.Webhook](webhook).to_json()["kind"] == "99"
+
+
 def public_classes() -> list[type]:
     classes = {
         value
-        for module in (task_info, events)
+        for module in (task_info, events, operations_info)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, PublicValue) and value is not PublicValue
     }
@@ -115,5 +151,5 @@ def public_classes() -> list[type]:
 
 @pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)
 def test_every_field_is_documented(kind: type) -> None:
-    named = set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`([a-z0-9_]+)`", PAGE.read_text(encoding="utf-8")))
     assert {field.name for field in fields(kind)} <= named

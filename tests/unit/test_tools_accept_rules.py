@@ -232,3 +232,68 @@ def test_what_a_person_says_is_bounded_as_outputs_are(known: Any) -> None:
 
 def said(decision: Any, call_attempt: int = 3) -> Resolution:
     return Resolution(call_attempt, decision, "I looked", "olga")
+
+
+# Calls that the caller runs itself.
+
+NEWER = Fence(11, "theirs")
+RUNNERS = [{"runner_alive": True}, {"runner_alive": False}, {"runner_id": ME, "runner_alive": True}]
+
+
+def own_call(
+    fence: Fence = MINE, outcome: Outcome | None = None, effect: EffectClass = EffectClass.KEYED
+) -> CallRequest:
+    return replace(call_request(fence), effect_class=effect, runs_at_caller=True, own_outcome=outcome)
+
+
+def came_to(status: OutcomeStatus, call_attempt: int = 3) -> Outcome:
+    return Outcome(status, "text", call_attempt=call_attempt)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("effect", list(EffectClass))
+def test_a_newer_claim_never_waits_for_the_former_worker(runner: dict[str, Any], effect: EffectClass) -> None:
+    started = row(CallState.STARTED, effect, **runner)
+    for here in (IDLE, RUNNING):
+        verdict = decide(started, own_call(NEWER, effect=effect), here)
+        assert verdict == (MarkInDoubt(3) if effect is EffectClass.UNSAFE else RunCall(4))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("effect", list(EffectClass))
+def test_the_same_worker_joins_its_run_or_goes_on_elsewhere(runner: dict[str, Any], effect: EffectClass) -> None:
+    """Even an UNSAFE call: the process that holds the claim answers for the next attempt with the run that it has."""
+    started = row(CallState.STARTED, effect, **runner)
+    assert decide(started, own_call(effect=effect), RUNNING) == JoinCall(3)
+    assert decide(started, own_call(effect=effect), IDLE) == RunCall(4)
+
+
+@pytest.mark.parametrize("state", [CallState.STARTED, CallState.IN_DOUBT])
+def test_an_outcome_of_the_attempt_and_claim_ends_the_call(state: CallState) -> None:
+    succeeded = came_to(OutcomeStatus.SUCCEEDED)
+    for here in (IDLE, RUNNING):
+        assert decide(row(state, EffectClass.UNSAFE), own_call(outcome=succeeded), here) == ConcludeCall(succeeded)
+
+
+@pytest.mark.parametrize("fence", [MINE, NEWER])
+def test_an_outcome_of_another_attempt_or_claim_is_none(fence: Fence) -> None:
+    outcome = came_to(OutcomeStatus.SUCCEEDED, call_attempt=2 if fence == MINE else 3)
+    started, doubted = row(CallState.STARTED), row(CallState.IN_DOUBT, EffectClass.UNSAFE)
+    request = own_call(fence, outcome)
+    assert decide(started, request, IDLE) == decide(started, replace(request, own_outcome=None), IDLE)
+    assert decide(doubted, request, IDLE) == decide(doubted, replace(request, own_outcome=None), IDLE)
+
+
+@pytest.mark.parametrize("status", [OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT])
+def test_a_run_without_a_known_effect_is_in_doubt_if_unsafe(status: OutcomeStatus) -> None:
+    request = own_call(outcome=came_to(status))
+    assert decide(row(CallState.STARTED, EffectClass.UNSAFE), request, RUNNING) == MarkInDoubt(3, "text")
+    keyed = decide(row(CallState.STARTED), request, RUNNING)
+    assert isinstance(keyed, ConcludeCall)
+    assert keyed.outcome.status in {OutcomeStatus.TIMED_OUT, OutcomeStatus.FAILED}
+
+
+def test_a_resolved_own_call_runs_again_also_beside_its_former_run() -> None:
+    resolution = Resolution(3, DidNotHappen(runner_is_gone=True, runner_proven_gone=False), "looked", "person")
+    request = replace(own_call(NEWER, effect=EffectClass.UNSAFE), resolution=resolution)
+    assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), request, RUNNING) == RunCall(4)

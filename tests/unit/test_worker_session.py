@@ -32,14 +32,24 @@ QUICK = RetryPolicy(initial_seconds=0.01, cap_seconds=0.05)
 
 
 class Coordinator(CoordinatorServiceServicer):
-    """`deaf`: reads, and answers nothing. `hellos`: how often a worker asked to be taken in."""
+    """`deaf`: reads, and answers nothing. `lazy`: answers Hello only. `hellos`: how often a worker said Hello.
+    `events`: the begins and ends of streams, in order.
+    """
 
     def __init__(self) -> None:
-        self.deaf = False
+        self.deaf = self.lazy = False
+        self.events: list[str] = []
         self.hellos = 0
         self.renewals = 0
 
     async def Session(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # it writes by itself
+        self.events.append("begin")
+        try:
+            await self._serve(requests, context)
+        finally:
+            self.events.append("end")
+
+    async def _serve(self, requests: Any, context: Any) -> None:
         async for request in requests:
             kind = request.WhichOneof("message")
             self.hellos += kind == "hello"
@@ -48,7 +58,7 @@ class Coordinator(CoordinatorServiceServicer):
             if kind == "hello":
                 welcome = pb.Welcome(session_id="s", ttl=duration(5.0), renew_interval=duration(RENEW_SECONDS))
                 await context.write(pb.SessionResponse(welcome=welcome))
-            elif kind == "renew":
+            elif kind == "renew" and not self.lazy:
                 self.renewals += 1
                 renewed = pb.Renewed(renew_number=request.renew.renew_number)
                 await context.write(pb.SessionResponse(renewed=renewed))
@@ -95,6 +105,16 @@ async def test_a_silent_coordinator_is_attached_to_again(
     assert reasons[0].endswith("was not answered within 0.1 s")
     assert set(reasons[1:]) == {"Hello was not answered within 0.3 s"}
     assert len(reasons) >= 3
+
+
+async def test_the_former_stream_ends_after_the_next_attachment(coordinator: Coordinator) -> None:
+    """A coordinator ends the session of a worker whose stream ends before it is attached again."""
+    async with working(coordinator) as session:
+        coordinator.lazy = True
+        await comes(lambda: coordinator.hellos >= 3)
+        coordinator.lazy = False
+        await comes(lambda: session.is_attached)
+        assert coordinator.events[:4] == ["begin", "begin", "end", "begin"]
 
 
 async def test_a_channel_that_does_not_close_blocks_no_attachment(

@@ -23,7 +23,7 @@ from services.tools.calls.accept_rules import (
     decide,
 )
 from services.tools.calls.call_log import RefusedCall, insert_refusals
-from services.tools.calls.records import CallKey, CallRequest, CallRow, pack_outcome
+from services.tools.calls.records import CallKey, CallRequest, CallRow, doubt_note, pack_outcome
 from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
@@ -123,6 +123,7 @@ class _Change:
     state: CallState
     call_attempt: int
     outcome: Outcome | None = None
+    doubt_note: str = ""
 
 
 @dataclass(slots=True)
@@ -164,8 +165,8 @@ class AcceptBatch:
         match verdict:
             case RunCall(call_attempt):
                 self.changes.append(_Change(request, CallState.ACCEPTED, call_attempt))
-            case MarkInDoubt(call_attempt):
-                self.changes.append(_Change(request, CallState.IN_DOUBT, call_attempt))
+            case MarkInDoubt(call_attempt, note):
+                self.changes.append(_Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=doubt_note(note)))
             case ConcludeCall(outcome):
                 self.changes.append(_Change(request, CallState.FINISHED, outcome.call_attempt, outcome))
             case JoinCall(call_attempt) if request.fence != row.fence:
@@ -180,7 +181,9 @@ class AcceptBatch:
         if self.inserts:
             await postgres.execute(QUERIES.insert_calls, {**_insert_columns(self.inserts), "runner_id": runner_id})
         if self.changes:
-            await postgres.execute(QUERIES.change_calls, {**_change_columns(self.changes), "runner_id": runner_id})
+            notes = [change.doubt_note for change in self.changes]
+            columns = {**_change_columns(self.changes), "doubt_notes": notes, "runner_id": runner_id}
+            await postgres.execute(QUERIES.change_calls, columns)
         await insert_refusals(postgres, self.refusals)
 
 

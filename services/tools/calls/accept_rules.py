@@ -13,9 +13,16 @@ from services.tools.calls.records import CallRequest, CallRow, unpack_outcome
 from tenure.domain.admission import stale
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.fencing import Fence
-from tenure.domain.in_doubt import RunAgain, SettledByResolution, apply_resolution, outcome_in_doubt
-from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, bounded
+from tenure.domain.in_doubt import (
+    MAY_HAVE_HAPPENED,
+    RunAgain,
+    SettledByResolution,
+    apply_resolution,
+    outcome_in_doubt,
+)
+from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, OutcomeStatus, bounded
 
+_LEAVES_EFFECT_OPEN: Final = frozenset({OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT})
 _HAD_BEGUN: Final = " An earlier attempt of this call had begun: its effect may have happened."
 
 
@@ -43,9 +50,13 @@ class JoinCall:
 
 @dataclass(frozen=True, slots=True)
 class MarkInDoubt:
-    """The runner of this attempt died, and the call must not run again."""
+    """The runner of this attempt died, or does not know the effect, and the call must not run again.
+
+    `note`: what the runner said.
+    """
 
     call_attempt: int
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,10 @@ class AnswerFromRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConcludeCall:
-    """The call was accepted before and must not run any more. This is its outcome, under an attempt of its own."""
+    """The call was accepted before and must not run any more. This is its outcome, under an attempt of its own.
+
+    Or its caller ran it: then the outcome is of the attempt that was started.
+    """
 
     outcome: Outcome
 
@@ -175,12 +189,14 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     runner is gone is wrong when the attempt runs in this process: then the call is joined.
     """
     resolution = request.resolution
+    if (late := _decide_own_outcome(row, request)) is not None:
+        return late
     if resolution is not None:
         match apply_resolution(resolution, row.call_attempt, runner_gone=row.runner_gone):
             case SettledByResolution(outcome):
                 return ConcludeCall(_bounded(outcome, request))
             case RunAgain(call_attempt):
-                runs_here = here.running_attempt == row.call_attempt
+                runs_here = here.running_attempt == row.call_attempt and not request.runs_at_caller
                 return JoinCall(row.call_attempt) if runs_here else RunCall(call_attempt)
     return AnswerFromRecord(outcome_in_doubt(row.call_attempt, row.doubt_note, resolution))
 
@@ -197,11 +213,47 @@ def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -
 
 
 def _decide_started(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
+    if request.runs_at_caller and request.fence == row.fence:
+        return _decide_own_run(row, request, here)
+    if request.runs_at_caller:
+        return _after_lost_runner(row, request)
     if here.running_attempt == row.call_attempt:
         return JoinCall(row.call_attempt)
     # A call whose record names this runner, but that does not run here, is treated like the call of a dead runner.
     if row.runner_alive and row.runner_id != here.runner_id:
         return JoinCall(row.call_attempt)
+    return _after_lost_runner(row, request)
+
+
+def _decide_own_run(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
+    """Decides a started call that the caller itself runs, under the claim that started it.
+
+    One process holds the claim. It answers for a newer attempt with the run that it has, so that a newer attempt is
+    safe even for an UNSAFE call: after a broken stream, the replica that the caller reaches now takes the call over.
+    """
+    own_outcome = _decide_own_outcome(row, request)
+    if own_outcome is not None:
+        return own_outcome
+    if here.running_attempt == row.call_attempt:
+        return JoinCall(row.call_attempt)
+    return RunCall(row.call_attempt + 1)
+
+
+def _decide_own_outcome(row: CallRow, request: CallRequest) -> Verdict | None:
+    """Returns the verdict on what the caller's run came to, or None if there is none of this attempt and claim."""
+    outcome = request.own_outcome
+    if outcome is None or request.fence != row.fence or outcome.call_attempt != row.call_attempt:
+        return None
+    if outcome.status in _LEAVES_EFFECT_OPEN and not row.effect_class.may_run_again:
+        return MarkInDoubt(row.call_attempt, outcome.content)
+    if outcome.status is OutcomeStatus.IN_DOUBT:
+        content = f"{outcome.content} It is not known whether it had its effect."
+        outcome = replace(outcome, status=OutcomeStatus.FAILED, content=content, detail=MAY_HAVE_HAPPENED)
+    return ConcludeCall(outcome)
+
+
+def _after_lost_runner(row: CallRow, request: CallRequest) -> Verdict:
+    """Decides a started call whose runner brings no outcome any more: it is dead, or a worker that lost the task."""
     # The operator may have made a tool UNSAFE because a repeat did harm. A tool that no longer exists does not run.
     may_be_repeated = request.clear is not None or request.effect_class.may_run_again
     if row.effect_class.may_run_again and may_be_repeated:

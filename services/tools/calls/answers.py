@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from services.tools.calls.call_log import StoredRefusal
 from services.tools.calls.records import CallSummary
-from services.tools.calls.runs import Event, Output, Started
+from services.tools.calls.runs import Event, Output, RunHere, Started
 from tenure.domain.tools import cut
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
-from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, timestamp
+from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, duration, timestamp
 from tenure.wire.tool import outcome_to_wire
 
 MAX_CONTENT_BYTES: Final = 2 * 1024 * 1024
@@ -34,6 +34,11 @@ def _field(event: Event) -> dict[str, Any]:
             return {"started": tool_service_pb2.CallStarted(call_attempt=call_attempt, joined=joined)}
         case Output(text):
             return {"output": tool_service_pb2.CallOutput(text=text)}
+        case RunHere(call_attempt, idempotency_key, timeout_seconds):
+            order = tool_service_pb2.RunHere(
+                call_attempt=call_attempt, idempotency_key=idempotency_key, timeout=duration(timeout_seconds)
+            )
+            return {"run_here": order}
         case outcome:
             return {"outcome": outcome_to_wire(outcome)}
 

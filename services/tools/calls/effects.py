@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, StopReason
+from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, StopReason, Superseded
 from services.tools.tool import Arguments, CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
@@ -97,8 +97,8 @@ class ToolEffect:
             return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
         except ToolInDoubt as in_doubt:
             return self._unknown(in_doubt.message)
-        except (RunnerStopped, NeverBegan):
-            raise  # no outcome: the call starts again, or the other replicas settle it
+        except (RunnerStopped, NeverBegan, Superseded):
+            raise  # no outcome: the call starts again, or others settle it
         except TryLater as refusal:
             return self._put_off(refusal)
         except Exception as error:
@@ -120,7 +120,8 @@ class ToolEffect:
         if self._run.stop is not None or self._timed_out:
             return self._stopped(gone=True)
         may_run_again = self._is_unsent or self._tool.definition.effect_class.may_run_again
-        if may_run_again and self._run.call_attempt < MAX_ATTEMPTS:
+        # The attempts of a call that its caller runs count callers and connections: they say nothing about the tool.
+        if may_run_again and (self._run.call_attempt < MAX_ATTEMPTS or self._run.request.runs_at_caller):
             raise PutOff(refusal, may_have_begun=not self._is_unsent) from refusal
         message = f"The tool {self._tool.name} cannot do this now ({refusal.message})."
         if self._is_unsent:
@@ -146,12 +147,15 @@ class ToolEffect:
     def _stopped(self, *, gone: bool) -> Outcome:
         """Returns the outcome of a cancelled effect. `gone`: the asyncio task of the effect has ended.
 
-        Raises RunnerStopped when the life of this runner is over, because then the other replicas settle the call.
+        Raises RunnerStopped when the life of this runner is over, because then the other replicas settle the call, and
+        Superseded when the record no longer waits for this run.
         """
         if not gone:
             _log.error("the tool %s did not stop within %g s", self._tool.name, STOPPING_SECONDS)
         if gone and self._is_unsent and not self._timed_out:
             raise NeverBegan
+        if self._run.stop is StopReason.SUPERSEDED:
+            raise Superseded
         if self._run.stop in {StopReason.LAPSED, StopReason.DRAINED}:
             raise RunnerStopped
         clause, status, detail = self._why_stopped()

@@ -92,6 +92,21 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
     def start(self, frame: pb.ExecuteStreamRequest) -> None:
         for call in frame.calls:
             self._start(call.tag, call.call)
+        for tagged in frame.outcomes:
+            self._take_own_outcome(tagged)
+
+    def _take_own_outcome(self, tagged: pb.TaggedOwnOutcome) -> None:
+        """Has the call accepted again, with its outcome: only the first write of a call compares it with the fence."""
+        call = self._calls.get(tagged.tag)
+        if call is None:
+            return  # its last event is on its way
+        call.request.own_outcome.CopyFrom(tagged.outcome)
+        added_bytes = len(tagged.outcome.content)
+        call.size_bytes += added_bytes
+        self.rules.in_flight.grow(added_bytes)
+        if call.follower is not None:
+            call.follower.leave()
+        self._begin(call)
 
     def put(self, result: pb.TaggedExecuteEvent) -> None:
         """Sends an event with the next frame; drops output above a limit."""
@@ -142,8 +157,11 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
             return
         call = self._calls[tag] = _Call(self, tag, request)
         self.rules.in_flight.grow(call.size_bytes)
+        self._begin(call)
+
+    def _begin(self, call: _Call) -> None:
         try:
-            call.follower = self._follow(request, call)
+            call.follower = self._follow(call.request, call)
         except Exception as error:  # noqa: BLE001  an error of one call must not end the stream
             self.refuse(call, error)
 

@@ -26,8 +26,8 @@ from services.tools.calls.accept_rules import (
 )
 from services.tools.calls.call_log import log_refusals
 from services.tools.calls.following import Accepted, CallFollower, EventQueue, RunningElsewhere, RunningHere
-from services.tools.calls.metrics import count_calls_in_doubt
-from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
+from services.tools.calls.records import CallKey, CallRequest, doubt_note
 from services.tools.calls.running import Runner
 from services.tools.calls.runs import Event, EventReader
 from services.tools.runners.liveness import Liveness
@@ -35,6 +35,7 @@ from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
 from tenure.domain.errors import LimitReached, TenureError
 from tenure.domain.in_doubt import outcome_in_doubt
+from tenure.domain.tools import Outcome
 from tenure.runtime.batching import Answer, Batcher
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
@@ -190,10 +191,20 @@ class Executor:
                     return RunningElsewhere(call_attempt)
                 run.authorise(job.request.fence.epoch)
                 return RunningHere(run, joined=True)
-            case MarkInDoubt(call_attempt):
+            case MarkInDoubt(call_attempt, note):
                 count_calls_in_doubt(1)
-                return outcome_in_doubt(call_attempt)
-            case AnswerFromRecord(outcome) | ConcludeCall(outcome):
+                return self._end_own_run(job.request, outcome_in_doubt(call_attempt, doubt_note(note)))
+            case ConcludeCall(outcome):
+                if job.request.own_outcome is not None:
+                    count_outcome(job.request.tool, outcome)
+                return self._end_own_run(job.request, outcome)
+            case AnswerFromRecord(outcome):
                 return outcome
             case _:
                 return verdict
+
+    def _end_own_run(self, request: CallRequest, outcome: Outcome) -> Outcome:
+        """Returns the recorded outcome, and ends the run of this process that waits for the caller's run."""
+        if request.runs_at_caller:
+            self._runner.runs.conclude(request, outcome)
+        return outcome

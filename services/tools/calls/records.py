@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from tenure.domain.fencing import Claims, Fence
@@ -13,6 +13,8 @@ from tenure.domain.in_doubt import Happened, Resolution
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.v1 import tool_pb2
 from tenure.wire.tool import outcome_to_domain, outcome_to_wire
+
+MAX_NOTE_CHARACTERS: Final = 2000
 
 
 class CallKey(NamedTuple):
@@ -34,7 +36,8 @@ class CallRequest:
     `clear`: the call's outcome when it is known without running the tool (unknown tool, invalid arguments).
     `traceparent`: the caller's span, "" for none. `timeout_seconds`: the task's limit for the call, 0: the tool's
     limit. `output_limit_bytes`: the output that the model can read, 0: the tool's limit. `resolution`: a person's
-    decision about the call in doubt. `acts_elsewhere`: see `Tool.acts_elsewhere`.
+    decision about the call in doubt. `acts_elsewhere`: see `Tool.acts_elsewhere`. `runs_at_caller`: the caller runs the
+    call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to.
     """
 
     key: CallKey
@@ -48,6 +51,8 @@ class CallRequest:
     output_limit_bytes: int = 0
     resolution: Resolution | None = None
     acts_elsewhere: bool = False
+    runs_at_caller: bool = False
+    own_outcome: Outcome | None = None
 
     @property
     def fence(self) -> Fence:
@@ -55,9 +60,11 @@ class CallRequest:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its arguments and of its resolution's result."""
+        """The bytes of its arguments, of its resolution's result and of its caller's outcome."""
         decision = self.resolution.decision if self.resolution is not None else None
-        return len(self.arguments_json) + (len(decision.result.encode()) if isinstance(decision, Happened) else 0)
+        resolved_bytes = len(decision.result.encode()) if isinstance(decision, Happened) else 0
+        own_bytes = len(self.own_outcome.content.encode()) if self.own_outcome is not None else 0
+        return len(self.arguments_json) + resolved_bytes + own_bytes
 
     @property
     def arguments_hash(self) -> bytes:
@@ -101,6 +108,11 @@ class CallSummary:
     epoch: int
     outcome: Outcome | None
     started_at: datetime | None
+
+
+def doubt_note(message: str) -> str:
+    """Returns the message about a doubt as the record stores it."""
+    return message.replace("\0", "\ufffd")[:MAX_NOTE_CHARACTERS]
 
 
 def pack_outcome(outcome: Outcome) -> bytes:

@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, NeverBegan, PutOff, ToolEffect
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
-from services.tools.calls.records import CallRequest, pack_outcome
+from services.tools.calls.records import CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
 from services.tools.output import OutputStore
@@ -37,7 +37,6 @@ _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _MAX_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
-_MAX_NOTE_CHARACTERS: Final = 2000
 _FAULT: Final = "A fault of the tool service broke off this call after it had begun: its effect may have happened."
 
 
@@ -153,6 +152,10 @@ class Runner:
                 outcome = await self._bounded(run, tool, await self._run_once(run, work))
         except ToolInDoubt as in_doubt:
             return await self._put_in_doubt(run, in_doubt.message)
+        except Superseded:
+            if isinstance(run.ending, Outcome):  # its caller ran it, and the outcome is in the record already
+                return run.ending
+            raise
         await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
         count_outcome(tool.name, outcome)
         return outcome
@@ -182,7 +185,7 @@ class Runner:
 
     async def _put_in_doubt(self, run: RunningCall, message: str) -> Outcome:
         """Records the call as in doubt, under this attempt: the tool does not know the effect, and a person decides."""
-        note = message.replace("\0", "\ufffd")[:_MAX_NOTE_CHARACTERS]
+        note = doubt_note(message)
         await self._record(OutcomeMark(run.key, run.call_attempt, b"", note))
         count_calls_in_doubt(1)
         return outcome_in_doubt(run.call_attempt, note)
@@ -231,6 +234,7 @@ class Runner:
             output_limit_bytes=_limit_bytes(run, work.tool),
             report_usage=run.note_usage,
             timeout_seconds=_timeout_seconds(run, work.tool),
+            caller=run,
         )
         for _ in range(_MAX_STARTS):
             if run.stop is not None:

@@ -23,6 +23,7 @@ class StopReason(StrEnum):
     FENCED = "FENCED"  # the task was ended under a newer epoch: the outcome says so
     LAPSED = "LAPSED"  # this runner's life is over: the other replicas settle the call
     DRAINED = "DRAINED"  # the process ends: as LAPSED, but at once
+    SUPERSEDED = "SUPERSEDED"  # of a call that its caller runs: the record no longer waits for this run
 
 
 class Superseded(Exception):  # noqa: N818  a signal to the run's followers, not an error
@@ -44,7 +45,16 @@ class Output:
     text: str
 
 
-Event = Started | Output | Outcome
+@dataclass(frozen=True, slots=True)
+class RunHere:
+    """The order to the caller to run the call itself, as this attempt, within the timeout."""
+
+    call_attempt: int
+    idempotency_key: str
+    timeout_seconds: float
+
+
+Event = Started | Output | RunHere | Outcome
 
 
 class EventReader(Protocol):
@@ -67,12 +77,15 @@ class Listener:
 
     def leave(self) -> None:
         """Reads no more events. The run goes on."""
-        self._run.listeners.discard(self)
+        self._run.drop_listener(self)
         self._unread.clear()
 
     def start(self) -> None:
         if not self._joined:
             self._reader.put(Started(self._run.call_attempt, joined=False))
+
+    def order(self, order: RunHere) -> None:
+        self._reader.put(order)
 
     def hear(self, text: str) -> None:
         if self._characters + len(text) > _MAX_UNREAD_CHARACTERS:
@@ -103,6 +116,7 @@ class RunningCall:
 
     `ending`: the outcome once it is durable, or the error that tells the listeners what to do instead. `marked`: the
     record may say STARTED. `started`: the effect has begun. `effect`: the asyncio task of the tool, once it exists.
+    `order`: the order that its callers got to run it themselves.
     """
 
     request: CallRequest
@@ -115,6 +129,8 @@ class RunningCall:
     listeners: set[Listener] = field(default_factory=set)
     usage: ProgramUsage | None = None
     authorised_epoch: int = 0
+    order: RunHere | None = None
+    _listeners_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.authorise(self.request.fence.epoch)
@@ -142,6 +158,22 @@ class RunningCall:
             for listener in list(self.listeners):
                 listener.start()
 
+    def order_caller(self, timeout_seconds: float) -> None:
+        """Orders the callers, those that listen and those that join later, to run the call themselves."""
+        self.order = RunHere(self.call_attempt, self.key.idempotency_key, timeout_seconds)
+        for listener in list(self.listeners):
+            listener.order(self.order)
+
+    def drop_listener(self, listener: Listener) -> None:
+        self.listeners.discard(listener)
+        self._listeners_changed.set()
+
+    async def wait_listened(self, *, listened: bool) -> None:
+        """Returns when at least one reader, or none, follows the run. For one waiting coroutine at a time."""
+        while bool(self.listeners) is not listened:
+            self._listeners_changed.clear()
+            await self._listeners_changed.wait()
+
     def settle(self, ending: Outcome | Exception) -> None:
         """Ends the run for its listeners. Only the first ending counts."""
         if self.ending is not None:
@@ -149,6 +181,7 @@ class RunningCall:
         self.ending = ending
         listeners = list(self.listeners)
         self.listeners.clear()
+        self._listeners_changed.set()
         for listener in listeners:
             listener.end(ending)
 
@@ -173,6 +206,9 @@ class RunningCall:
             listener.start()
         if self.ending is None:
             self.listeners.add(listener)
+            self._listeners_changed.set()
+            if self.order is not None:
+                listener.order(self.order)
         else:
             listener.end(self.ending)
         return listener
@@ -210,8 +246,25 @@ class RunningCalls:
 
     def add(self, request: CallRequest, call_attempt: int) -> RunningCall:
         """Adds the run of a new attempt, in place of a superseded one; that one finds out when it writes its record."""
+        if request.runs_at_caller:
+            self.supersede(request.key)
         run = self._by_key[request.key] = RunningCall(request, call_attempt)
         return run
+
+    def supersede(self, key: CallKey) -> None:
+        """Ends the run of a call that its caller runs: the record has a newer attempt, or is in doubt."""
+        if (run := self._by_key.get(key)) is not None:
+            run.request_stop(StopReason.SUPERSEDED)
+
+    def conclude(self, request: CallRequest, outcome: Outcome) -> None:
+        """Ends the run of a call that its caller runs: the outcome is in the record.
+
+        Readers under another claim learn it from the record, where their claim is compared with the fence.
+        """
+        run = self._by_key.get(request.key)
+        if run is not None and run.request.fence == request.fence:
+            run.settle(outcome)
+        self.supersede(request.key)
 
     def remove(self, run: RunningCall) -> None:
         if self._by_key.get(run.key) is run:

@@ -106,12 +106,13 @@ update calls c
        runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
        acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere,
        begun_before = c.begun_before or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
-       doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = '',
+       doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = w.doubt_note,
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
-              %(epochs)b::bigint[], %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[])
-    as w(task_id, call_id, state, call_attempt, epoch, claim_id, acts_elsewhere, outcome)
+              %(epochs)b::bigint[], %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[],
+              %(doubt_notes)b::text[])
+    as w(task_id, call_id, state, call_attempt, epoch, claim_id, acts_elsewhere, outcome, doubt_note)
  where c.task_id = w.task_id and c.call_id = w.call_id;
 
 -- name: start_calls

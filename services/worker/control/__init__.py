@@ -4,5 +4,6 @@ functions.py      loads the functions from the modules that the settings name
 loop.py           the loop `control`: answers the function's requests, and writes for it
 function_run.py   the coroutine of the function: its steps and calls become requests to the loop
 callables.py      calls the functions of steps: coroutines here, plain functions in threads
+json_values.py    the results of steps and calls as JSON
 model_calls.py    one attempt of a model call: its report, and the entries of its end
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -12,18 +13,17 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, Self
 
 from services.worker.control.callables import call
+from services.worker.control.json_values import encode, result_of
 from services.worker.control.model_calls import AttemptReport, check_request
-from tenure.control import Function, ModelCallAnswer, ModelCallRequest, RunModelCall, StepFailed, ToolFailed
+from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
 from tenure.control.failures import CallFailure, failure_of, failure_of_call
 from tenure.control.work import STEP_TIMEOUT_SECONDS
 from tenure.domain.control import FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
 from tenure.domain.task import ControlWork
-from tenure.domain.tool_arguments import storable_json
 from tenure.domain.tools import Outcome
 from tenure.runtime import semconv
 from tenure.runtime.telemetry import span
-from tenure.validators import MAX_CONTROL_JSON_BYTES
 
 # The requests of a function to its loop. The function waits for the answer, so there is one at a time.
 
@@ -82,10 +82,11 @@ class CancelModelCall:
 
 @dataclass(frozen=True, slots=True)
 class CallTools:
-    """Asks for tool calls. Answered with their outcomes, in order."""
+    """Asks for tool calls. Answered with their outcomes, in order. `own`: the tools of calls that this process runs."""
 
     step: int
     calls: tuple[FunctionToolCall, ...]
+    own: tuple[OwnTool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,20 @@ MAX_CALLS: Final = 64
 """The maximum number of tool calls in one step."""
 
 Ask = Callable[[Request], Awaitable[Any]]
+NamedStep = tuple[str, *tuple[Any, ...]]
+"""A step for `gather`: its name, what it runs, and the arguments."""
+
+CANCELLED: Final = ControlFailure("CancelledError", "the function cancelled it", retryable=False)
+
+_parallel_step: Final = contextvars.ContextVar("_parallel_step", default=0)
+"""The number of the step that this coroutine or thread makes beside others."""
+
+
+class _Made(NamedTuple):
+    """A step that was made, and its exception."""
+
+    entry: ControlStep
+    error: Exception | None = None
 
 
 class FunctionWork:
@@ -129,7 +144,7 @@ class FunctionWork:
     def __init__(self, task_id: str, goal: str, ask: Ask) -> None:
         self._task_id, self._goal, self._ask = task_id, goal, ask
         self._is_busy = False
-        self._failed: RecordStep | CancelModelCall | None = None
+        self._unrecorded: list[RecordStep | CancelModelCall] = []
         self.steps = 0
 
     @property
@@ -142,22 +157,86 @@ class FunctionWork:
 
     @property
     def key(self) -> str:
-        return f"{self._task_id}/{self.steps}"
+        return f"{self._task_id}/{_parallel_step.get() or self.steps}"
 
     async def step(
         self, name: str, run: Callable[..., Any], /, *args: Any, timeout_seconds: float = STEP_TIMEOUT_SECONDS
     ) -> Any:
         """Returns the result of the step, recorded now or earlier. Raises StepFailed."""
-        if not 0 < len(name) <= MAX_NAME_CHARACTERS or timeout_seconds <= 0:
-            raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
+        _check_step(name, timeout_seconds)
         with self._one_at_a_time():
             step = await self._next()
-            recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
-            if recorded is None:
-                recorded = await self._make(step, name, run, args, timeout_seconds)
-        if recorded.failure is not None:
-            raise StepFailed(name, recorded.failure)
-        return json.loads(recorded.result_json)
+            try:
+                recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
+                if recorded is None:
+                    recorded, error = await self._make(step, name, run, args, timeout_seconds)
+                    if recorded.failure is not None:
+                        self._unrecorded = [RecordStep(step, recorded)]
+                        raise StepFailed(name, recorded.failure) from error
+                    await self._ask(RecordStep(step, recorded))
+            except asyncio.CancelledError:  # by the function: at the end of the run nothing is recorded
+                self._unrecorded = [RecordStep(step, ControlStep(name, failure=CANCELLED))]
+                raise
+        return result_of(recorded)
+
+    async def gather(self, *steps: NamedStep, timeout_seconds: float = STEP_TIMEOUT_SECONDS) -> list[Any]:
+        """Returns the results of the steps, made in parallel now or recorded earlier. Raises StepFailed."""
+        if not 0 < len(steps) <= MAX_CALLS:
+            raise ValueError(f"gather takes 1 to {MAX_CALLS} steps at a time, got {len(steps)}")
+        for name, *_ in steps:
+            _check_step(name, timeout_seconds)
+        with self._one_at_a_time():
+            await self.settle()
+            requests = [
+                BeginStep(number, name, timeout_seconds) for number, (name, *_) in enumerate(steps, self.steps + 1)
+            ]
+            self.steps += len(steps)
+            recorded = [await self._ask(begin) for begin in requests]
+            made = recorded.index(None) if None in recorded else len(recorded)
+            recorded[made:] = await self._make_in_parallel(requests[made:], steps[made:])
+        return [result_of(step) for step in recorded]
+
+    async def _make_in_parallel(self, requests: Sequence[BeginStep], steps: Sequence[NamedStep]) -> list[ControlStep]:
+        """Makes steps in parallel and records them in the order of their numbers, up to the first that failed.
+
+        So the ledger never has a step without those before it.
+        """
+
+        async def make(begin: BeginStep, run: Callable[..., Any], args: tuple[Any, ...]) -> _Made:
+            _parallel_step.set(begin.step)
+            try:
+                return await self._make(begin.step, begin.name, run, args, begin.timeout_seconds)
+            except SystemExit as error:  # out of a task of its own it would end the worker
+                return _Made(ControlStep(begin.name, failure=failure_of(error)))
+
+        running = [
+            asyncio.create_task(make(begin, run, tuple(args)))
+            for begin, (_, run, *args) in zip(requests, steps, strict=True)
+        ]
+        made: list[ControlStep] = []
+        failed: StepFailed | None = None
+        try:
+            for begin, step in zip(requests, running, strict=True):
+                await self._ask(begin)  # now the function waits for it: the loop reports progress, and times it
+                entry, error = await step
+                made.append(entry)
+                if failed is None and entry.failure is not None:
+                    failed = StepFailed(begin.name, entry.failure)
+                    failed.__cause__ = error
+                if failed is None:
+                    await self._ask(RecordStep(begin.step, entry))
+        except (asyncio.CancelledError, SystemExit):  # by the function: at the end of the run nothing is recorded
+            rest = (ControlStep(begin.name, failure=CANCELLED) for begin in requests[len(made) :])
+            self._unrecorded = _records(requests, [*made, *rest])
+            raise
+        finally:
+            for step in running:
+                step.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        if failed is not None:
+            self._unrecorded = _records(requests, made)
+            raise failed
+        return made
 
     async def call_model(self, name: str, request: ModelCallRequest, run: RunModelCall) -> Any:
         """Makes a model call, or returns its recorded result. Raises StepFailed."""
@@ -171,11 +250,9 @@ class FunctionWork:
                 while isinstance(made, AttemptReport):
                     made = await self._attempt(begin, made, run)
             except (asyncio.CancelledError, SystemExit):  # by the function: at the end of the run nothing is settled
-                self._failed = CancelModelCall(begin.step, name)
+                self._unrecorded = [CancelModelCall(begin.step, name)]
                 raise
-        if made.failure is not None:
-            raise StepFailed(name, made.failure)
-        return json.loads(made.result_json)
+        return result_of(made)
 
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
         """Returns the content of the call's outcome. Raises ToolFailed."""
@@ -186,20 +263,30 @@ class FunctionWork:
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
         """Returns the outcomes of the calls, in order."""
+        return await self._call(calls, ())
+
+    async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
+        """Returns the outcomes of the calls, in order. Raises ValueError for two tools of one name."""
+        own = {tool.name: tool for tool, _ in calls}
+        if any(own[tool.name] is not tool for tool, _ in calls):
+            raise ValueError("call_own_tools got two tools of one name; a name has one meaning in a task")
+        return await self._call([(tool.name, arguments) for tool, arguments in calls], tuple(own.values()))
+
+    async def _call(self, calls: Sequence[tuple[str, Mapping[str, Any]]], own: tuple[OwnTool, ...]) -> list[Outcome]:
         if not 0 < len(calls) <= MAX_CALLS:
-            raise ValueError(f"call_tools takes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
+            raise ValueError(f"a function makes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
         wanted_calls = tuple(
             FunctionToolCall(tool, encode(dict(arguments), "the arguments")) for tool, arguments in calls
         )
         with self._one_at_a_time():
-            outcomes: list[Outcome] = await self._ask(CallTools(await self._next(), wanted_calls))
+            outcomes: list[Outcome] = await self._ask(CallTools(await self._next(), wanted_calls, own))
         return outcomes
 
     async def settle(self) -> None:
-        """Records the failure of a step that the function caught or cancelled, before the next request."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            await self._ask(failed)
+        """Records the failures of steps that the function caught or cancelled, before the next request."""
+        unrecorded, self._unrecorded = self._unrecorded, []
+        for request in unrecorded:
+            await self._ask(request)
 
     async def _next(self) -> int:
         await self.settle()
@@ -208,21 +295,18 @@ class FunctionWork:
 
     async def _make(
         self, step: int, name: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float
-    ) -> ControlStep:
+    ) -> _Made:
+        """Makes a step. Returns its entry, and the exception if it failed."""
         began = monotonic()
         try:
             with span(f"step {name}", {semconv.TASK_ID: self._task_id, semconv.STEP: step}):
                 async with asyncio.timeout(timeout_seconds):
                     result = await call(run, args)
             result_json = encode(result, f"the result of step {name}")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  recorded, or raised as StepFailed
             failure = failure_of(error)
-            entry = ControlStep(name, failure=failure, duration_seconds=monotonic() - began)
-            self._failed = RecordStep(step, entry)
-            raise StepFailed(name, failure) from error
-        entry = ControlStep(name, result_json, duration_seconds=monotonic() - began)
-        await self._ask(RecordStep(step, entry))
-        return entry
+            return _Made(ControlStep(name, failure=failure, duration_seconds=monotonic() - began), error)
+        return _Made(ControlStep(name, result_json, duration_seconds=monotonic() - began))
 
     async def _attempt(
         self, begin: BeginModelCall, report: AttemptReport, run: RunModelCall
@@ -237,7 +321,7 @@ class FunctionWork:
             if following is not None:
                 return following
             entry = ControlStep(begin.name, failure=failed.failure, duration_seconds=report.seconds)
-            self._failed = RecordStep(begin.step, entry)
+            self._unrecorded = [RecordStep(begin.step, entry)]
             raise StepFailed(begin.name, failed.failure) from error
         entry = ControlStep(begin.name, result_json, duration_seconds=report.seconds)
         await self._ask(RecordModelCall(report, answer, entry))
@@ -258,22 +342,13 @@ class FunctionWork:
             self._is_busy = False
 
 
-def encode(value: Any, what: str) -> str:
-    """Encodes a value as JSON.
+def _check_step(name: str, timeout_seconds: float) -> None:
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or timeout_seconds <= 0:
+        raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
 
-    Raises TypeError for another type, and ValueError for a value too large, nested too deeply or not finite.
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    size = len(text.encode())
-    if size > MAX_CONTROL_JSON_BYTES:
-        raise ValueError(
-            f"{what} has {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are allowed: store it elsewhere"
-        )
-    try:
-        storable_json(text)
-    except ValueError as error:
-        raise ValueError(f"{what} cannot be stored: {error}") from None
-    return text
+
+def _records(requests: Sequence[BeginStep], made: Sequence[ControlStep]) -> list[RecordStep | CancelModelCall]:
+    return [RecordStep(begin.step, entry) for begin, entry in zip(requests, made, strict=True)]
 
 
 # One run of a function: from its start to its end or its cancellation.

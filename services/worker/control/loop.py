@@ -14,6 +14,7 @@ from typing import Final
 
 from services.worker.claim_ledger import StepEntry
 from services.worker.control.function_run import (
+    CANCELLED,
     BeginModelCall,
     BeginStep,
     CallTools,
@@ -52,8 +53,6 @@ from tenure.runtime.failpoints import failpoint
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
-
-CANCELLED: Final = entries.ControlFailure("CancelledError", "the function cancelled the call", retryable=False)
 
 Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
 
@@ -111,8 +110,9 @@ class ControlLoop(Loop):
             case BeginStep():
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
-                await self._executed()
-                await self._write([(step, entry)])
+                await self._executed(step)
+                if step not in self._point.control_steps:  # the function may have cancelled the wait for the record
+                    await self._write([(step, entry)])
                 return None
             case BeginModelCall() | RecordModelCall() | FailModelCall() | CancelModelCall():
                 return await self._answer_model_call(request)
@@ -209,7 +209,9 @@ class ControlLoop(Loop):
         if missing:
             await self._wait_trusted()
             await self._write([(request.step, intent) for intent in missing])
-        move = calls_to_make(self._point)
+        self._tools.use_own_tools(request.own)
+        self._own_approvals = tuple(tool.name for tool in request.own if tool.needs_approval)
+        move = calls_to_make(self._point, self._own_approvals)
         if move.intents or move.asks:
             transition = await self._execute_calls(move)
             if transition is not None:

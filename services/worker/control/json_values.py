@@ -1,0 +1,36 @@
+"""Encodes the values of control functions as JSON, and reads the recorded results of their steps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tenure.control import StepFailed
+from tenure.domain.entries import ControlStep
+from tenure.domain.tool_arguments import storable_json
+from tenure.validators import MAX_CONTROL_JSON_BYTES
+
+
+def result_of(recorded: ControlStep) -> Any:
+    """Returns the result of a recorded step. Raises StepFailed."""
+    if recorded.failure is not None:
+        raise StepFailed(recorded.name, recorded.failure)
+    return json.loads(recorded.result_json)
+
+
+def encode(value: Any, what: str) -> str:
+    """Encodes a value as JSON.
+
+    Raises TypeError for another type, and ValueError for a value too large, nested too deeply or not finite.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    size = len(text.encode())
+    if size > MAX_CONTROL_JSON_BYTES:
+        raise ValueError(
+            f"{what} has {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are allowed: store it elsewhere"
+        )
+    try:
+        storable_json(text)
+    except ValueError as error:
+        raise ValueError(f"{what} cannot be stored: {error}") from None
+    return text

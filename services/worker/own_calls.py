@@ -1,0 +1,276 @@
+"""Runs calls of own tools in this process: each call once at a time, and only while the trust window is open.
+
+A run belongs to the claim, not to the request that ordered it. After a broken stream, and after the task was opened
+again, the call is requested again and gets the outcome of the run that goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from services.worker.held_claims import HeldTask
+from services.worker.interrupts import TrustGate
+from tenure.control.own_tools import EffectUnknown, OwnTool
+from tenure.domain.entries import ToolIntent
+from tenure.domain.own_tools import within_limit
+from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
+from tenure.runtime.failpoints import failpoint, failpoint_enabled
+from tenure.runtime.logs import log_context
+from tenure.v1 import tool_service_pb2 as pb
+from tenure.wire.common import OUTCOME_STATUSES, duration, seconds
+
+_log: Final = logging.getLogger(__name__)
+PROGRESS_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 1.0
+"""The time for a stopped run to clean up. After it the task leaves the worker in any case."""
+
+_MAX_FAILURE_CHARACTERS: Final = 4000
+
+Answer = Callable[[pb.OwnOutcome], None]
+"""Sends what a run came to."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOfOwnTool:
+    """A call of an own tool: what to run, and for which claim."""
+
+    tool: OwnTool
+    intent: ToolIntent
+    held_task: HeldTask
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return self.tool.definition
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Implements tenure.control.OwnToolContext."""
+
+    task_id: str
+    call_id: str
+    call_attempt: int
+    idempotency_key: str
+    epoch: int
+    on_progress: Callable[[], None]
+
+    def emit(self, text: str) -> None:  # noqa: ARG002  the text is not recorded
+        self.on_progress()
+
+
+class _Run:
+    """One run of a call. It starts when `former`, the run of the same call under an older claim, has ended."""
+
+    def __init__(self, call: CallOfOwnTool, order: pb.RunHere, trust: TrustGate, former: _Run | None) -> None:
+        self.call, self._trust = call, trust
+        self._timeout_seconds = seconds(order.timeout)
+        self._attempt = order.call_attempt
+        self._answer: Answer = _answer_nobody
+        self._outcome: Outcome | None = None
+        self._began_at = 0.0
+        self.running: asyncio.Task[Outcome] | None = None
+        self._progress = call.held_task.progress
+        claims = call.held_task.claims
+        self._context = _Context(
+            claims.task_id,
+            call.intent.call_id,
+            order.call_attempt,
+            order.idempotency_key,
+            claims.epoch,
+            self._progress.on_tool_progress,
+        )
+        name = f"own tool {order.idempotency_key}"
+        self.task = asyncio.create_task(self._carry_out(former), name=name)
+
+    @property
+    def outcome(self) -> pb.OwnOutcome | None:
+        """What the run came to, under the newest attempt; None while it goes on."""
+        outcome = self._outcome
+        if outcome is None:
+            return None
+        return pb.OwnOutcome(
+            call_attempt=self._attempt,
+            status=OUTCOME_STATUSES.to_wire(outcome.status),
+            content=outcome.content,
+            detail=outcome.detail,
+            duration=duration(outcome.duration_seconds),
+        )
+
+    def answer_to(self, order: pb.RunHere, answer: Answer) -> None:
+        """Answers this order when the run has ended, in place of an earlier one."""
+        self._attempt, self._answer = order.call_attempt, answer
+        if (outcome := self.outcome) is not None:
+            answer(outcome)
+
+    async def _carry_out(self, former: _Run | None) -> None:
+        if former is not None:
+            await asyncio.wait({former.task})
+            if former.running is not None:
+                await asyncio.wait({former.running})  # one that ignored its cancellation
+        self.running = running = asyncio.create_task(self._guarded(), name=f"{self.task.get_name()}: run")
+        try:
+            outcome = await self._ended(running)
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running})
+            raise
+        outcome = replace(outcome, duration_seconds=self._elapsed_seconds)
+        self._outcome = within_limit(outcome, self.call.definition)
+        with log_context(task=self.call.held_task.task_id):
+            await failpoint("worker.after_own_tool")
+        self._progress.on_tool_progress()
+        assert self.outcome is not None
+        self._answer(self.outcome)
+
+    @property
+    def _elapsed_seconds(self) -> float:
+        return monotonic() - self._began_at if self._began_at else 0.0
+
+    async def _ended(self, running: asyncio.Task[Outcome]) -> Outcome:
+        """Returns the outcome of the run, or of its timeout. Reports progress while the tool runs."""
+        while not running.done():
+            left_seconds = self._timeout_seconds - self._elapsed_seconds
+            if left_seconds <= 0:
+                running.cancel()
+                await asyncio.wait({running}, timeout=STOP_SECONDS)
+                return self._timed_out(running)
+            await asyncio.wait({running}, timeout=min(PROGRESS_SECONDS, left_seconds))
+            if self._began_at:
+                self._progress.on_tool_progress()
+        return running.result()
+
+    def _timed_out(self, running: asyncio.Task[Outcome]) -> Outcome:
+        if running.done() and not running.cancelled():
+            return running.result()
+        stopped = "was stopped" if running.done() else "was asked to stop, and has not stopped yet"
+        message = f"{self.call.tool.name} took longer than {self._timeout_seconds:g} s and {stopped}."
+        return Outcome(OutcomeStatus.TIMED_OUT, message, detail="TIMEOUT")
+
+    async def _guarded(self) -> Outcome:
+        """Runs the tool. Nothing awaits between the look at the trust window and the tool's own first step.
+
+        A new session opens the window of the process and loses the claims of the former one in the same moment, so the
+        claim is looked at too.
+        """
+        arguments = json.loads(self.call.intent.arguments_json)
+        with log_context(task=self.call.held_task.task_id):
+            await failpoint("worker.before_own_tool")
+        await self._trust.wait_open()
+        if self.call.held_task.lost and not failpoint_enabled("worker.ignore_trust_window"):
+            raise asyncio.CancelledError
+        self._began_at = monotonic()
+        name = self.call.tool.name
+        try:
+            content = await self.call.tool.run(self._context, arguments)
+        except EffectUnknown as unknown:
+            return Outcome(OutcomeStatus.IN_DOUBT, _text(f"{name} lost the answer to what it sent: {unknown}."))
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            return _failure(name, error)  # the tool cancelled a coroutine of its own
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's tool may raise anything
+            _log.warning("an own tool failed", exc_info=True, extra={"tool": name, "call": self.call.intent.call_id})
+            return _failure(name, error)
+        if not _is_text(content):
+            message = f"{name} returned {type(content).__name__}, and must return text. Any effects have happened."
+            return Outcome(OutcomeStatus.FAILED, message, detail="NOT_TEXT")
+        return Outcome(OutcomeStatus.SUCCEEDED, _text(content))
+
+
+class OwnRuns:
+    """The runs of own tools in this process, by task and call."""
+
+    def __init__(self, trust: TrustGate) -> None:
+        self._trust = trust
+        self._runs: dict[tuple[str, str], _Run] = {}
+
+    def outcome_of(self, call: CallOfOwnTool) -> pb.OwnOutcome | None:
+        """Returns what the call's run under this claim came to, or None."""
+        run = self._find(call)
+        return None if run is None else run.outcome
+
+    def order(self, call: CallOfOwnTool, order: pb.RunHere, answer: Answer) -> None:
+        """Runs the call, or joins its run under this claim."""
+        run = self._find(call)
+        if run is None:
+            former = self._runs.get(_key(call))
+            if former is not None:
+                former.task.cancel()
+            run = self._runs[_key(call)] = _Run(call, order, self._trust, former)
+            run.task.add_done_callback(_note_fault)
+        run.answer_to(order, answer)
+
+    def end(self, call: CallOfOwnTool) -> None:
+        """Stops the call's run, and forgets it: the call has its outcome, or this claim may not run it."""
+        if (run := self._find(call)) is not None:
+            self._stop([run])
+
+    def stop_claim(self, held_task: HeldTask) -> list[asyncio.Task[None]]:
+        """Stops all runs under this claim. Returns those that have not ended yet."""
+        return self._stop(self._of_claim(held_task))
+
+    async def stopped(self, held_task: HeldTask) -> None:
+        """Stops all runs under this claim, and waits a moment for them to clean up."""
+        if stopping := self.stop_claim(held_task):
+            await asyncio.wait(stopping, timeout=STOP_SECONDS)
+
+    def _find(self, call: CallOfOwnTool) -> _Run | None:
+        run = self._runs.get(_key(call))
+        return run if run is not None and _same_claim(run.call.held_task, call.held_task) else None
+
+    def _of_claim(self, held_task: HeldTask) -> list[_Run]:
+        return [run for run in self._runs.values() if _same_claim(run.call.held_task, held_task)]
+
+    def _stop(self, runs: list[_Run]) -> list[asyncio.Task[None]]:
+        for run in runs:
+            run.task.cancel()
+            run.task.add_done_callback(partial(self._forget, run))
+        return [run.task for run in runs if not run.task.done()]
+
+    def _forget(self, run: _Run, _ended: asyncio.Task[None]) -> None:
+        if self._runs.get(_key(run.call)) is run:
+            del self._runs[_key(run.call)]
+
+
+def _key(call: CallOfOwnTool) -> tuple[str, str]:
+    return call.held_task.task_id, call.intent.call_id
+
+
+def _same_claim(one: HeldTask, other: HeldTask) -> bool:
+    return one.task_id == other.task_id and one.claims.fence == other.claims.fence
+
+
+def _answer_nobody(_outcome: pb.OwnOutcome) -> None:
+    """Does nothing: the first order sets the answer."""
+
+
+def _note_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("unexpected error in the run of an own tool", exc_info=error)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _failure(name: str, error: BaseException) -> Outcome:
+    message = f"{name} failed: {type(error).__name__}: {error}"[:_MAX_FAILURE_CHARACTERS]
+    return Outcome(OutcomeStatus.FAILED, _text(message))
+
+
+def _is_text(content: object) -> bool:
+    """Nothing checks the types of the user's tool."""
+    return isinstance(content, str)
+
+
+def _text(text: str) -> str:
+    """Returns valid UTF-8 text: a tool's text may have lone surrogates, which no message can carry."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,88 @@
+"""The click group of `tenure`: help in sections, errors as messages, and the former names of commands that moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from tenure.cli.context import Context
+from tenure.cli.exit_codes import Exit, exit_of_error, explain
+from tenure.cli.output import echo
+from tenure.domain.errors import TenureError
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.server_packages import MissingExtra
+
+
+class Group(click.Group):
+    """A group whose commands stand in sections, in the order in which a user needs them.
+
+    Prints an error of the API on standard error and exits with its exit code.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._sections: dict[str, list[str]] = {}
+        self.former: dict[str, tuple[str, click.Command]] = {}
+
+    def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
+        """Adds commands that `--help` lists below `title`."""
+        for command in commands:
+            self.add_command(command)
+            self._sections.setdefault(title, []).append(command.name or "")
+
+    def add_former(self, name: str, path: str, command: click.Command) -> None:
+        """Lets `name`, which is now `tenure PATH`, run with a note on standard error. `--help` does not list it."""
+        self.former[name] = path, command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (TenureError, PeerFailed, TimeoutError, MissingExtra) as error:
+            address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
+            message = explain(error, address).replace("\n", "\n  ")  # a further line must not look like one of ours
+            echo(f"tenure: {message}", err=True)
+            ctx.exit(exit_of_error(error))
+        except KeyboardInterrupt:
+            ctx.exit(Exit.INTERRUPTED)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None or cmd_name not in self.former:
+            return command
+        path, command = self.former[cmd_name]
+        if not ctx.resilient_parsing:  # of a shell that completes a word
+            echo(f"tenure: `{ctx.command_path} {cmd_name}` is now `tenure {path}`", err=True)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if nearest := get_close_matches(args[0], self.commands, 3):
+                raise click.UsageError(f"{error.message} The nearest: {', '.join(nearest)}.", ctx) from None
+            raise
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """Returns the commands in the order in which a new user needs them, not sorted by name."""
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands before the options: a new user needs them first."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes each section with its commands, one line for each."""
+        if not self._sections:
+            super().format_commands(ctx, formatter)
+            return
+        name_width = max(map(len, self.commands))
+        limit = formatter.width - 6 - name_width
+        for title, names in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{n:<{name_width}}", self.commands[n].get_short_help_str(limit)) for n in names])

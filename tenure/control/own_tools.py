@@ -1,0 +1,95 @@
+"""Defines own tools: coroutines that the worker runs itself, each call behind the tool service's fence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tenure.domain.own_tools import MAX_OWN_DESCRIPTION, MAX_OWN_OUTPUT_BYTES, MAX_OWN_SCHEMA, OWN_TOOL_NAME
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
+from tenure.domain.tools import EffectClass, ToolDefinition
+
+MIN_OUTPUT_BYTES: Final = 1024
+DEFAULT_OUTPUT_BYTES: Final = 256 * 1024
+DEFAULT_TIMEOUT_SECONDS: Final = 300.0
+
+
+class EffectUnknown(Exception):  # noqa: N818  reads well in `raise EffectUnknown("…")`
+    """Raise this from an own tool that sent something and lost the answer: the effect may or may not have happened.
+
+    The call of an UNSAFE tool is in doubt then, until a person resolves it. A call of another class has failed.
+    """
+
+
+class OwnToolContext(Protocol):
+    """What an own tool gets with a call."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task."""
+
+    @property
+    def call_id(self) -> str:
+        """The call, "<step>.<index>", unique in its task."""
+
+    @property
+    def call_attempt(self) -> int:
+        """The number of this run of the call; from 1."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """`<task_id>/<call_id>`, the same for every run of the call. Pass it on to what honours such keys."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the claim. It only grows: a backend that compares it can refuse a worker that lost the task."""
+
+    def emit(self, text: str) -> None:
+        """Reports that the tool makes progress. The text is not recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTool:
+    """A tool that the worker runs itself, as a coroutine of its own process.
+
+    `run` gets the context and the arguments, which fit the schema, and returns the content of the outcome. What it
+    raises is a FAILED outcome. It is cancelled at the timeout, and when the task leaves the worker. `input_schema`: a
+    JSON Schema of an object. `effect`: what happens to a call whose worker is lost. `needs_approval`: each call waits
+    for a person. Raises ValueError for a definition that the tool service would refuse.
+    """
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    effect: EffectClass
+    run: Callable[[OwnToolContext, Mapping[str, Any]], Awaitable[str]]
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    output_limit_bytes: int = DEFAULT_OUTPUT_BYTES
+    needs_approval: bool = False
+
+    def __post_init__(self) -> None:
+        if OWN_TOOL_NAME.match(self.name) is None:
+            raise ValueError(f"{self.name!r} is not a name of a tool: use 1 to 64 of a-z, A-Z, 0-9, _ and -")
+        if len(self.description) > MAX_OWN_DESCRIPTION:
+            raise ValueError(f"the description of {self.name} has more than {MAX_OWN_DESCRIPTION} characters")
+        if len(self.definition.input_schema_json) > MAX_OWN_SCHEMA:
+            raise ValueError(f"the input_schema of {self.name} has more than {MAX_OWN_SCHEMA} characters of JSON")
+        if not 0 < self.timeout_seconds <= MAX_PHASE_SECONDS:
+            raise ValueError(f"the timeout_seconds of {self.name} must be above 0 and at most {MAX_PHASE_SECONDS:g}")
+        if not MIN_OUTPUT_BYTES <= self.output_limit_bytes <= MAX_OWN_OUTPUT_BYTES:
+            limits = f"{MIN_OUTPUT_BYTES} to {MAX_OWN_OUTPUT_BYTES}"
+            raise ValueError(f"the output_limit_bytes of {self.name} must be {limits}")
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The definition that travels with each call."""
+        return ToolDefinition(
+            name=self.name,
+            description=self.description,
+            input_schema_json=json.dumps(dict(self.input_schema), sort_keys=True),
+            effect_class=EffectClass(self.effect),
+            timeout_seconds=self.timeout_seconds,
+            output_limit_bytes=self.output_limit_bytes,
+        )
