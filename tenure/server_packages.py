@@ -44,6 +44,16 @@ def server_packages(part: str, *, extra: str, keep: bool = True) -> Iterator[Non
     is_added = _FOLDER.is_dir() and str(_FOLDER) not in sys.path
     if is_added:
         sys.path.insert(0, str(_FOLDER))
+    with extra_packages(part, extra=extra):
+        yield
+
+
+@contextmanager
+def extra_packages(part: str, *, extra: str) -> Iterator[None]:
+    """Reports an extra that is not installed. `part`: what imports its packages, for the message.
+
+    Raises MissingExtra if the block imports a package of others that is not installed.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -52,8 +52,8 @@ class PriceList:
 @lru_cache(maxsize=1024)
 def _listed(model: str, day: date) -> Prices | None:
     """Returns the package's prices at the beginning of a day. A price of 0 is a price."""
-    vendor, name = vendor_of(model)
-    result = _provider(vendor).find_model(name)
+    provider, name = _provider_of(model)
+    result = provider.find_model(name)
     if result is None:
         return None
     price = result.get_prices(datetime.combine(day, time(), UTC))
@@ -64,10 +64,22 @@ def _listed(model: str, day: date) -> Prices | None:
     return Prices(tuple(Tier(start, _rates(price, start)) for start in sorted({0, *starts})))
 
 
+def _provider_of(model: str) -> tuple[Provider, str]:
+    """Returns the provider of a model, and the model's name there.
+
+    Agents in Python also call models of other providers, named `<provider>/<model>`, for example `google/gemini-…`.
+    """
+    prefix, _, name = model.partition("/")
+    if name and prefix in _providers():
+        return _providers()[prefix], name
+    vendor, name = vendor_of(model)
+    return _providers()[vendor], name
+
+
 @cache
-def _provider(vendor: str) -> Provider:
-    """Returns the provider directly: the package's own search caches every name that it was ever asked for."""
-    return next(provider for provider in get_snapshot().providers if provider.id == vendor)
+def _providers() -> dict[str, Provider]:
+    """Returns the providers by id: the package's own search caches every name that it was ever asked for."""
+    return {provider.id: provider for provider in get_snapshot().providers}
 
 
 def _rates(price: ModelPrice, start: int) -> Rates:

@@ -11,12 +11,13 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from services.worker.control.functions import load_functions
+from services.worker.control.functions import NO_FUNCTIONS, load_functions
 from services.worker.dependencies import Dependencies, ModelDefaults
 from services.worker.frame_client import SILENCE_SECONDS as STREAM_SILENCE_SECONDS
 from services.worker.health import SERVICE, AttachmentHealth
@@ -32,6 +33,7 @@ from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSessi
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
+from tenure.control import Function
 from tenure.domain.access import Role
 from tenure.domain.live_address import problem_of
 from tenure.domain.session_secret import MIN_BYTES, holder_proof
@@ -124,13 +126,12 @@ class WorkerSettings:
             if loop not in {*BUILT_IN_LOOPS, REPLAY_LOOP}:
                 known = ", ".join(sorted(BUILT_IN_LOOPS))
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {known}"
-        if CONTROL_LOOP in self.loops and not self.control_modules:
-            yield "TENURE_WORKER_CONTROL_MODULES is missing: the loop control needs modules with functions"
         if (REPLAY_LOOP in self.loops) != (self.recorded_calls_file is not None) or {*self.loops} > {REPLAY_LOOP}:
             yield (
                 "TENURE_WORKER_LOOPS=replay and TENURE_WORKER_RECORDED_CALLS_FILE belong together, and without "
                 "other loops, because such a worker executes no tool"
             )
+        yield from self._function_problems()
         yield from self._identity_problems()
         if DEFAULT_LOOP in self.loops or REPLAY_LOOP in self.loops:
             yield from self.providers.missing(self.model)
@@ -142,6 +143,10 @@ class WorkerSettings:
                 "TENURE_WORKER_TOOLS_ADDRESS": self.tools_address,
             },
         )
+
+    def _function_problems(self) -> Iterator[str]:
+        if CONTROL_LOOP in self.loops and not self.control_modules:
+            yield "TENURE_WORKER_CONTROL_MODULES is missing: the loop control needs modules with functions"
 
     def _identity_problems(self) -> Iterator[str]:
         if self.id and not WORKER_ID.match(self.id):
@@ -170,16 +175,28 @@ class WorkerSettings:
         return WorkerIdentity(worker_id, self.queues, loops, address, tiers, session_secret)
 
 
-async def compose(process: Process, settings: WorkerSettings) -> None:
+@dataclass(frozen=True, kw_only=True)
+class OwnFunctionsSettings(WorkerSettings):
+    """The settings of a worker that a program starts with functions of its own: it needs no modules."""
+
+    loops: tuple[str, ...] = setting("the loops to offer: control, messages", default=(CONTROL_LOOP,))
+
+    def _function_problems(self) -> Iterator[str]:
+        if CONTROL_LOOP not in self.loops:
+            yield "TENURE_WORKER_LOOPS: must contain control, because this worker has functions"
+
+
+async def compose(process: Process, settings: WorkerSettings, functions: Mapping[str, Function] = NO_FUNCTIONS) -> None:
     """Opens the clients, then the live text server, then the session, which brings tasks.
 
-    Drains before anything closes.
+    Drains before anything closes. `functions`: besides those of the modules that the settings name.
     """
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # its line for every call repeats what the ledger has
     held_tasks, trust, crash_backoff = HeldTasks(), TrustGate(), CrashBackoff()
     duties = await process.open(Duties())
     security = Security.load(settings.common, Role.WORKER, settings.listen, access_rules)
-    dependencies = await _open_dependencies(process, settings, security, trust, duties)
+    functions = load_functions(settings.control_modules, functions)
+    dependencies = await _open_dependencies(process, settings, security, trust, duties, functions)
     session_secret = secrets.token_bytes(MIN_BYTES)
     live_text = LiveServicer(held_tasks, holder_proof(session_secret))
     server = await _serve_live_text(process, settings, security, live_text)
@@ -206,10 +223,14 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
 
 
 async def _open_dependencies(
-    process: Process, settings: WorkerSettings, security: Security, trust: TrustGate, duties: Duties
+    process: Process,
+    settings: WorkerSettings,
+    security: Security,
+    trust: TrustGate,
+    duties: Duties,
+    functions: Mapping[str, Function],
 ) -> Dependencies:
     """Opens the clients that all tasks share, and starts their streams as duties."""
-    functions = load_functions(settings.control_modules)
     ledger = LedgerClient(
         await process.open(open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT)))
     )
@@ -253,3 +274,13 @@ async def _serve_live_text(
 def main() -> int:
     """Runs the worker and returns its exit code."""
     return run_service("worker", WorkerSettings, os.environ, compose, arguments=sys.argv[1:])
+
+
+def run_with(functions: Mapping[str, Function], settings: Mapping[str, str]) -> int:
+    """Runs a worker with functions of the program that calls this, and returns its exit code.
+
+    `settings`: variables, before those of the environment. In a terminal the log is for people by default.
+    """
+    defaults = {"TENURE_LOG_FORMAT": "human"} if sys.stderr.isatty() else {}
+    environment = {**defaults, **os.environ, **settings}
+    return run_service("worker", OwnFunctionsSettings, environment, partial(compose, functions=functions))

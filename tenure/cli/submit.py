@@ -133,8 +133,13 @@ LEASE_LOST: Final = {
 @click.argument("goal", required=False, default="")
 @click.option("--watch", "watched", is_flag=True, help="Show the task's steps until it ends.")
 @click.option("--function", metavar="NAME", default="", help="Run this control function instead of an agent.")
+@click.option("--agent", metavar="NAME", default="", help="Give GOAL to this agent in Python: see docs/agents.md.")
 @click.option(
-    "--input", "given", metavar="JSON", default="", help="The input of the function; `-` reads it from standard input."
+    "--input",
+    "given",
+    metavar="JSON",
+    default="",
+    help="The input of the function or the agent; `-` reads it from standard input.",
 )
 @click.option("--model", default="", help="The model. Default: the default of the installation.")
 @click.option("--system", default="", help="The system prompt.")
@@ -245,7 +250,8 @@ LEASE_LOST: Final = {
 def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> None:
     """Submit a task with GOAL for an agent; `-` reads GOAL from standard input.
 
-    With --function a control function runs instead of an agent, and GOAL is only a description for people.
+    With --agent an agent in Python gets GOAL. With --function a control function runs, and GOAL is only a description
+    for people.
 
     Prints the task's id. With --watch also shows its steps; the exit code is then 0 if it SUCCEEDED, else 1.
     """
@@ -291,6 +297,7 @@ def request_of(
     on_lease_lost: str = "resume",
     loop: str = "",
     function: str = "",
+    agent: str = "",
     given: str = "",
     retries: int | None = None,
     conversation: str = "",
@@ -306,11 +313,14 @@ def request_of(
         raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
     if source is not None and conversation:
         raise click.UsageError("--source and --conversation cannot be given together")
+    function = _function(function, agent, goal, has_own=bool(model or system or tools or no_tools or max_output_tokens))
     source = source or Source(_source_kind(function, conversation), conversation)
     if exclusive and not source.source_id:
         raise click.UsageError("--exclusive works only with --conversation or --source KIND/ID")
     if not function and (given or not goal):
-        raise click.UsageError("--input works only with --function" if given else "give a GOAL or a --function")
+        raise click.UsageError(
+            "--input works only with --function or --agent" if given else "give a GOAL or a --function"
+        )
     if "-" == goal == given:
         raise click.UsageError("GOAL and --input cannot both come from standard input")
     start_time = start_time_of(start_at, start_in)
@@ -355,6 +365,19 @@ def request_of(
         result_schema_json=result_schema or "",
         start_time=None if start_time is None else timestamp(start_time),
     )
+
+
+def _function(function: str, agent: str, goal: str, *, has_own: bool) -> str:
+    """Returns the control function: the one that is named, or the one of the agent in Python. Raises UsageError."""
+    if not agent:
+        return function
+    if function:
+        raise click.UsageError("--agent and --function cannot be given together")
+    if has_own:
+        raise click.UsageError("the code of an agent in Python chooses its model, system prompt and tools")
+    if not goal:
+        raise click.UsageError("give a GOAL: the agent begins with it")
+    return agent
 
 
 def _text(argument: str) -> str:

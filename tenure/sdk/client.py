@@ -20,6 +20,7 @@ from tenure.sdk.submit_request import (
     Money,
     Seconds,
     agent_of,
+    control_of,
     json_text,
     limits_of,
     submit_request,
@@ -111,6 +112,28 @@ class Client:
         return self._connection.client()
 
     @overload
+    async def submit(
+        self,
+        goal: str,
+        *,
+        agent: str,
+        input: Any = None,
+        result: type[T],
+        **options: Unpack[SubmitOptions],
+    ) -> Task[T]: ...
+
+    @overload
+    async def submit(
+        self,
+        goal: str,
+        *,
+        agent: str,
+        input: Any = None,
+        result: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> Task[Any]: ...
+
+    @overload
     async def submit(self, goal: str, *, result: None = None, **options: Unpack[SubmitOptions]) -> Task[str]: ...
 
     @overload
@@ -123,6 +146,8 @@ class Client:
         self,
         goal: str,
         *,
+        agent: str = "",
+        input: Any = None,  # noqa: A002  the contract's word, and a keyword at the call
         model: str = "",
         system: str = "",
         tools: Iterable[str] | None = None,
@@ -147,11 +172,14 @@ class Client:
         An omitted argument has the default of the installation.
 
         goal: the first message to the agent; 1 byte to 256 KiB.
+        agent: an agent in Python (docs/agents.md), by its name; it has a model, a system prompt and tools of its own.
+            "": the agent that the following arguments describe. input: a JSON value for it, of at most 256 KiB.
         model: the model's id. system: the system prompt; at most 256 KiB.
         tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
         approve_tools: tools whose calls wait for a person's approval (`task.approve`).
         result: the type of the result: a pydantic model, a dataclass, a TypedDict, or a JSON Schema as a dict. The task
-            succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text.
+            succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text. An agent
+            in Python has its own output type: here the type only reads it, and None returns its JSON value.
         max_cost: the cap for all model calls of the task and its sub-agents, in US dollars. no_max_cost: no cap, not
             even the default one.
         max_tokens: the same cap in tokens. max_steps: the most steps, that is model calls with their tool calls.
@@ -167,11 +195,13 @@ class Client:
         Raises InvalidRequest (`error.field` is the argument), AlreadyExists (REQUEST_ID_REUSED, SOURCE_BUSY),
         LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
         """
-        result_type = result_type_of(result)
+        control = control_of(agent, goal, input, model, system, tools, max_output_tokens)
+        result_type = result_type_of(result) if control is None else _returned(result)
         limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
         request = submit_request(
             goal,
             agent=agent_of(model, system, tools, approve_tools, max_output_tokens),
+            control=control,
             limits=limits,
             timeout=timeout,
             start_at=start_at,
@@ -180,7 +210,7 @@ class Client:
             labels=labels,
             source=source,
             policy=policy,
-            result_schema_json=result_type.schema_json,
+            result_schema_json=result_type.schema_json if control is None else "",
             request_id=request_id,
         )
         return await self._submit(request, result_type)
@@ -213,7 +243,7 @@ class Client:
         model: of which the price decides whether the default cap in money applies; the function names the model of
             each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
         """
-        returned: ResultType[Any] = ResultType("", json_of) if result is None else result_type_of(result)
+        returned = _returned(result)
         limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
         request = submit_request(
             description,
@@ -343,6 +373,11 @@ class Client:
 
     def _task(self, message: task_pb2.Task, result_type: ResultType[T]) -> Task[T]:
         return Task(self._connection, message, result_type)
+
+
+def _returned(result: Any) -> ResultType[Any]:
+    """Returns the type in which a function's result is read; None: the JSON value."""
+    return ResultType("", json_of) if result is None else result_type_of(result)
 
 
 def _filter(

@@ -152,3 +152,26 @@ def agent_of(
         approve_tools=names("approve_tools", approve_tools),
         max_output_tokens=max_output_tokens or 0,
     )
+
+
+def control_of(
+    agent: str,
+    goal: str,
+    given: Any,
+    model: str,
+    system: str,
+    tools: Iterable[str] | None,
+    max_output_tokens: int | None,
+) -> task_pb2.ControlWork | None:
+    """Returns the function of an agent in Python, or None without such an agent. Raises InvalidRequest."""
+    if not agent:
+        if given is not None:
+            raise invalid_argument("input", "is for an agent in Python", "name it, with agent=…")
+        return None
+    own = {"model": model, "system": system, "tools": tools, "max_output_tokens": max_output_tokens}
+    for argument, value in own.items():
+        if value is not None and value != "":
+            raise invalid_argument(argument, f"cannot be chosen for the agent {agent}: its code chooses it")
+    if not goal:
+        raise invalid_argument("goal", f"must not be empty: the agent {agent} begins with it")
+    return task_pb2.ControlWork(function=agent, input_json="" if given is None else json_text("input", given))

@@ -239,6 +239,22 @@ class SyncClient:
         return SyncStubs(self._calls, lambda: self._client.raw)
 
     @overload
+    def submit(
+        self, goal: str, *, agent: str, input: Any = None, result: type[T], **options: Unpack[SubmitOptions]
+    ) -> SyncTask[T]: ...
+
+    @overload
+    def submit(
+        self,
+        goal: str,
+        *,
+        agent: str,
+        input: Any = None,
+        result: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> SyncTask[Any]: ...
+
+    @overload
     def submit(self, goal: str, *, result: None = None, **options: Unpack[SubmitOptions]) -> SyncTask[str]: ...
 
     @overload
@@ -251,6 +267,8 @@ class SyncClient:
         self,
         goal: str,
         *,
+        agent: str = "",
+        input: Any = None,
         model: str = "",
         system: str = "",
         tools: Iterable[str] | None = None,
@@ -275,11 +293,14 @@ class SyncClient:
         An omitted argument has the default of the installation.
 
         goal: the first message to the agent; 1 byte to 256 KiB.
+        agent: an agent in Python (docs/agents.md), by its name; it has a model, a system prompt and tools of its own.
+            "": the agent that the following arguments describe. input: a JSON value for it, of at most 256 KiB.
         model: the model's id. system: the system prompt; at most 256 KiB.
         tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
         approve_tools: tools whose calls wait for a person's approval (`task.approve`).
         result: the type of the result: a pydantic model, a dataclass, a TypedDict, or a JSON Schema as a dict. The task
-            succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text.
+            succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text. An agent
+            in Python has its own output type: here the type only reads it, and None returns its JSON value.
         max_cost: the cap for all model calls of the task and its sub-agents, in US dollars. no_max_cost: no cap, not
             even the default one.
         max_tokens: the same cap in tokens. max_steps: the most steps, that is model calls with their tool calls.
@@ -300,6 +321,8 @@ class SyncClient:
             self._calls.run(
                 lambda: self._client.submit(
                     goal,
+                    agent=agent,
+                    input=input,
                     model=model,
                     system=system,
                     tools=tools,

@@ -116,13 +116,15 @@ class Tenure:
         self,
         *,
         functions: str | Iterable[str] = (),
+        program: str | Path = "",
         queues: Iterable[str] = ("default",),
         environment: Mapping[str, str] | None = None,
     ) -> WorkerHandle:
         """Starts a worker process, and returns when it serves.
 
-        functions: modules with FUNCTIONS (docs/control.md), found on the path of this process. queues: those that it
-        takes tasks from. environment: further variables of the process, which inherits nothing but the path.
+        functions: modules with FUNCTIONS (docs/control.md), found on the path of this process. program: your own program
+        that runs a `tenure.agents.Worker`, instead of `tenure serve worker`. queues: those that it takes tasks from.
+        environment: further variables of the process, which inherits nothing but the path.
 
         Raises devstack's ServiceDied, with the end of the log, if the worker does not start.
         """
@@ -137,7 +139,8 @@ class Tenure:
             "PYTHONPATH": os.pathsep.join(_own_path()),
             **(environment or {}),
         }
-        process = self.stack.start_worker(variables)
+        command = [sys.executable, str(Path(program).absolute())] if program else []
+        process = self.stack.start_worker(variables, command)
         worker = WorkerHandle(process, gate, self._calls, self.go, self.story)
         self._workers.append((worker, gate))
         self._calls.run(process.wait_ready)

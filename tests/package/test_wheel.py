@@ -151,6 +151,19 @@ def test_a_command_names_the_extra_that_it_needs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("line", "extra"),
+    [
+        ("from tenure.agents import Agent", "agents"),
+        ("from tenure.agents import Worker", "agents"),
+        ("import tenure.agents.openai_agents", "openai-agents"),
+    ],
+)
+def test_agents_name_the_extra_that_they_need(base: Environment, tmp_path: Path, line: str, extra: str) -> None:
+    done = base.run("python", "-c", line, cwd=tmp_path)
+    assert f"needs the extra: pip install 'tenure[{extra}]' (the package " in done.stderr.splitlines()[-1]
+
+
 def test_the_server_adds_no_name_to_the_environment(full: Environment, tmp_path: Path) -> None:
     program = "import importlib.util, sys; print([n for n in sys.argv[1:] if importlib.util.find_spec(n)])"
     assert full.run("python", "-c", program, *NO_NAMES, cwd=tmp_path).stdout == "[]\n"

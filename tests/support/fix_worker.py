@@ -66,6 +66,10 @@ def _paced(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [_append("append_record", f"{number}")]}
 
 
+def _python_call(tool: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": tool, "arguments": arguments}
+
+
 PRINTS: Final = "import time\nfor number in range(16):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
 
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
@@ -135,6 +139,24 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "worker-wordy": [
         {**_paced(0), "text": "word " * 1500, "latency_ms": 100, "deltas": 300, "repeat": 4},
         {"text": "Done at last."},
+    ],
+    "python-support": [
+        {"text": "I refund it.", "calls": [_python_call("refund", cents=5), _python_call("note", text="refunded")]},
+        {"text": "Refunded: {{result.0.0}}."},
+    ],
+    "python-unsafe": [
+        {"text": "I send it.", "calls": [_python_call("send")]},
+        {"text": "It was sent."},
+    ],
+    "python-editor": [
+        {"text": "I need a draft.", "calls": [_python_call("draft", topic="sea")]},
+        {"text": "Edited."},
+    ],
+    "python-writer": [{"text": "Once upon a time."}],
+    "python-price": [{"text": "A price.", "calls": [_python_call("final_result", cents=5)]}, {"text": "Never."}],
+    "python-openai": [
+        {"text": "I refund it.", "calls": [_python_call("refund", cents=5)]},
+        {"text": "Refunded."},
     ],
     "worker-long-answer": [{"text": "word " * 2000, "latency_ms": 60000, "deltas": 1000}],
 }

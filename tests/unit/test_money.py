@@ -84,6 +84,8 @@ def test_the_providers_prices_are_known_by_model_and_day() -> None:
     assert prices.of("openai/gpt-4o", NOW) is not None
     assert prices.of("gpt-4o", NOW) is None, "a name without the prefix is one of Anthropic"
     assert prices.of("openai/claude-opus-4-8", NOW) is None
+    assert prices.of("google/gemini-2.5-pro", NOW) is not None
+    assert prices.of("nobody/gemini-2.5-pro", NOW) is None
     assert prices.of("sim-hello", NOW) is None
     before = prices.of("claude-opus-4-6", datetime(2026, 3, 12, tzinfo=UTC))
     after = prices.of("claude-opus-4-6", datetime(2026, 3, 13, tzinfo=UTC))

@@ -37,6 +37,8 @@ async def checked_by_mypy(client: Client, sync_client: SyncClient) -> None:
     assert_type(await client.submit("x", result=Price, max_cost=0.5, tools=["a"]), Task[Price])
     assert_type(await client.submit("x", result=PriceDict), Task[PriceDict])
     assert_type(await client.submit("x", result={"type": "object"}), Task[Any])
+    assert_type(await client.submit("x", agent="pricing", input={"a": 1}, max_cost=0.5), Task[Any])
+    assert_type(await client.submit("x", agent="pricing", result=Price), Task[Price])
     assert_type(await (await client.get("x", result=Price)).result(), Price)
     assert_type(sync_client.submit("x", result=Price).result(), Price)
     assert_type(sync_client.submit("x"), SyncTask[str])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bench.input_estimate import samples
 from devstack.simulator.tokens import count_request, count_text
-from services.worker.context_window import InputEstimate, text_tokens, with_margin
+from services.worker.context_window import InputEstimate, with_margin
+from tenure.domain.text_tokens import text_tokens
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)
 values = st.recursive(st.none() | st.booleans() | st.integers() | words, lambda inner: st.lists(inner, max_size=4))

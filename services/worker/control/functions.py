@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tenure.agents.functions import function_table
 from tenure.control import Function
 from tenure.runtime.settings import ConfigurationError
 from tenure.validators import FUNCTION_NAME, MAX_CHOICES
@@ -14,15 +15,20 @@ from tenure.validators import FUNCTION_NAME, MAX_CHOICES
 TABLE: Final = "FUNCTIONS"
 MAX_FUNCTIONS: Final = MAX_CHOICES - 1
 """The maximum number of functions. Each is offered like a loop, beside the loop of agents."""
+NO_FUNCTIONS: Final[Mapping[str, Function]] = {}
 
 
-def load_functions(modules: Sequence[str]) -> dict[str, Function]:
-    """Imports the modules and returns their FUNCTIONS by name. Raises ConfigurationError with all problems."""
-    functions: dict[str, Function] = {}
-    problems: list[str] = []
+def load_functions(modules: Sequence[str], own: Mapping[str, Function] = NO_FUNCTIONS) -> dict[str, Function]:
+    """Imports the modules and returns their FUNCTIONS by name, besides this program's own.
+
+    FUNCTIONS is a mapping of names to functions, or a list of agents and functions that have names. Raises
+    ConfigurationError with all problems.
+    """
+    functions: dict[str, Function] = dict(own)
+    problems: list[str] = list(_problems("the program", own, {})) if own else []
     for module in modules:
         try:
-            table = getattr(importlib.import_module(module), TABLE, None)
+            table = _table(getattr(importlib.import_module(module), TABLE, None))
         except Exception as error:  # noqa: BLE001  the user's module may raise anything at import
             problems.append(f"{module} cannot be imported: {type(error).__name__}: {error}")
             continue
@@ -35,9 +41,14 @@ def load_functions(modules: Sequence[str]) -> dict[str, Function]:
     return functions
 
 
+def _table(functions: Any) -> Any:
+    """Returns a list of agents and functions as a mapping by their names, and anything else as it is."""
+    return function_table(functions) if isinstance(functions, list | tuple) else functions
+
+
 def _problems(module: str, table: Any, known: Mapping[str, Function]) -> Iterator[str]:
     if not isinstance(table, Mapping) or not table:
-        yield f"{module} has no {TABLE}: a mapping of names to coroutine functions"
+        yield f"{module} has no {TABLE}: a mapping of names to coroutine functions, or a list of agents and functions"
         return
     for name, function in table.items():
         if not isinstance(name, str) or FUNCTION_NAME.match(name) is None:

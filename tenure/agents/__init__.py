@@ -1,0 +1,74 @@
+"""Agents and functions in Python, as durable tasks that your own workers run.
+
+    from tenure.agents import Agent, Effect, Worker
+
+    agent = Agent("anthropic:claude-sonnet-4-5", name="support", instructions="Answer the customer.")
+
+    @agent.tool_plain(effect=Effect.KEYED)
+    async def refund(order: str, cents: int) -> str: ...
+
+    Worker([agent]).run()
+
+docs/agents.md is the guide. A name is imported at its first use: only `Agent` and `durable` need Pydantic AI.
+
+calls.py          tool_call: the call that a tool runs for, with its idempotency key
+execution.py      the execution of a function that code runs in
+functions.py      @function, and what a worker runs: DurableFunction
+worker.py         Worker: a whole worker process with your agents and functions
+pydantic_ai/      agents of Pydantic AI
+openai_agents/    agents of the OpenAI Agents SDK
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from tenure.server_packages import extra_packages
+
+if TYPE_CHECKING:
+    from tenure.agents.calls import tool_call
+    from tenure.agents.functions import DurableFunction, function
+    from tenure.agents.pydantic_ai.agent import Agent, durable
+    from tenure.agents.worker import Worker
+    from tenure.control.failures import TryAgain
+    from tenure.control.own_tools import EffectUnknown
+    from tenure.control.work import Work
+    from tenure.domain.tools import EffectClass as Effect
+
+_PLACES: Final = {
+    "Agent": ("tenure.agents.pydantic_ai.agent", "Agent"),
+    "DurableFunction": ("tenure.agents.functions", "DurableFunction"),
+    "Effect": ("tenure.domain.tools", "EffectClass"),
+    "EffectUnknown": ("tenure.control.own_tools", "EffectUnknown"),
+    "TryAgain": ("tenure.control.failures", "TryAgain"),
+    "Work": ("tenure.control.work", "Work"),
+    "Worker": ("tenure.agents.worker", "Worker"),
+    "durable": ("tenure.agents.pydantic_ai.agent", "durable"),
+    "function": ("tenure.agents.functions", "function"),
+    "tool_call": ("tenure.agents.calls", "tool_call"),
+}
+
+__all__ = (
+    "Agent",
+    "DurableFunction",
+    "Effect",
+    "EffectUnknown",
+    "TryAgain",
+    "Work",
+    "Worker",
+    "durable",
+    "function",
+    "tool_call",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name at its first use. Raises MissingExtra without `tenure[agents]`."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    with extra_packages(f"tenure.agents.{name}", extra="agents"):
+        value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value

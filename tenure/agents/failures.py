@@ -1,0 +1,20 @@
+"""Defines the failures of model requests, and whether another attempt may succeed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BUSY_STATUS: Final = frozenset({408, 409, 425, 429})
+
+
+class ModelRequestFailed(Exception):  # noqa: N818  reads well in a ledger entry
+    """The model provider failed or refused the request. `retryable`: another attempt may succeed."""
+
+    def __init__(self, message: str, *, retryable: bool, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retryable, self.retry_after_seconds = retryable, retry_after_seconds
+
+
+def is_temporary(status_code: int) -> bool:
+    """Whether another request may succeed after this HTTP status."""
+    return status_code in _BUSY_STATUS or status_code >= 500

@@ -1,0 +1,20 @@
+"""Agents of the OpenAI Agents SDK as durable functions. Needs `tenure[openai-agents]`.
+
+    from agents import Agent
+    from tenure.agents import Worker
+    from tenure.agents.openai_agents import durable
+
+    agent = Agent(name="support", instructions="Answer the customer.", tools=[refund])
+    Worker([durable(agent, effects={"refund": Effect.KEYED})]).run()
+
+agent.py   durable: an agent as a durable function
+models.py  model requests as recorded, budgeted model calls
+tools.py   function tools as calls behind the tool service's fence
+"""
+
+from tenure.server_packages import extra_packages
+
+with extra_packages("tenure.agents.openai_agents", extra="openai-agents"):
+    from tenure.agents.openai_agents.agent import durable
+
+__all__ = ("durable",)

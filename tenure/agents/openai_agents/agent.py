@@ -1,0 +1,129 @@
+"""Agents of the OpenAI Agents SDK as durable functions: `durable`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from agents import Agent, RunConfig, Runner
+from agents.handoffs import Handoff
+from agents.models.interface import Model
+from agents.run_config import ToolExecutionConfig
+from agents.tool import ApplyPatchTool, ComputerTool, FunctionTool, LocalShellTool, ShellTool
+from pydantic_core import to_jsonable_python
+
+from tenure.agents.execution import executing
+from tenure.agents.functions import DurableFunction
+from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, DurableModel, DurableProvider, name_of
+from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, make_durable
+from tenure.agents.prompts import FromInput, made_from, prompt_of
+from tenure.control.work import Work
+from tenure.domain.tools import EffectClass
+
+MAX_TURNS: Final = 100
+_LOCAL: Final = (ApplyPatchTool, ComputerTool, LocalShellTool, ShellTool)
+_NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    effects: Mapping[str, EffectClass | None]
+    max_output_tokens: int
+    tool_timeout_seconds: float
+
+
+def durable(
+    agent: Agent[Any],
+    *,
+    name: str = "",
+    effects: Mapping[str, EffectClass | None] = _NO_EFFECTS,
+    context: FromInput | None = None,
+    run_config: RunConfig | None = None,
+    max_turns: int = MAX_TURNS,
+    max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
+    tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> DurableFunction:
+    """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
+
+    name: by which tasks ask for it; the agent's own by default. effects: the effect class of each function tool by
+    name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. context:
+    makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
+    `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own.
+
+    The agents and their tools are changed in place; outside of tasks they run as before, except tools that need an
+    approval. Raises ValueError for an agent with tools that Tenure cannot record.
+    """
+    settings = _Settings(
+        effects=dict(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+    )
+    _prepare(agent, settings, set())
+    name = name or agent.name
+    configured = _durable_config(run_config or RunConfig(), max_output_tokens)
+
+    async def run(work: Work, given: Any) -> Any:
+        with executing(work):
+            made = None if context is None else await made_from(context, given)
+            result = await Runner.run(
+                agent, prompt_of(name, work.goal, given), context=made, max_turns=max_turns, run_config=configured
+            )
+        return to_jsonable_python(result.final_output)
+
+    return DurableFunction(name, run)
+
+
+def _durable_config(run_config: RunConfig, max_output_tokens: int) -> RunConfig:
+    """Returns the configuration with durable models, and one tool at a time: the order identifies the calls."""
+    model = run_config.model
+    one_tool = replace(run_config.tool_execution or ToolExecutionConfig(), max_function_tool_concurrency=1)
+    return replace(
+        run_config,
+        model=DurableModel(model, name_of(model), max_output_tokens) if isinstance(model, Model) else model,
+        model_provider=DurableProvider(run_config.model_provider, max_output_tokens),
+        tool_execution=one_tool,
+    )
+
+
+def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> None:
+    """Makes the models and tools of an agent durable, and those of the agents that it may hand over to."""
+    if id(agent) in seen:
+        return
+    seen.add(id(agent))
+    if agent.mcp_servers:
+        raise ValueError(f"agent {agent.name} has MCP servers: let the tool service run them (docs/tools.md)")
+    if isinstance(agent.model, Model) and not isinstance(agent.model, DurableModel):
+        agent.model = DurableModel(agent.model, name_of(agent.model), settings.max_output_tokens)
+    for tool in agent.tools:
+        _prepare_tool(agent.name, tool, settings, seen)
+    for handoff in agent.handoffs:
+        if isinstance(handoff, Handoff):
+            handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings, seen)
+        else:
+            _prepare(handoff, settings, seen)
+
+
+def _prepare_tool(agent: str, tool: Any, settings: _Settings, seen: set[int]) -> None:
+    if isinstance(tool, _LOCAL):
+        raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
+            f"agent {agent} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
+        )
+    if not isinstance(tool, FunctionTool):
+        return  # the provider runs it
+    inner = getattr(tool, "_agent_instance", None)
+    if inner is not None:
+        _prepare(inner, settings, seen)
+    effect = settings.effects.get(tool.name, None if inner is not None else EffectClass.UNSAFE)
+    make_durable(tool, effect, settings.tool_timeout_seconds)
+
+
+def _prepared_later(
+    invoke: Callable[[Any, str], Awaitable[Any]], settings: _Settings, seen: set[int]
+) -> Callable[[Any, str], Awaitable[Any]]:
+    """Prepares the agent of a handoff when it is known."""
+
+    async def prepared(context: Any, arguments: str) -> Any:
+        agent = await invoke(context, arguments)
+        _prepare(agent, settings, seen)
+        return agent
+
+    return prepared

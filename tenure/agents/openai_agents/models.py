@@ -1,0 +1,182 @@
+"""Makes model requests of the OpenAI Agents SDK as model calls of the task: recorded, budgeted and billed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import openai
+from agents.agent_output import AgentOutputSchemaBase
+from agents.handoffs import Handoff
+from agents.items import ItemHelpers, ModelResponse, TResponseInputItem, TResponseOutputItem, TResponseStreamEvent
+from agents.model_settings import ModelSettings
+from agents.models.interface import Model, ModelProvider, ModelTracing
+from agents.tool import FunctionTool, Tool
+from agents.usage import Usage, deserialize_usage, serialize_usage
+from openai.types.responses.response_prompt_param import ResponsePromptParam
+from pydantic import TypeAdapter
+
+from tenure.agents.execution import Execution, execution_of_agent, unit
+from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
+from tenure.domain.budget import TokenUsage
+from tenure.domain.models import OPENAI
+from tenure.domain.text_tokens import text_tokens
+
+DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
+ATTEMPT_HEADER: Final = "x-tenure-attempt"
+TOKENS_PER_REQUEST: Final = 512
+TOKENS_PER_ITEM: Final = 16
+_ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
+
+
+class StreamingUnsupported(RuntimeError):  # noqa: N818  the name says what is missing
+    """A durable agent was run with `Runner.run_streamed`, whose events cannot be recorded."""
+
+    retryable = False
+
+
+class DurableModel(Model):
+    """Sends the requests of a durable function through its `Work`, and all others directly."""
+
+    def __init__(self, inner: Model, name: str, max_output_tokens: int) -> None:
+        self.inner, self._name, self._max_output_tokens = inner, name, max_output_tokens
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: str | list[TResponseInputItem],  # noqa: A002  the interface's name
+        model_settings: ModelSettings,
+        tools: list[Tool],
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: list[Handoff],
+        tracing: ModelTracing,
+        *,
+        previous_response_id: str | None,
+        conversation_id: str | None,
+        prompt: ResponsePromptParam | None,
+    ) -> ModelResponse:
+        """Returns the response, recorded now or earlier. Raises StepFailed for a request that failed for good."""
+
+        async def send(settings: ModelSettings) -> ModelResponse:
+            return await self.inner.get_response(
+                system_instructions,
+                input,
+                settings,
+                tools,
+                output_schema,
+                handoffs,
+                tracing,
+                previous_response_id=previous_response_id,
+                conversation_id=conversation_id,
+                prompt=prompt,
+            )
+
+        current = execution_of_agent(self._name)
+        if current is None:
+            return await send(model_settings)
+        bound = _input_bound(system_instructions, input, tools, output_schema, handoffs)
+        return await self._call(current, bound, model_settings, send)
+
+    async def _call(self, current: Execution, bound: int, settings: ModelSettings, send: Any) -> ModelResponse:
+        name = f"{OPENAI}/{self._name.removeprefix(f'{OPENAI}/')}"[:200]
+        most = settings.max_tokens or self._max_output_tokens
+        request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most)
+
+        async def run(report: ModelCallReport) -> ModelCallAnswer:
+            headers = {**(settings.extra_headers or {}), ATTEMPT_HEADER: report.attempt}
+            granted = replace(settings, max_tokens=report.max_output_tokens, extra_headers=headers)
+            with unit(f"a model call of {self._name}"), _named_failures():
+                response: ModelResponse = await send(granted)
+            text = "".join(map(ItemHelpers.extract_last_content, response.output))
+            report.on_text(0, text)
+            return ModelCallAnswer(
+                result={
+                    "output": _ITEMS.dump_python(response.output, mode="json", exclude_unset=True),
+                    "usage": serialize_usage(response.usage),
+                    "response_id": response.response_id,
+                },
+                text=text,
+                usage=_token_usage(response.usage),
+                model=self._name,
+                stop_reason="",
+                request_id=response.request_id or response.response_id or "",
+            )
+
+        async with current.lock:
+            recorded = await current.work.call_model("model", request, run)
+        return ModelResponse(
+            output=_ITEMS.validate_python(recorded["output"]),
+            usage=deserialize_usage(recorded["usage"]),
+            response_id=recorded["response_id"],
+        )
+
+    def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
+        """Streams a response outside of durable functions. Raises StreamingUnsupported within one."""
+        if execution_of_agent(self._name) is not None:
+            raise StreamingUnsupported("a durable agent cannot stream its events: use Runner.run, not run_streamed")
+        return self.inner.stream_response(*arguments, **options)
+
+
+class DurableProvider(ModelProvider):
+    """Finds models by name, and makes them durable."""
+
+    def __init__(self, inner: ModelProvider, max_output_tokens: int) -> None:
+        self._inner, self._max_output_tokens = inner, max_output_tokens
+
+    def get_model(self, model_name: str | None) -> Model:
+        """Returns the model of a name; None: the default of the SDK."""
+        model = self._inner.get_model(model_name)
+        return DurableModel(model, model_name or name_of(model), self._max_output_tokens)
+
+    async def aclose(self) -> None:
+        """Closes the connections of the models."""
+        await self._inner.aclose()
+
+
+def name_of(model: Model) -> str:
+    """Returns the name of a model, or of its class if it states none."""
+    return str(getattr(model, "model", "") or type(model).__name__)
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Says of each failure of the provider whether another attempt may succeed."""
+    try:
+        yield
+    except openai.APIStatusError as error:
+        retryable = is_temporary(error.status_code)
+        raise ModelRequestFailed(str(error), retryable=retryable) from error
+    except openai.APIConnectionError as error:
+        raise ModelRequestFailed(str(error), retryable=True) from error
+
+
+def _token_usage(usage: Usage) -> TokenUsage:
+    """Returns the usage as the ledger counts it: the SDK's input includes the tokens of caches."""
+    details = usage.input_tokens_details
+    read, written = details.cached_tokens or 0, getattr(details, "cache_write_tokens", 0) or 0
+    return TokenUsage(max(0, usage.input_tokens - read - written), usage.output_tokens, written, read)
+
+
+def _input_bound(
+    system: str | None,
+    given: str | list[TResponseInputItem],
+    tools: list[Tool],
+    output_schema: AgentOutputSchemaBase | None,
+    handoffs: list[Handoff],
+) -> int:
+    """Returns an upper bound of the input in tokens."""
+    texts = [system or ""]
+    texts += [given] if isinstance(given, str) else [json.dumps(item, default=str) for item in given]
+    texts += [f"{tool.name}{tool.description}{json.dumps(tool.params_json_schema)}" for tool in _functions(tools)]
+    texts += [f"{each.tool_name}{each.tool_description}{json.dumps(each.input_json_schema)}" for each in handoffs]
+    if output_schema is not None and not output_schema.is_plain_text():
+        texts.append(json.dumps(output_schema.json_schema()))
+    return sum(text_tokens(text) + TOKENS_PER_ITEM for text in texts) + TOKENS_PER_REQUEST
+
+
+def _functions(tools: list[Tool]) -> list[FunctionTool]:
+    return [tool for tool in tools if isinstance(tool, FunctionTool)]

@@ -1,0 +1,95 @@
+"""Makes function tools of the OpenAI Agents SDK as calls behind the tool service's fence, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from agents import RunContextWrapper
+from agents.tool import FunctionTool
+from agents.tool_context import ToolContext
+from pydantic import BaseModel
+
+from tenure.agents.calls import running_call
+from tenure.agents.execution import Execution, execution, unit
+from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.domain.tools import EffectClass
+
+DEFAULT_TIMEOUT_SECONDS: Final = 300.0
+OUTPUT_LIMIT_BYTES: Final = 256 * 1024
+INPUT_SCHEMA: Final[Mapping[str, Any]] = {"type": "object"}
+"""The SDK validates the arguments."""
+
+NeedsApproval = bool | Callable[[RunContextWrapper[Any], dict[str, Any], str], Awaitable[bool]]
+
+
+class ApprovalUnavailable(RuntimeError):  # noqa: N818  the name says what is missing
+    """A tool that needs an approval was called outside of a task, where Tenure asks nobody."""
+
+
+class DurableInvocation:
+    """Runs a function tool behind the fence in durable functions, and directly elsewhere."""
+
+    def __init__(self, tool: FunctionTool, effect: EffectClass, timeout_seconds: float) -> None:
+        self._name, self._description = tool.name, tool.description
+        self._plain, self._approval = tool.on_invoke_tool, tool.needs_approval
+        self._effect, self._timeout_seconds = effect, tool.timeout_seconds or timeout_seconds
+
+    async def __call__(self, context: ToolContext[Any], arguments: str) -> Any:
+        """Returns what the model is told, recorded now or earlier."""
+        current = execution()
+        if current is not None:
+            return await self._call(current, context, arguments)
+        if self._approval is not False:
+            raise ApprovalUnavailable(f"the durable tool {self._name} needs an approval, and so runs in tasks only")
+        return await self._plain(context, arguments)
+
+    async def _call(self, current: Execution, context: ToolContext[Any], arguments: str) -> Any:
+        sent = json.loads(arguments or "{}")
+        if not isinstance(sent, dict):
+            return f"The arguments of {self._name} must be a JSON object."
+
+        async def run(call: OwnToolContext, given: Mapping[str, Any]) -> str:
+            with unit(f"the tool {self._name}"), running_call(call):
+                edited = arguments if given == sent else json.dumps(dict(given))
+                return json.dumps(_recorded(await self._plain(context, edited)))
+
+        tool = OwnTool(
+            name=self._name,
+            description=self._description,
+            input_schema=INPUT_SCHEMA,
+            effect=self._effect,
+            timeout_seconds=self._timeout_seconds,
+            output_limit_bytes=OUTPUT_LIMIT_BYTES,
+            needs_approval=await self._needs_approval(context, sent),
+            run=run,
+        )
+        async with current.lock:
+            (outcome,) = await current.work.call_own_tools([(tool, sent)])
+        if outcome.is_error:
+            return f"{outcome.status}: {outcome.content}"
+        return json.loads(outcome.content)
+
+    async def _needs_approval(self, context: ToolContext[Any], arguments: dict[str, Any]) -> bool:
+        if isinstance(self._approval, bool):
+            return self._approval
+        return bool(await self._approval(context, arguments, context.tool_call_id))
+
+
+def make_durable(tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> None:
+    """Changes the tool in place. None: the tool runs in the function itself."""
+    if effect is None or isinstance(tool.on_invoke_tool, DurableInvocation):
+        return
+    tool.on_invoke_tool = DurableInvocation(tool, effect, timeout_seconds)
+    tool.needs_approval = False  # the invocation waits for the approval
+    tool.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none
+
+
+def _recorded(output: Any) -> Any:
+    """Returns what a tool returned as a JSON value that the SDK tells the model in the same way."""
+    if isinstance(output, BaseModel):
+        return output.model_dump(mode="json", exclude_none=True)
+    if isinstance(output, list):
+        return [_recorded(each) for each in output]
+    return output if isinstance(output, str | dict) else str(output)

@@ -1,0 +1,8 @@
+"""Agents of Pydantic AI as durable functions, through its interface for durable execution (`pydantic_ai.durable_exec`).
+
+agent.py         Agent and durable: an agent as a durable function
+durability.py    the capability that routes an agent's operations, and its backend
+model_calls.py   model requests as recorded, budgeted model calls
+prompts.py       an upper bound of a request's tokens
+tool_calls.py    tool calls as calls behind the tool service's fence
+"""

@@ -1,0 +1,164 @@
+"""Agents of Pydantic AI as durable functions: `Agent`, and `durable` for an agent that exists already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import wraps
+from typing import Any, Final, TypeVar, overload
+
+import pydantic_ai
+from pydantic_ai import DeferredToolRequests
+from pydantic_ai.models import Model
+from pydantic_ai.output import OutputDataT, OutputSpec
+from pydantic_ai.tools import AgentDepsT
+from pydantic_core import to_jsonable_python
+
+from tenure.agents.execution import executing, execution_of_agent
+from tenure.agents.functions import DurableFunction
+from tenure.agents.prompts import FromInput, made_from, prompt_of
+from tenure.agents.pydantic_ai.durability import DurableSettings, TenureDurability
+from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS
+from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
+from tenure.control.work import Work
+from tenure.domain.tools import EffectClass
+
+ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
+
+_NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+
+
+class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
+    """The agent's run ended with calls of external tools, which a task has nobody to answer."""
+
+    retryable = False
+
+
+def durable(
+    agent: pydantic_ai.Agent[Any, Any],
+    *,
+    name: str = "",
+    effects: Mapping[str, EffectClass | None] = _NO_EFFECTS,
+    deps: FromInput | None = None,
+    max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
+    tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> DurableFunction:
+    """Makes an agent's runs in durable functions durable, and returns the function that runs it as a task.
+
+    name: by which tasks ask for it; the agent's own by default. effects: the effect class of each tool by name; UNSAFE
+    for the others. None: the tool runs in the function itself, so agents that it runs are durable too, if they are
+    made so. deps: makes the dependencies of the agent from the task's input. max_output_tokens: of a model call whose
+    settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own.
+
+    The agent is changed in place: code that runs it within a task needs no change, and elsewhere it runs as before.
+    Raises ValueError for an agent without a name, and for one that is durable already.
+    """
+    name = name or agent.name or ""
+    if not name:
+        raise ValueError("the agent has no name, which tasks find it by: write durable(agent, name='support')")
+    if "iter" in vars(agent):
+        raise ValueError(f"the agent {name} is durable already")
+    settings = DurableSettings(
+        effects=dict(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+    )
+    _route_runs(agent, TenureDurability(name, settings), name)
+
+    async def run(work: Work, given: Any) -> Any:
+        with executing(work):
+            made = {} if deps is None else {"deps": await made_from(deps, given)}
+            result = await agent.run(prompt_of(name, work.goal, given), **made)
+        if isinstance(result.output, DeferredToolRequests):
+            calls = ", ".join(call.tool_name for call in result.output.calls)
+            raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
+        return to_jsonable_python(result.output)
+
+    return DurableFunction(name, run)
+
+
+def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability, name: str) -> None:
+    """Adds the capability to each run of the agent within a durable function. All kinds of runs begin with `iter`."""
+    plain = agent.iter
+
+    @wraps(plain)
+    @asynccontextmanager
+    async def iter_durably(*arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
+        current = execution_of_agent(name)
+        if current is not None:
+            capabilities = [*(capabilities or ()), durability]
+        with nullcontext() if current is None else current.running(name):
+            async with plain(*arguments, capabilities=capabilities, **options) as run:
+                yield run
+
+    vars(agent)["iter"] = iter_durably
+
+
+class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
+    """A Pydantic AI agent whose runs as tasks are durable.
+
+        agent = Agent("support", model="anthropic:claude-sonnet-4-5", instructions="Answer the customer.")
+
+        @agent.tool_plain(effect=Effect.KEYED)
+        async def refund(order: str, cents: int) -> str: ...
+
+    The arguments are those of `pydantic_ai.Agent` and of `durable`. A tool takes `effect`: whether a call may run again
+    when its worker died before its outcome was known. None: the tool runs in the agent's own function.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: Model | str | None = None,
+        output_type: OutputSpec[OutputDataT] = str,  # type: ignore[assignment]  # as Pydantic AI declares it
+        deps_type: type[AgentDepsT] = object,  # type: ignore[assignment]
+        effects: Mapping[str, EffectClass | None] = _NO_EFFECTS,
+        deps: FromInput | None = None,
+        max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
+        tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, output_type=output_type, deps_type=deps_type, name=name, **options)
+        self._durable_function = durable(
+            self,
+            effects=effects,
+            deps=deps,
+            max_output_tokens=max_output_tokens,
+            tool_timeout_seconds=tool_timeout_seconds,
+        )
+
+    @property
+    def durable_function(self) -> DurableFunction:
+        """The function that runs the agent as a task."""
+        return self._durable_function
+
+    @overload
+    def tool(self, func: ToolFunction, /) -> ToolFunction: ...
+
+    @overload
+    def tool(
+        self, /, *, effect: EffectClass | None = ..., **options: Any
+    ) -> Callable[[ToolFunction], ToolFunction]: ...
+
+    def tool(self, func: Any = None, /, *, effect: EffectClass | None = EffectClass.UNSAFE, **options: Any) -> Any:
+        """Adds a tool that takes the context, as in Pydantic AI; in a task the context has `idempotency_key`."""
+        return self._with_effect(super().tool, func, effect, options)
+
+    @overload
+    def tool_plain(self, func: ToolFunction, /) -> ToolFunction: ...
+
+    @overload
+    def tool_plain(
+        self, /, *, effect: EffectClass | None = ..., **options: Any
+    ) -> Callable[[ToolFunction], ToolFunction]: ...
+
+    def tool_plain(
+        self, func: Any = None, /, *, effect: EffectClass | None = EffectClass.UNSAFE, **options: Any
+    ) -> Any:
+        """Adds a tool that takes no context, as in Pydantic AI."""
+        return self._with_effect(super().tool_plain, func, effect, options)
+
+    @staticmethod
+    def _with_effect(add: Any, func: Any, effect: EffectClass | None, options: dict[str, Any]) -> Any:
+        metadata = {**(options.pop("metadata", None) or {}), **metadata_of(effect)}
+        decorator = add(metadata=metadata, **options)
+        return decorator if func is None else decorator(func)

@@ -1,0 +1,264 @@
+"""Routes the operations of a Pydantic AI agent through the `Work` of the function that runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
+
+from pydantic_ai.capabilities import WrapModelRequestHandler
+from pydantic_ai.durable_exec import (
+    JSON_CODEC,
+    BaseDurabilityCapability,
+    BoundDurableOperation,
+    DurabilityEngineSpec,
+    DurableOperation,
+    DurableOperationBackend,
+    JournalOperationNamer,
+    ModelRequestId,
+    ModelRequestParams,
+    ToolsetCallToolId,
+    ToolsetCallToolParams,
+    conversation_id_from_run_id,
+    durable_unit_scope,
+)
+from pydantic_ai.messages import ModelResponse
+from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.tools import (
+    DeferredToolRequests,
+    DeferredToolResults,
+    RunContext,
+    ToolApproved,
+    ToolDefinition,
+    ToolDenied,
+)
+from pydantic_ai.toolsets import ToolsetTool
+
+from tenure.agents.execution import Execution, execution, unit
+from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, Handler, call_model, reporting_model
+from tenure.agents.pydantic_ai.tool_calls import (
+    DEFAULT_TIMEOUT_SECONDS,
+    KEY,
+    NEEDS_APPROVAL,
+    CallParams,
+    Effects,
+    call_tool,
+    effect_of,
+)
+from tenure.control.failures import ToolFailed
+from tenure.domain.tools import EffectClass
+from tenure.domain.waiting_calls import REQUEST_APPROVAL
+from tenure.domain.waits import APPROVE
+
+DENIED: Final = "A person denied the call."
+MAX_STEP_NAME_CHARACTERS: Final = 200
+
+P = TypeVar("P")
+W = TypeVar("W")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DurableSettings:
+    """How an agent's operations become steps, model calls and tool calls.
+
+    `effects`: the effect classes of tools by name, before those in the tools' metadata. `max_output_tokens`: of a model
+    call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own.
+    """
+
+    effects: Effects
+    max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
+    tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+
+
+class _Bound(BoundDurableOperation[P, W, R], Generic[P, W, R]):
+    """An operation that runs through `dispatch`."""
+
+    def __init__(
+        self, operation: DurableOperation[P, W, R], dispatch: Callable[[P, EffectClass | None], Awaitable[Any]]
+    ) -> None:
+        self._operation, self._dispatch = operation, dispatch
+
+    @property
+    def operation(self) -> DurableOperation[P, W, R]:
+        return self._operation
+
+    async def __call__(self, params: P, *, config: object | None = None) -> R:
+        effect = config if isinstance(config, EffectClass) else None
+        return self._operation.result_codec.load(await self._dispatch(params, effect))
+
+
+class WorkBackend(DurableOperationBackend[EffectClass]):
+    """Runs model requests by `Work.call_model`, tools by `Work.call_own_tools`, and all else by `Work.step`."""
+
+    def __init__(self, agent: str, settings: DurableSettings) -> None:
+        self._agent, self._settings = agent, settings
+        self._namer = JournalOperationNamer(agent)
+
+    def bind(self, operation: DurableOperation[P, W, R]) -> BoundDurableOperation[P, W, R]:
+        """Returns the operation's caller."""
+        dispatch: Callable[[Any, EffectClass | None], Awaitable[Any]]
+        match operation.operation_id:
+            case ModelRequestId():
+                dispatch = partial(self._call_model, operation)
+            case ToolsetCallToolId():
+                dispatch = partial(self._call_tool, operation)
+            case _:
+                dispatch = partial(self._step, operation)
+        return _Bound(operation, dispatch)
+
+    def config_for_tool(
+        self,
+        operation: DurableOperation[P, W, R],  # noqa: ARG002
+        *,
+        tool: object | None,
+        tool_name: str,
+    ) -> EffectClass | Literal[False]:
+        """Returns the effect class of a tool; False: the tool runs in the function itself."""
+        definition = tool.tool_def if isinstance(tool, ToolsetTool) else ToolDefinition(name=tool_name)
+        return effect_of(definition, self._settings.effects) or False
+
+    def registrations(self) -> Sequence[Callable[..., object]]:
+        """Returns nothing: operations need no registration."""
+        return ()
+
+    async def _call_model(
+        self, operation: DurableOperation[Any, Any, Any], params: ModelRequestParams, _effect: EffectClass | None
+    ) -> Any:
+        handler = cast("Handler", operation.handler)
+        most = self._settings.max_output_tokens
+        return await call_model(_current(), self._agent, operation, params, handler, most)
+
+    async def _call_tool(
+        self, operation: DurableOperation[Any, Any, Any], params: CallParams, effect: EffectClass | None
+    ) -> Any:
+        definition = _definition_of(params)
+        effect = effect or effect_of(definition, self._settings.effects) or EffectClass.UNSAFE
+        timeout_seconds = self._settings.tool_timeout_seconds
+        return await call_tool(_current(), operation, params, definition, effect, timeout_seconds)
+
+    async def _step(self, operation: DurableOperation[Any, Any, Any], params: Any, _effect: EffectClass | None) -> Any:
+        label = operation.invocation_label(params) if operation.invocation_label is not None else None
+        name = self._namer.invocation_name(operation.operation_id, label=label).operation_name
+
+        async def body() -> Any:
+            with unit(f"the step {name}"), durable_unit_scope():
+                return operation.result_codec.dump(await operation.handler(params))
+
+        current = _current()
+        async with current.lock:
+            return await current.work.step(name[:MAX_STEP_NAME_CHARACTERS], body)
+
+
+class TenureDurability(BaseDurabilityCapability[Any]):
+    """Makes the runs of an agent durable when a durable function runs it; elsewhere the agent is as before."""
+
+    engine_spec: ClassVar = DurabilityEngineSpec(
+        engine_name="Tenure",
+        durable_unit_noun="step",
+        durable_container_noun="task",
+        codec=JSON_CODEC,
+        toolset_lifecycles={"function": "enter-never", "mcp": "enter-in-durable-unit", "dynamic": "enter-never"},
+        # The order of calls identifies them in each later execution.
+        sequential_tools_in_durable_context=True,
+        unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
+        tool_config_key=KEY,
+    )
+
+    def __init__(self, name: str, settings: DurableSettings) -> None:
+        super().__init__(name=name)
+        self._settings = settings
+
+    @property
+    def in_durable_context(self) -> bool:
+        return execution() is not None
+
+    def get_durable_operation_backend(self) -> DurableOperationBackend[Any]:
+        return WorkBackend(self.name, self._settings)
+
+    def get_default_run_id(self) -> str | None:
+        current = execution()
+        return None if current is None else current.next_run_id()
+
+    def get_default_conversation_id(self, run_id: str) -> str | None:
+        return conversation_id_from_run_id(run_id) if self.in_durable_context else None
+
+    async def get_run_start_time(self, run_id: str) -> datetime | None:  # noqa: ARG002
+        """Returns when the run began first, so that its `timeout=` counts from there."""
+        current = execution()
+        if current is None:
+            return None
+        async with current.lock:
+            began = await current.work.step(f"{self.name}: start of the run", _now)
+        return datetime.fromisoformat(began)
+
+    async def wrap_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: WrapModelRequestHandler
+    ) -> ModelResponse:
+        """Accepts a model of this run only, from `run(model=…)` or `override(model=…)`: a unit runs in this process."""
+        model = request_context.model
+        self._models_by_id.setdefault(f"run-{id(model)}", model)
+        return await super().wrap_model_request(ctx, request_context=request_context, handler=handler)
+
+    def get_wrapper_model(self, model: Model) -> Model | None:
+        return reporting_model(model)
+
+    async def prepare_tools(
+        self,
+        ctx: RunContext[Any],  # noqa: ARG002
+        tool_defs: list[ToolDefinition],
+    ) -> list[ToolDefinition]:
+        """Lets tools that require approval wait for a person as calls of the task, and not end the run."""
+        if not self.in_durable_context:
+            return tool_defs
+        return [_waiting(tool) if tool.kind == "unapproved" else tool for tool in tool_defs]
+
+    async def handle_deferred_tool_calls(
+        self,
+        ctx: RunContext[Any],  # noqa: ARG002
+        *,
+        requests: DeferredToolRequests,
+    ) -> DeferredToolResults | None:
+        """Asks a person about each call whose tool raised ApprovalRequired."""
+        current = execution()
+        if current is None or not requests.approvals:
+            return None
+        approvals: dict[str, bool | ToolApproved | ToolDenied] = {}
+        for call in requests.approvals:
+            question = f"May {call.tool_name} be called with {call.args_as_json_str()}?"[:1000]
+            approvals[call.tool_call_id] = await _decision(current, question)
+        return requests.build_results(approvals=approvals)
+
+
+async def _decision(current: Execution, question: str) -> ToolApproved | ToolDenied:
+    async with current.lock:
+        try:
+            answer = await current.work.call_tool(REQUEST_APPROVAL, {"question": question})
+        except ToolFailed as failed:
+            return ToolDenied(failed.outcome.content)
+    decided = json.loads(answer)
+    return ToolApproved() if decided.get("decision") == APPROVE else ToolDenied(decided.get("comment") or DENIED)
+
+
+def _current() -> Execution:
+    current = execution()
+    assert current is not None, "Pydantic AI asks only in a durable context"
+    return current
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _waiting(tool: ToolDefinition) -> ToolDefinition:
+    return replace(tool, kind="function", metadata={**(tool.metadata or {}), NEEDS_APPROVAL: True})
+
+
+def _definition_of(params: CallParams) -> ToolDefinition:
+    tool = params.tool.tool_def if isinstance(params, ToolsetCallToolParams) and params.tool is not None else None
+    if not isinstance(params, ToolsetCallToolParams):
+        tool = params.tool_def
+    return tool or ToolDefinition(name=params.name)

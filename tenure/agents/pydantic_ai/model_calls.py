@@ -1,0 +1,192 @@
+"""Makes an agent's model requests as model calls of its task: recorded, budgeted, billed, and shown while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic_ai.durable_exec import DurableOperation, ModelRequestParams
+from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
+
+from tenure.agents.execution import Execution, unit
+from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.pydantic_ai.prompts import input_bound
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
+from tenure.domain.budget import TokenUsage
+from tenure.domain.models import ANTHROPIC
+
+DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
+_PRICED_AS: Final = {
+    "azure-openai": "azure",
+    "bedrock": "aws",
+    "google-cloud": "google",
+    "google-gla": "google",
+    "google-vertex": "google",
+    "xai": "x-ai",
+}
+"""The ids of providers in the ledger's price list, where Pydantic AI has other names for them."""
+ATTEMPT_HEADER: Final = "x-tenure-attempt"
+_REPORT: ContextVar[ModelCallReport | None] = ContextVar("tenure.agents.report", default=None)
+
+Handler = Callable[[ModelRequestParams], Awaitable[ModelResponse]]
+
+
+def ledger_model(model: Model) -> str:
+    """Returns the model's name as the ledger prices it: `claude-…`, `openai/gpt-…`, `google/gemini-…`."""
+    if model.system == ANTHROPIC:
+        return model.model_name
+    return f"{_PRICED_AS.get(model.system, model.system)}/{model.model_name}"[:200]
+
+
+def token_usage(usage: RequestUsage) -> TokenUsage:
+    """Returns the usage as the ledger counts it: Pydantic AI's input includes the tokens of caches."""
+    cached = usage.cache_write_tokens + usage.cache_read_tokens
+    return TokenUsage(
+        input_tokens=max(0, usage.input_tokens - cached),
+        output_tokens=usage.output_tokens,
+        cache_creation_input_tokens=usage.cache_write_tokens,
+        cache_read_input_tokens=usage.cache_read_tokens,
+    )
+
+
+async def call_model(
+    execution: Execution,
+    agent: str,
+    operation: DurableOperation[ModelRequestParams, Any, Any],
+    params: ModelRequestParams,
+    handler: Handler,
+    max_output_tokens: int,
+) -> Any:
+    """Returns the encoded response, recorded now or earlier. Raises StepFailed for a request that failed for good."""
+    model = params.run_context.model
+    assert isinstance(model, Model), "a realtime session makes no requests through this interface"
+    settings: ModelSettings = params.model_settings or {}
+    request = ModelCallRequest(
+        model=ledger_model(model),
+        input_tokens=input_bound(params.messages, params.model_request_parameters),
+        max_output_tokens=settings.get("max_tokens") or max_output_tokens,
+    )
+
+    async def run(report: ModelCallReport) -> ModelCallAnswer:
+        headers = {**settings.get("extra_headers", {}), ATTEMPT_HEADER: report.attempt}
+        granted: ModelSettings = {**settings, "max_tokens": report.max_output_tokens, "extra_headers": headers}
+        with unit(f"a model call of {agent}"), _reporting(report), _named_failures():
+            response = await handler(replace(params, model_settings=granted))
+        return ModelCallAnswer(
+            result=operation.result_codec.dump(response),
+            text=response.text or "",
+            usage=token_usage(response.usage),
+            model=response.model_name or request.model,
+            stop_reason=response.finish_reason or "",
+            request_id=response.provider_response_id or "",
+        )
+
+    async with execution.lock:
+        return await execution.work.call_model(f"{agent}: model", request, run)
+
+
+@contextmanager
+def _reporting(report: ModelCallReport) -> Iterator[None]:
+    token = _REPORT.set(report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Says of each failure of the provider whether another attempt may succeed."""
+    try:
+        yield
+    except ModelHTTPError as error:
+        retryable = is_temporary(error.status_code)
+        raise ModelRequestFailed(
+            str(error), retryable=retryable, retry_after_seconds=_retry_after(error.headers or {})
+        ) from error
+    except ModelAPIError as error:
+        raise ModelRequestFailed(str(error), retryable=True) from error
+
+
+def _retry_after(headers: dict[str, str]) -> float | None:
+    """Returns the seconds that the provider asks to wait; None if it names none, or a date."""
+    try:
+        return float(headers["retry-after"])
+    except (KeyError, ValueError):
+        return None
+
+
+class ReportingModel(WrapperModel):
+    """Streams each request of a model call, and reports its text and its usage as they come."""
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        report = _REPORT.get()
+        _retry_nothing(self.wrapped)
+        if report is None or not _streams(self.wrapped):
+            return await self.wrapped.request(messages, model_settings, model_request_parameters)
+        async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
+            async for event in stream:
+                block, text = _text_of(event)
+                if text:
+                    report.on_text(block, text)
+                report.on_usage(token_usage(stream.usage))
+            return stream.get()
+
+
+def reporting_model(model: Model) -> Model | None:
+    """Returns the model that a model call sends its request with; None outside of model calls."""
+    return None if _REPORT.get() is None else ReportingModel(model)
+
+
+def _unwrapped(model: Model) -> Model:
+    while isinstance(model, WrapperModel):
+        model = model.wrapped
+    return model
+
+
+def _retry_nothing(model: Model) -> None:
+    """Keeps the provider's client from retries of its own: they would be calls that the ledger does not know."""
+    client: Any = getattr(_unwrapped(model), "client", None)
+    if getattr(client, "max_retries", 0):
+        client.max_retries = 0
+
+
+def _streams(model: Model) -> bool:
+    """Whether the model can stream its answers."""
+    model = _unwrapped(model)
+    if isinstance(model, FunctionModel):
+        return model.stream_function is not None
+    return type(model).request_stream is not Model.request_stream
+
+
+def _text_of(event: ModelResponseStreamEvent) -> tuple[int, str]:
+    """Returns the new text of an event and the number of its part; "" for an event without text."""
+    match event:
+        case PartStartEvent(index=index, part=TextPart(content=text)):
+            return index, text
+        case PartDeltaEvent(index=index, delta=TextPartDelta(content_delta=text)):
+            return index, text
+        case _:
+            return 0, ""

@@ -1,0 +1,116 @@
+"""Makes an agent's tool calls as calls behind the tool service's fence, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolParams, ToolsetCallToolParams
+from pydantic_ai.exceptions import ToolFailed
+from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_core import to_jsonable_python
+
+from tenure.agents.calls import running_call
+from tenure.agents.execution import Execution, unit
+from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.domain.tools import EffectClass
+
+KEY: Final = "tenure"
+"""The key of a tool's metadata that has its effect class: `{"tenure": {"effect": "KEYED"}}`, or False for none."""
+OUTPUT_LIMIT_BYTES: Final = 256 * 1024
+DEFAULT_TIMEOUT_SECONDS: Final = 300.0
+NEEDS_APPROVAL: Final = "needs_approval"
+INPUT_SCHEMA: Final[Mapping[str, Any]] = {"type": "object"}
+"""Pydantic has validated the arguments, and knows types that a JSON Schema cannot describe."""
+
+CallParams = ToolsetCallToolParams | DynamicToolsetCallToolParams
+Effects = Mapping[str, EffectClass | None]
+
+
+@dataclass(repr=False, kw_only=True)
+class ToolContext(RunContext[Any]):
+    """Pydantic AI's context of a tool, with the call that it runs for: what `tenure.agents.tool_call()` returns."""
+
+    task_id: str = ""
+    call_id: str = ""
+    call_attempt: int = 1
+    idempotency_key: str = ""
+    epoch: int = 0
+
+
+def metadata_of(effect: EffectClass | None) -> dict[str, Any]:
+    """Returns the metadata for a tool of this effect class. None: the tool runs in the function itself."""
+    return {KEY: False if effect is None else {"effect": effect.value}}
+
+
+def effect_of(tool: ToolDefinition, effects: Effects) -> EffectClass | None:
+    """Returns the effect class of a tool, UNSAFE if none is named; None: it runs in the function itself.
+
+    Raises ValueError for metadata that names no effect class.
+    """
+    if tool.name in effects:
+        return effects[tool.name]
+    stated = (tool.metadata or {}).get(KEY, {})
+    if stated is False:
+        return None
+    name = stated.get("effect", EffectClass.UNSAFE) if isinstance(stated, Mapping) else stated
+    try:
+        return EffectClass(name)
+    except ValueError:
+        known = ", ".join(EffectClass)
+        raise ValueError(f"tool {tool.name}: {name!r} is no effect class; use one of {known}, or None") from None
+
+
+async def call_tool(
+    execution: Execution,
+    operation: DurableOperation[Any, Any, Any],
+    params: CallParams,
+    definition: ToolDefinition,
+    effect: EffectClass,
+    default_timeout_seconds: float,
+) -> Any:
+    """Returns the encoded result, recorded now or earlier. Raises ToolFailed, which the model is told.
+
+    A tool that raised, that a person did not approve, or that is in doubt has failed for ever: the model decides what
+    to do about it.
+    """
+    sent = to_jsonable_python(params.tool_args, fallback=str)
+
+    async def run(call: OwnToolContext, arguments: Mapping[str, Any]) -> str:
+        called = params if arguments == sent else _edited(params, arguments)
+        with unit(f"the tool {params.name}"), running_call(call):
+            result = await operation.handler(replace(called, ctx=_context(params.ctx, call, needs_approval)))
+            return json.dumps(operation.result_codec.dump(result), ensure_ascii=False)
+
+    needs_approval = bool((definition.metadata or {}).get(NEEDS_APPROVAL))
+    tool = OwnTool(
+        name=params.name,
+        description=definition.description or "",
+        input_schema=INPUT_SCHEMA,
+        effect=effect,
+        timeout_seconds=definition.timeout or default_timeout_seconds,
+        output_limit_bytes=OUTPUT_LIMIT_BYTES,
+        needs_approval=needs_approval,
+        run=run,
+    )
+    async with execution.lock:
+        (outcome,) = await execution.work.call_own_tools([(tool, sent)])
+    if outcome.is_error:
+        raise ToolFailed(f"{outcome.status}: {outcome.content}")
+    return json.loads(outcome.content)
+
+
+def _edited(params: CallParams, arguments: Mapping[str, Any]) -> CallParams:
+    """Returns the call with the arguments that a person changed at the approval."""
+    if isinstance(params, ToolsetCallToolParams) and params.tool is not None:
+        return replace(params, tool_args=params.tool.args_validator.validate_python(dict(arguments)))
+    return replace(params, tool_args=dict(arguments))
+
+
+def _context(context: RunContext[Any], call: OwnToolContext, approved: bool) -> ToolContext:
+    given = {each.name: getattr(context, each.name) for each in fields(context)}
+    given["tool_call_approved"] = context.tool_call_approved or approved
+    own = {name: getattr(call, name) for name in ("task_id", "call_id", "call_attempt", "idempotency_key", "epoch")}
+    return ToolContext(**{**given, **own})

@@ -1,0 +1,231 @@
+"""Agents in Python on real services: durable model calls and tools, one budget, waits, and kills in every phase."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devstack import Stack
+from devstack.service_process import ServiceProcess
+from tenure.domain import entries as facts
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import TaskState
+from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.wire.common import state_name
+from tenure.wire.task import spec_to_wire
+from tests.conformance.test_worker_waits import answer
+from tests.support.fix_simulator import REPOSITORY, SimulatorControl
+from tests.support.fix_worker import WorkerBench
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+MODULE = "tests.support.python_agents"
+SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+
+
+class Agents:
+    """Tasks of the agents, and what their tools left behind."""
+
+    def __init__(self, bench: WorkerBench, folder: Path, queue: str) -> None:
+        self.bench, self.folder, self.queue = bench, folder, queue
+
+    async def worker(self, failpoints: str = "") -> ServiceProcess:
+        """A worker of the test's own."""
+        self.queue = self.bench.queue
+        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=MODULE)
+
+    async def submit(
+        self,
+        agent: str,
+        *,
+        limits: Limits | None = None,
+        gated: bool = False,
+        goal: str = "Refund order 7",
+        **more: Any,
+    ) -> str:
+        given = {"trace": str(self.folder / "trace"), "gate": str(self.folder / "gate") if gated else "", **more}
+        spec = TaskSpec(
+            goal=goal,
+            agent=AgentSpec(loop="control", model="sim-python"),  # sets no default cap for a model without a price
+            limits=limits or Limits(),
+            policy=SOON,
+            queue=self.queue,
+            control=ControlWork(agent, json.dumps(given)),
+        )
+        request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
+        return str((await self.bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
+
+    async def succeeded(self, task_id: str) -> task_pb2.Task:
+        task = await self.bench.ended(task_id)
+        assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+        return task
+
+    def made(self) -> list[list[str]]:
+        """The tool calls that ran: what each did, its idempotency key without the task, and its attempt."""
+        path = self.folder / "trace"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [[part.rpartition("/")[2] for part in line.split()] for line in lines]
+
+    async def has_made(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(self.made()) < count:
+                await asyncio.sleep(0.02)
+
+    def open_gate(self) -> None:
+        (self.folder / "gate").touch()
+
+    async def names(self, task_id: str) -> list[str]:
+        """The recorded steps and calls, in order."""
+        names = []
+        for entry in await self.bench.entries(task_id):
+            if isinstance(entry.body, facts.ControlStep):
+                names.append(entry.body.name)
+            elif isinstance(entry.body, facts.ToolIntent):
+                names.append(entry.body.tool)
+        return names
+
+    async def check_budget(self, task_id: str, calls: int) -> None:
+        """The budget has what the provider billed for calls with an answer, the estimates of lost ones, and no more."""
+        answered = await self.bench.bodies(task_id, facts.AssistantMessage)
+        lost = await self.bench.bodies(task_id, facts.AttemptLost)
+        billed = {call["attempt"]: sum(call[count] for count in COUNTS) for call in self.bench.model_calls(task_id)}
+        assert len(answered) == calls
+        assert {each.usage.total for each in answered} <= set(billed.values())
+        task = await self.bench.task(task_id)
+        assert task.budget.used_tokens == sum(each.usage.total for each in [*answered, *lost])
+        assert task.budget.reserved_tokens == 0
+
+
+@pytest.fixture(scope="module")
+def agents_queue(worker_stack: Stack, worker_simulator: SimulatorControl) -> Iterator[str]:
+    """Served by one worker for all tests that break nothing."""
+    worker = worker_stack.add_worker(
+        {
+            "TENURE_WORKER_QUEUES": "python-agents",
+            "TENURE_WORKER_LOOPS": "control",
+            "TENURE_WORKER_CONTROL_MODULES": MODULE,
+            "PYTHONPATH": str(REPOSITORY),
+            "ANTHROPIC_API_KEY": "sk-test",
+            "ANTHROPIC_BASE_URL": worker_simulator.url,
+            "OPENAI_BASE_URL": f"{worker_simulator.url}/v1",
+        }
+    )
+    yield "python-agents"
+    worker.kill()
+    assert "unexpected error" not in worker.log()
+
+
+@pytest.fixture
+def agents(bench: WorkerBench, agents_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
+    add = bench.stack.add_worker
+    monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, "PYTHONPATH": str(REPOSITORY)}))
+    return Agents(bench, tmp_path, agents_queue)
+
+
+async def test_an_agent_s_calls_and_tools_are_recorded_and_billed(agents: Agents) -> None:
+    task_id = await agents.submit("support")
+    task = await agents.succeeded(task_id)
+    assert json.loads(task.result).startswith("Refunded: ")
+    assert agents.made() == [["refund-5", "2.0", "1"], ["note-refunded", "3.0", "1"]]
+    assert await agents.names(task_id) == ["support: model", "refund", "note", "support: model"]
+    await agents.check_budget(task_id, calls=2)
+
+
+@pytest.mark.parametrize("at", ["worker.before_model=1", "worker.after_model=1", "worker.after_model=2"])
+async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, at: str) -> None:
+    dying = await agents.worker(f"{at}#kill9")
+    task_id = await agents.submit("support")
+    await agents.bench.died(dying)
+    await agents.worker()
+    await agents.succeeded(task_id)
+    assert [line[0] for line in agents.made()] == ["refund-5", "note-refunded"]
+    assert len(agents.bench.model_calls(task_id)) <= 3
+    await agents.check_budget(task_id, calls=2)
+
+
+async def test_a_kill_in_a_keyed_tool_repeats_it_with_its_key(agents: Agents) -> None:
+    killed = await agents.worker()
+    task_id = await agents.submit("support", gated=True)
+    await agents.has_made(1)
+    killed.kill()
+    await agents.worker()
+    await agents.has_made(2)
+    agents.open_gate()
+    await agents.succeeded(task_id)
+    assert agents.made() == [["refund-5", "2.0", "1"], ["refund-5", "2.0", "2"], ["note-refunded", "3.0", "1"]]
+    assert len(agents.bench.model_calls(task_id)) == 2
+    await agents.check_budget(task_id, calls=2)
+
+
+async def test_a_kill_in_an_unsafe_tool_waits_for_a_person(agents: Agents) -> None:
+    killed = await agents.worker()
+    task_id = await agents.submit("sender", gated=True)
+    await agents.has_made(1)
+    killed.kill()
+    await agents.worker()
+    task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
+    assert task.calls_in_doubt[0].call_id == "2.0"
+    assert agents.made() == [["send", "2.0", "1"]]
+
+
+async def test_a_tool_waits_for_its_approval_without_a_worker(agents: Agents) -> None:
+    task_id = await agents.submit("careful")
+    task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
+    assert (task.wait.tool, task.owner, agents.made()) == ("send", "", [])
+    await answer(agents.bench, task, "allow")
+    await agents.succeeded(task_id)
+    assert [line[0] for line in agents.made()] == ["send"]
+    assert len(agents.bench.model_calls(task_id)) == 2
+
+
+async def test_a_typed_result_is_json(agents: Agents) -> None:
+    task = await agents.succeeded(await agents.submit("pricing"))
+    assert json.loads(task.result) == {"cents": 5}
+
+
+async def test_a_function_runs_an_agent(agents: Agents) -> None:
+    task = await agents.succeeded(await agents.submit("compare", cents=7))
+    assert json.loads(task.result) == [{"cents": 7}, {"cents": 5}]
+
+
+async def test_an_input_that_does_not_fit_ends_the_task(agents: Agents) -> None:
+    task = await agents.bench.ended(await agents.submit("compare", cents="seven"))
+    assert state_name(task.state) == TaskState.FAILED
+    assert "does not fit compare" in task.message
+
+
+async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
+    task_id = await agents.submit("editor")
+    await agents.succeeded(task_id)
+    assert await agents.names(task_id) == ["editor: model", "writer: model", "editor: model"]
+    await agents.check_budget(task_id, calls=3)
+
+
+async def test_a_denied_budget_ends_the_task_before_the_call(agents: Agents) -> None:
+    task_id = await agents.submit("support", limits=Limits(max_tokens=10))
+    task = await agents.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.COST_EXCEEDED, task.message
+    assert agents.bench.model_calls(task_id) == []
+    assert agents.made() == []
+
+
+async def test_an_agent_of_the_openai_sdk(agents: Agents) -> None:
+    killed = await agents.worker()
+    task_id = await agents.submit("helper", gated=True)
+    await agents.has_made(1)
+    killed.kill()
+    await agents.worker()
+    await agents.has_made(2)
+    agents.open_gate()
+    task = await agents.succeeded(task_id)
+    assert json.loads(task.result) == "Refunded."
+    assert agents.made() == [["refund-5", "2.0", "1"], ["refund-5", "2.0", "2"]]
+    await agents.check_budget(task_id, calls=2)

@@ -1,0 +1,139 @@
+"""A Work in memory: records like the ledger, and can be executed again. For tests of adapters, which need no services.
+
+work = JournalWork("hello")
+first = await function.run(work.begin(), None)
+again = await function.run(work.begin(), None)  # from the record
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenure.control.failures import StepFailed, failure_of
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
+from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.domain.budget import TokenUsage
+from tenure.domain.tools import Outcome, OutcomeStatus
+
+
+@dataclass
+class Report:
+    max_output_tokens: int
+    attempt: str = "task/1/1"
+    texts: list[str] = field(default_factory=list)
+    usages: list[TokenUsage] = field(default_factory=list)
+
+    def on_text(self, block: int, text: str) -> None:
+        self.texts.append(text)
+
+    def on_usage(self, usage: TokenUsage, request_id: str = "") -> None:
+        self.usages.append(usage)
+
+
+@dataclass
+class Call:
+    task_id: str
+    call_id: str
+    call_attempt: int
+    idempotency_key: str
+    epoch: int = 1
+
+    def emit(self, text: str) -> None: ...
+
+
+@dataclass
+class JournalWork:
+    """`kinds`: what was recorded, in order. `denied`: the tools that a person does not approve."""
+
+    goal: str = ""
+    task_id: str = "task"
+    granted: int = 0
+    denied: frozenset[str] = frozenset()
+    answers: dict[str, str] = field(default_factory=dict)
+    journal: list[tuple[str, Any]] = field(default_factory=list)
+    requests: list[ModelCallRequest] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    tools: list[OwnTool] = field(default_factory=list)
+    position: int = 0
+    busy: bool = False
+
+    def begin(self) -> JournalWork:
+        """The same work, executed from its beginning."""
+        self.position = 0
+        return self
+
+    @property
+    def key(self) -> str:
+        return f"{self.task_id}/{self.position}"
+
+    @property
+    def kinds(self) -> list[str]:
+        return [name for name, _ in self.journal]
+
+    async def step(self, name: str, run: Callable[..., Any], /, *args: Any, timeout_seconds: float = 600) -> Any:
+        async def made() -> Any:
+            result = run(*args)
+            return await result if isinstance(result, Awaitable) else result
+
+        return await self._recorded(name, made)
+
+    async def gather(self, *steps: tuple[str, *tuple[Any, ...]], timeout_seconds: float = 600) -> list[Any]:
+        return [await self.step(step[0], *step[1:]) for step in steps]
+
+    async def call_model(
+        self, name: str, request: ModelCallRequest, run: Callable[[ModelCallReport], Awaitable[ModelCallAnswer]]
+    ) -> Any:
+        async def made() -> Any:
+            self.requests.append(request)
+            self.reports.append(Report(self.granted or request.max_output_tokens))
+            try:
+                return (await run(self.reports[-1])).result
+            except Exception as error:
+                raise StepFailed(name, failure_of(error)) from error
+
+        return await self._recorded(name, made)
+
+    async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
+        async def made() -> str:
+            return self.answers[tool]
+
+        return str(await self._recorded(tool, made))
+
+    async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
+        raise NotImplementedError
+
+    async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
+        return [await self._call(tool, arguments) for tool, arguments in calls]
+
+    async def _call(self, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
+        call_id = f"{self.position + 1}.0"
+        call: OwnToolContext = Call(self.task_id, call_id, 1, f"{self.task_id}/{call_id}")
+
+        async def made() -> Any:
+            self.tools.append(tool)
+            json.dumps(dict(arguments))
+            if tool.needs_approval and tool.name in self.denied:
+                return [OutcomeStatus.NOT_ALLOWED, "A person denied the call."]
+            try:
+                return [OutcomeStatus.SUCCEEDED, await tool.run(call, arguments)]
+            except Exception as error:  # noqa: BLE001  the tool may raise anything
+                return [OutcomeStatus.FAILED, f"{type(error).__name__}: {error}"]
+
+        status, content = await self._recorded(f"tool {tool.name}", made)
+        return Outcome(OutcomeStatus(status), content)
+
+    async def _recorded(self, name: str, made: Callable[[], Awaitable[Any]]) -> Any:
+        assert not self.busy, f"{name} began while another request was running"
+        self.busy = True
+        try:
+            if self.position == len(self.journal):
+                self.journal.append((name, json.dumps(await made())))
+            recorded, value = self.journal[self.position]
+            assert recorded == name, f"diverged: {recorded} is recorded, {name} is asked for"
+            self.position += 1
+            return json.loads(value)
+        finally:
+            self.busy = False

@@ -1,0 +1,181 @@
+"""Agents of the OpenAI Agents SDK as durable functions, on a Work in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agents import Agent, ModelSettings, RunContextWrapper, Runner, function_tool, set_tracing_disabled
+from agents.items import ModelResponse
+from agents.models.interface import Model
+from agents.tool import LocalShellTool
+from agents.usage import Usage
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from pydantic import BaseModel
+
+from tenure.agents import Effect, tool_call
+from tenure.agents.openai_agents import durable
+from tenure.domain.budget import TokenUsage
+from tests.support.journal_work import JournalWork
+
+set_tracing_disabled(True)
+
+
+class Script(Model):
+    """Answers in order. `seen`: the input of each request."""
+
+    def __init__(self, *answers: list[Any]) -> None:
+        self.answers, self.seen, self.settings = list(answers), list[Any](), list[ModelSettings]()
+
+    async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
+        self.seen.append(arguments[1])
+        self.settings.append(arguments[2])
+        return ModelResponse(
+            output=self.answers[len(self.seen) - 1],
+            usage=Usage(requests=1, input_tokens=10, output_tokens=2, total_tokens=12),
+            response_id=None,
+        )
+
+    def stream_response(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+def said(text: str) -> list[Any]:
+    content = ResponseOutputText(text=text, type="output_text", annotations=[])
+    return [ResponseOutputMessage(id="m", content=[content], role="assistant", status="completed", type="message")]
+
+
+def call(tool: str, arguments: str = "{}") -> ResponseFunctionToolCall:
+    return ResponseFunctionToolCall(name=tool, arguments=arguments, call_id=f"call-{tool}", type="function_call")
+
+
+def told(script: Script, tool: str, request: int = -1) -> list[Any]:
+    return [
+        item["output"] for item in script.seen[request] if item.get("call_id") == f"call-{tool}" and "output" in item
+    ]
+
+
+async def test_a_later_execution_calls_no_model_and_no_tool() -> None:
+    ran: list[str] = []
+
+    @function_tool
+    async def refund(order: str, cents: int) -> str:
+        ran.append(tool_call().idempotency_key)
+        return f"{order}: {cents}"
+
+    @function_tool
+    def look_up(context: RunContextWrapper[Any], order: str) -> dict[str, str]:
+        ran.append(tool_call().idempotency_key)
+        return {"order": order, "asked by": context.context}
+
+    script = Script(
+        [call("refund", '{"order": "7", "cents": 5}'), call("look_up", '{"order": "7"}')], said("Refunded.")
+    )
+    agent = Agent(name="support", model=script, tools=[refund, look_up])
+    run = durable(agent, effects={"refund": Effect.KEYED, "look_up": Effect.PURE}, context=lambda given: given).run
+    work = JournalWork("Refund order 7")
+    assert await run(work.begin(), "Ada") == "Refunded."
+    assert await run(work.begin(), "Ada") == "Refunded."
+    assert ran == ["task/2.0", "task/3.0"]
+    assert len(script.seen) == 2
+    assert work.kinds == ["model", "tool refund", "tool look_up", "model"]
+    assert [tool.effect for tool in work.tools] == [Effect.KEYED, Effect.PURE]
+    assert told(script, "refund") == ["7: 5"]
+    assert "Ada" in str(told(script, "look_up"))
+
+
+async def test_the_model_gets_the_output_that_the_budget_granted() -> None:
+    script = Script(said("Short."))
+    agent = Agent(name="support", model=script, model_settings=ModelSettings(max_tokens=4000))
+    work = JournalWork("x" * 3000, granted=77)
+    assert await durable(agent).run(work, None) == "Short."
+    assert (work.requests[0].max_output_tokens, script.settings[0].max_tokens) == (4000, 77)
+    assert work.requests[0].input_tokens > 700
+
+
+async def test_a_tool_waits_for_its_approval() -> None:
+    ran: list[str] = []
+
+    @function_tool(needs_approval=True)
+    def refund() -> str:
+        ran.append("refund")
+        return "refunded"
+
+    @function_tool(needs_approval=True)
+    def credit() -> str:
+        ran.append("credit")
+        return "credited"
+
+    script = Script([call("refund")], [call("credit")], said("Done."))
+    agent = Agent(name="support", model=script, tools=[refund, credit])
+    work = JournalWork("Refund", denied=frozenset({"credit"}))
+    assert await durable(agent).run(work, None) == "Done."
+    assert ran == ["refund"]
+    assert [tool.needs_approval for tool in work.tools] == [True, True]
+    assert "denied" in str(told(script, "credit"))
+
+
+class Price(BaseModel):
+    cents: int
+
+
+async def test_a_typed_result_is_the_task_s_json() -> None:
+    agent = Agent(name="pricing", model=Script(said('{"cents": 5}')), output_type=Price)
+    assert await durable(agent).run(JournalWork("How much?"), None) == {"cents": 5}
+
+
+async def test_handoffs_and_agents_as_tools_are_recorded() -> None:
+    poet = Script(said("A poem."))
+    writing, reading = (
+        Script([call("poem", '{"input": "sea"}')], said("Written.")),
+        Script([call("transfer_to_writer")]),
+    )
+    writer = Agent(
+        name="writer",
+        model=writing,
+        tools=[Agent(name="poet", model=poet).as_tool(tool_name="poem", tool_description="Writes a poem.")],
+    )
+    run = durable(Agent(name="reader", model=reading, handoffs=[writer])).run
+    work = JournalWork("A poem about the sea")
+    assert await run(work.begin(), None) == "Written."
+    assert await run(work.begin(), None) == "Written."
+    assert work.kinds == ["model"] * 4
+    assert [len(script.seen) for script in (poet, writing, reading)] == [1, 2, 1]
+
+
+async def test_usage_is_billed_without_the_caches_twice() -> None:
+    class Cached(Script):
+        async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
+            response: ModelResponse = await super().get_response(*arguments, **options)
+            response.usage.input_tokens_details.cached_tokens = 4
+            return response
+
+    answers: list[TokenUsage] = []
+
+    class Billed(JournalWork):
+        async def call_model(self, name: str, request: Any, run: Any) -> Any:
+            async def seen(report: Any) -> Any:
+                answer = await run(report)
+                answers.append(answer.usage)
+                return answer
+
+            return await super().call_model(name, request, seen)
+
+    await durable(Agent(name="support", model=Cached(said("Hello.")))).run(Billed("Hello"), None)
+    assert answers == [TokenUsage(input_tokens=6, output_tokens=2, cache_read_input_tokens=4)]
+
+
+async def test_outside_of_a_task_the_agent_is_as_before() -> None:
+    @function_tool
+    def refund() -> str:
+        return "ok"
+
+    agent = Agent(name="support", model=Script([call("refund")], said("Done.")), tools=[refund])
+    durable(agent)
+    assert (await Runner.run(agent, "Refund")).final_output == "Done."
+
+
+def test_tools_that_cannot_be_recorded_are_refused() -> None:
+    shell = LocalShellTool(executor=lambda _: "")
+    with pytest.raises(ValueError, match="cannot record"):
+        durable(Agent(name="support", tools=[shell]))

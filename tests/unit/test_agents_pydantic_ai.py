@@ -1,0 +1,303 @@
+"""Pydantic AI's agents as durable functions, on a Work in memory: what is recorded, and what a later execution does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic_ai
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import ModelRetry, RunContext
+from pydantic_ai.exceptions import ApprovalRequired, ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+
+from tenure.agents import Agent, Effect, durable, function, tool_call
+from tenure.control import StepFailed, Work
+from tests.support.journal_work import JournalWork
+
+
+class Script:
+    """Answers in order. `seen`: what the model was told by tools before each."""
+
+    def __init__(self, *answers: ModelResponse | Exception) -> None:
+        self.answers, self.seen = list(answers), list[list[Any]]()
+        self.settings: list[Any] = []
+
+    def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self.settings.append(info.model_settings)
+        self.seen.append([part.content for part in messages[-1].parts if isinstance(part, ToolReturnPart)])
+        answer = self.answers[len(self.seen) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def call(tool: str, **arguments: Any) -> ModelResponse:
+    return ModelResponse(parts=[ToolCallPart(tool, arguments, tool_call_id=f"{tool}-{len(arguments)}")])
+
+
+def said(text: str) -> ModelResponse:
+    return ModelResponse(parts=[TextPart(text)])
+
+
+async def test_a_later_execution_calls_no_model_and_no_tool() -> None:
+    script = Script(call("refund", order="7", cents=5), call("look_up", order="7"), said("Refunded."))
+    agent = Agent("support", model=FunctionModel(script))
+    ran: list[str] = []
+
+    @agent.tool(effect=Effect.KEYED)
+    async def refund(ctx, order: str, cents: int) -> str:  # type: ignore[no-untyped-def]
+        ran.append(ctx.idempotency_key)
+        assert (ctx.task_id, tool_call().call_id) == ("task", "2.0")
+        return f"{order}: {cents}"
+
+    @agent.tool_plain(effect=Effect.PURE)
+    def look_up(order: str) -> dict[str, str]:
+        ran.append(tool_call().idempotency_key)
+        return {"order": order}
+
+    work = JournalWork("Refund order 7")
+    assert await agent.durable_function.run(work.begin(), None) == "Refunded."
+    assert await agent.durable_function.run(work.begin(), None) == "Refunded."
+    assert ran == ["task/2.0", "task/4.0"]
+    assert len(script.seen) == 3
+    assert work.kinds == ["support: model", "tool refund", "support: model", "tool look_up", "support: model"]
+    assert [(tool.name, tool.effect) for tool in work.tools] == [("refund", Effect.KEYED), ("look_up", Effect.PURE)]
+    assert script.seen[1:] == [["7: 5"], [{"order": "7"}]]
+
+
+async def test_the_model_gets_the_output_that_the_budget_granted() -> None:
+    script = Script(said("Short."))
+    agent = Agent("support", model=FunctionModel(script), model_settings={"max_tokens": 4000})
+    work = JournalWork("x" * 3000, granted=77)
+    await agent.durable_function.run(work, None)
+    assert work.requests[0].max_output_tokens == 4000
+    assert script.settings[0]["max_tokens"] == 77
+    assert work.requests[0].input_tokens > 700
+    assert work.requests[0].model.startswith("function/")
+
+
+async def test_text_is_shown_as_it_comes() -> None:
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        for piece in ("All ", "is ", "well."):
+            yield piece
+
+    agent = Agent("support", model=FunctionModel(stream_function=stream))
+    work = JournalWork("How is it?")
+    assert await agent.durable_function.run(work, None) == "All is well."
+    assert "".join(work.reports[0].texts) == "All is well."
+    assert work.reports[0].usages[-1].output_tokens > 0
+
+
+async def test_a_failed_tool_is_told_to_the_model() -> None:
+    script = Script(call("refund"), said("Sorry."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain
+    def refund() -> str:
+        raise KeyError("no such order")
+
+    work = JournalWork("Refund")
+    assert await agent.durable_function.run(work.begin(), None) == "Sorry."
+    assert await agent.durable_function.run(work.begin(), None) == "Sorry."
+    assert "no such order" in str(script.seen[1])
+    assert work.tools[0].effect is Effect.UNSAFE
+
+
+async def test_a_tool_may_ask_the_model_to_try_again() -> None:
+    script = Script(call("refund", cents=-1), call("refund", cents=1), said("Done."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain(effect=Effect.KEYED)
+    def refund(cents: int) -> str:
+        if cents < 0:
+            raise ModelRetry("must be positive")
+        return "ok"
+
+    work = JournalWork("Refund")
+    assert await agent.durable_function.run(work.begin(), None) == "Done."
+    assert await agent.durable_function.run(work.begin(), None) == "Done."
+    assert len(work.tools) == 2
+
+
+async def test_a_tool_waits_for_its_approval() -> None:
+    script = Script(call("refund"), call("credit"), said("Done."))
+    agent = Agent("support", model=FunctionModel(script))
+    ran: list[str] = []
+
+    @agent.tool(effect=Effect.KEYED, requires_approval=True)
+    def refund(ctx: RunContext) -> str:
+        assert ctx.tool_call_approved
+        ran.append("refund")
+        return "refunded"
+
+    @agent.tool_plain(effect=Effect.KEYED, requires_approval=True)
+    def credit() -> str:
+        ran.append("credit")
+        return "credited"
+
+    work = JournalWork("Refund", denied=frozenset({"credit"}))
+    assert await agent.durable_function.run(work, None) == "Done."
+    assert ran == ["refund"]
+    assert [tool.needs_approval for tool in work.tools] == [True, True]
+    assert "denied" in str(script.seen[2])
+
+
+@pytest.mark.parametrize(("answer", "ran"), [('{"decision": "approve"}', ["big"]), ('{"decision": "deny"}', [])])
+async def test_a_tool_may_ask_for_an_approval_while_it_runs(answer: str, ran: list[str]) -> None:
+    script = Script(call("refund"), said("Done."))
+    agent = Agent("support", model=FunctionModel(script))
+    made: list[str] = []
+
+    @agent.tool(effect=Effect.KEYED)
+    def refund(ctx: RunContext) -> str:
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired
+        made.append("big")
+        return "refunded"
+
+    work = JournalWork("Refund", answers={"request_approval": answer})
+    assert await agent.durable_function.run(work.begin(), None) == "Done."
+    assert await agent.durable_function.run(work.begin(), None) == "Done."
+    assert made == ran
+
+
+class Price(BaseModel):
+    cents: int
+
+
+async def test_a_typed_result_is_the_task_s_json() -> None:
+    script = Script(ModelResponse(parts=[ToolCallPart("final_result", {"cents": 5})]))
+    agent = pydantic_ai.Agent(FunctionModel(script), output_type=Price, name="pricing")
+    result = await durable(agent).run(JournalWork("How much?"), None)
+    assert result == {"cents": 5}
+    assert json.dumps(result)
+
+
+async def test_a_sub_agent_in_an_inline_tool_is_recorded() -> None:
+    writing = Script(said("Once upon a time."))
+    writer = pydantic_ai.Agent(FunctionModel(writing), name="writer")
+    durable(writer)
+    editing = Script(call("draft", topic="sea"), said("Edited."))
+    editor = pydantic_ai.Agent(FunctionModel(editing), name="editor")
+
+    @editor.tool
+    async def draft(ctx: RunContext, topic: str) -> str:
+        return (await writer.run(f"Write about the {topic}", usage=ctx.usage)).output
+
+    run = durable(editor, effects={"draft": None}).run
+    work = JournalWork("A story")
+    assert await run(work.begin(), None) == "Edited."
+    assert await run(work.begin(), None) == "Edited."
+    assert work.kinds == ["editor: model", "writer: model", "editor: model"]
+    assert (len(editing.seen), len(writing.seen)) == (2, 1)
+
+
+async def test_a_durable_agent_in_a_recorded_tool_is_refused() -> None:
+    writer = Agent("writer", model=FunctionModel(Script(said("never"))))
+    script = Script(call("draft"), said("Done."))
+    editor = Agent("editor", model=FunctionModel(script))
+
+    @editor.tool_plain(effect=Effect.PURE)
+    async def draft() -> str:
+        return (await writer.run("Write")).output
+
+    await editor.durable_function.run(JournalWork("A story"), None)
+    assert "effect=None" in str(script.seen[1])
+
+
+async def test_outside_of_a_task_the_agent_is_as_before() -> None:
+    script = Script(call("refund"), said("Done."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain(effect=Effect.KEYED)
+    def refund() -> str:
+        with pytest.raises(RuntimeError, match="outside of a task"):
+            tool_call()
+        return "ok"
+
+    assert (await agent.run("Refund")).output == "Done."
+
+
+@pytest.mark.parametrize(("status", "retryable"), [(429, True), (529, True), (400, False), (401, False)])
+async def test_failures_of_the_provider_say_whether_to_retry(status: int, retryable: bool) -> None:
+    agent = Agent("support", model=FunctionModel(Script(ModelHTTPError(status, "m", headers={"retry-after": "3"}))))
+    with pytest.raises(StepFailed) as failed:
+        await agent.durable_function.run(JournalWork("Hello"), None)
+    assert (failed.value.failure.retryable, failed.value.failure.retry_after_seconds) == (retryable, 3.0)
+
+
+@dataclass
+class Customer:
+    name: str
+
+
+async def test_dependencies_are_made_from_the_input() -> None:
+    script = Script(call("greet"), said("Done."))
+
+    async def customer(given: dict[str, str]) -> Customer:
+        return Customer(given["name"])
+
+    agent = Agent("support", model=FunctionModel(script), deps_type=Customer, deps=customer)
+
+    @agent.tool(effect=Effect.PURE)
+    def greet(ctx: RunContext[Customer]) -> str:
+        return f"Hello {ctx.deps.name}"
+
+    await agent.durable_function.run(JournalWork("Greet"), {"name": "Ada"})
+    assert script.seen[1] == ["Hello Ada"]
+
+
+async def test_a_function_runs_agents_and_has_types() -> None:
+    agent = Agent("pricing", model=FunctionModel(Script(said("Five."), said("Six."))))
+
+    @function
+    async def compare(work: Work, price: Price) -> list[Price]:
+        for _ in range(2):
+            await agent.run("How much?")
+        await work.step("note", lambda: "noted")
+        return [price]
+
+    work = JournalWork()
+    assert await compare.run(work.begin(), {"cents": 5}) == [{"cents": 5}]
+    assert await compare.run(work.begin(), {"cents": 5}) == [{"cents": 5}]
+    assert work.kinds == ["pricing: model", "pricing: model", "note"]
+    with pytest.raises(ValueError, match="does not fit compare"):
+        await compare.run(work.begin(), {"cents": "five"})
+
+
+async def test_agents_at_the_same_time_are_refused() -> None:
+    first, second = (Agent(name, model=FunctionModel(Script(said("Hello.")))) for name in ("first", "second"))
+
+    @function
+    async def both(work: Work) -> None:
+        await asyncio.gather(first.run("Hello"), second.run("Hello"))
+
+    with pytest.raises(RuntimeError, match="one after the other"):
+        await both.run(JournalWork(), None)
+
+
+async def test_streamed_tool_calls_are_recorded_whole() -> None:
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        if len(messages) > 1:
+            yield "Done."
+            return
+        yield {0: DeltaToolCall("refund", '{"cen', tool_call_id="a")}
+        yield {0: DeltaToolCall(json_args='ts": 5}', tool_call_id="a")}
+
+    agent = Agent("support", model=FunctionModel(stream_function=stream))
+    ran: list[int] = []
+
+    @agent.tool_plain(effect=Effect.KEYED)
+    def refund(cents: int) -> str:
+        ran.append(cents)
+        return "ok"
+
+    work = JournalWork("Refund")
+    assert await agent.durable_function.run(work.begin(), None) == "Done."
+    assert await agent.durable_function.run(work.begin(), None) == "Done."
+    assert ran == [5]
