@@ -120,9 +120,7 @@ class Stack:
     def _dialled(self, kind: str) -> str:
         return ",".join(replica.address for replica in self.replicas(kind))
 
-    def add_worker(
-        self, extra: Mapping[str, str] | None = None, *, command: Sequence[str] = ()
-    ) -> ServiceProcess:
+    def add_worker(self, extra: Mapping[str, str] | None = None, *, command: Sequence[str] = ()) -> ServiceProcess:
         """Starts one more worker and does not wait until it serves. `command`: another program that runs a worker."""
         worker = self._service(f"worker-{next(self._worker_numbers)}", "worker")
         worker.command = list(command) or worker.command

@@ -72,12 +72,22 @@ class Tenure:
         """A Client for asyncio, for the event loop of the test. Its tasks are never held (see `go`)."""
         return Client(self.address, tenant=self.tenant)
 
-    def submit(self, goal: str, *, result: Any = None, **options: Unpack[SubmitOptions]) -> TaskHandle[Any]:
-        """Submits a goal for an agent, with the options of `Client.submit`. The model is the scripted one.
+    def submit(
+        self,
+        goal: str,
+        *,
+        agent: str = "",
+        input: Any = None,  # noqa: A002  the contract's word
+        result: Any = None,
+        **options: Unpack[SubmitOptions],
+    ) -> TaskHandle[Any]:
+        """Submits a goal for an agent, with the arguments of `Client.submit`. The model is the scripted one.
 
         The task waits at the first point of its loop until the test's next call (see `go`).
         """
-        return self._submitted(lambda: self.sync_client.submit(goal, result=result, **options))
+        return self._submitted(
+            lambda: self.sync_client.submit(goal, agent=agent, input=input, result=result, **options)
+        )
 
     def submit_function(self, function: str, input: Any = None, **options: Any) -> TaskHandle[Any]:  # noqa: A002  the contract's word
         """Submits a function, with the options of `Client.submit_function`. Otherwise as `submit`."""
@@ -122,9 +132,9 @@ class Tenure:
     ) -> WorkerHandle:
         """Starts a worker process, and returns when it serves.
 
-        functions: modules with FUNCTIONS (docs/control.md), found on the path of this process. program: your own program
-        that runs a `tenure.agents.Worker`, instead of `tenure serve worker`. queues: those that it takes tasks from.
-        environment: further variables of the process, which inherits nothing but the path.
+        functions: modules with FUNCTIONS (docs/control.md, docs/agents.md), found on the path of this process. program:
+        your own program, which runs a `tenure.agents.Worker`, instead of `tenure serve worker`. queues: those that it
+        takes tasks from. environment: further variables of the process, which inherits nothing but the path.
 
         Raises devstack's ServiceDied, with the end of the log, if the worker does not start.
         """
