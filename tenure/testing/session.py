@@ -144,8 +144,7 @@ class Tenure:
         variables = {
             "TENURE_FAILPOINTS": gate.setting,
             "TENURE_WORKER_QUEUES": ",".join(queues),
-            "TENURE_WORKER_LOOPS": "messages,control" if modules else "messages",
-            "TENURE_WORKER_CONTROL_MODULES": ",".join(modules),
+            **({} if program else _loops_of(modules)),
             "PYTHONPATH": os.pathsep.join(_own_path()),
             **(environment or {}),
         }
@@ -272,6 +271,12 @@ class Tenure:
     async def _live_tasks(self) -> list[str]:
         tasks = [task async for task in self._gateway.list_tasks(limit=2**31)]
         return [task.task_id for task in tasks if STATES.to_domain(task.state) not in TERMINAL]
+
+
+def _loops_of(modules: tuple[str, ...]) -> dict[str, str]:
+    """Returns the settings of a worker of agents, and of the functions of these modules."""
+    loops = "messages,control" if modules else "messages"
+    return {"TENURE_WORKER_LOOPS": loops, "TENURE_WORKER_CONTROL_MODULES": ",".join(modules)}
 
 
 def _own_path() -> list[str]:

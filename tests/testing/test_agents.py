@@ -39,9 +39,7 @@ def paid(program: Path) -> list[Any]:
     return list(json.loads(program.with_name("paid.json").read_text()).values())
 
 
-@pytest.mark.parametrize(
-    "at", ["before model 1", "after model 1", "after intent", "before own-tool", "after own-tool", "after outcome"]
-)
+@pytest.mark.parametrize("at", ["after model 1", "after own-tool", "after outcome"])
 def test_an_agent_dies_and_refunds_once(tenure: Tenure, program: Path, at: str) -> None:
     tenure.model.script([tool("refund", order="7", cents=500), "Refunded."])
     worker = tenure.worker(program=program)
