@@ -17,6 +17,7 @@ from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.depth import QueueDepths
+from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.offering import Offering
 from services.checkpoint.queue.sweeps import Sweeper
 from services.checkpoint.retention.clearing import PrunedRowCleaner
@@ -170,17 +171,18 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     )
     opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, in_session))
     batcher = commit_batcher(committer.write)
-    sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
+    due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
     duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
     duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _notify(duties, replicas)
-    _sweep(duties, sweeper)
-    schedules_due = ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults)
+    duties.start("due work", due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    _sweep(duties, Sweeper(pool, replicas.announce, due))
+    schedules_due = ScheduleSweeper(pool, replicas.announce, due, defaults)
     duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    sub_agent_events = SubAgentEvents(pool, replicas.announce, hub.sub_agent_events, settings.sweep_interval_seconds)
+    sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     policy = WebhookPolicy(
@@ -191,9 +193,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         SecretBox(settings.encryption_keys_file),
         settings.webhook.allow_insecure,
     )
-    webhooks = WebhookDispatcher(
-        pool, policy, settings.webhook, settings.sweep_interval_seconds, settings.change_retention_seconds
-    )
+    webhooks = WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds)
     duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _retain(duties, pool, settings)
     server = RpcServer(
