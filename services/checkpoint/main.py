@@ -138,6 +138,11 @@ class CheckpointSettings:
         return CapDefaults(self.default_model, round(self.default_max_usd * NANO_USD))
 
     @property
+    def in_session(self) -> tuple[tuple[str, str], ...]:
+        """The settings of the connections that read the time."""
+        return session_settings(self.clock_schema)
+
+    @property
     def floor_slots(self) -> int:
         """Of so many slots, each lower tier gets one; 0: none."""
         return round(1 / self.lower_tier_share) if self.lower_tier_share else 0
@@ -155,8 +160,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     prices = load_prices(settings.prices_file)
     defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
-    in_session = session_settings(settings.clock_schema)
-    options = PoolOptions(max_size=settings.pool_size, settings=in_session)
+    options = PoolOptions(max_size=settings.pool_size, settings=settings.in_session)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
@@ -167,9 +171,11 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await adopt_defaults(pool, defaults.sources.tenant_quotas)
     await limited.refresh()
     committer = await process.open(
-        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, in_session)
+        LedgerCommitter(
+            settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, settings.in_session
+        )
     )
-    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, in_session))
+    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, settings.in_session))
     batcher = commit_batcher(committer.write)
     due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
