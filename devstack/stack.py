@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, Self
 
 from devstack.child_process import ChildProcess, ServiceDied, StackError
+from devstack.clock import install_clock, shift_defaults
 from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
@@ -54,6 +56,7 @@ class Stack:
         self.stores: dict[str, Store] = {}
         self._known_addresses = StackAddresses()
         self._held_addresses = HeldAddresses()
+        self._worker_numbers = itertools.count(options.workers + 1)
         self._opened = AsyncExitStack()
 
     @property
@@ -117,11 +120,18 @@ class Stack:
     def _dialled(self, kind: str) -> str:
         return ",".join(replica.address for replica in self.replicas(kind))
 
-    def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
-        """Starts one more worker and does not wait until it serves."""
-        worker = self._service(f"worker-{len(self.workers) + 1}", "worker")
+    def add_worker(self, extra: Mapping[str, str] | None = None, *, command: Sequence[str] = ()) -> ServiceProcess:
+        """Starts one more worker and does not wait until it serves. `command`: another program that runs a worker."""
+        worker = self._service(f"worker-{next(self._worker_numbers)}", "worker")
+        worker.command = list(command) or worker.command
         worker.start(extra)
         return worker
+
+    def remove_worker(self, worker: ServiceProcess) -> None:
+        """Kills a worker and forgets it. No later worker gets its name."""
+        worker.kill()
+        del self.services[worker.name]
+        self._held_addresses.release(worker.address)
 
     def _take_folder(self) -> None:
         try:
@@ -154,6 +164,8 @@ class Stack:
         self._tell("starting Postgres")
         store, self.postgres = await open_postgres(self.options, self.layout, self._opened)
         self.stores["Postgres"], self._known_addresses.postgres_dsn = store, store.where
+        if self.options.movable_clock:
+            await install_clock(self.postgres_dsn)
         self._tell("starting etcd")
         store, self.etcd = await open_etcd(self.options, self.layout, self._opened)
         self.stores["etcd"], self._known_addresses.etcd_endpoints = store, store.where
@@ -175,6 +187,8 @@ class Stack:
         self._opened.push_async_callback(self._end_services)
         self._tell("starting checkpoint and tools")
         await self._start_together("checkpoint", "tools")
+        if self.options.movable_clock:
+            await shift_defaults(self.postgres_dsn)
         self._known_addresses.checkpoint, self._known_addresses.tools = (
             self._dialled("checkpoint"),
             self._dialled("tools"),

@@ -15,7 +15,7 @@ from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
-from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.offering import Offering
@@ -96,6 +96,7 @@ class CheckpointSettings:
     service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
     pool_size: int = setting("most connections besides those for commits and opens", default=12, minimum=2, maximum=200)
+    clock_schema: str = setting("schema with functions that replace Postgres's clock, for tests", default="")
     sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
     change_retention_seconds: float = setting(
         "how long changes are kept for disconnected watchers", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
@@ -137,6 +138,11 @@ class CheckpointSettings:
         return CapDefaults(self.default_model, round(self.default_max_usd * NANO_USD))
 
     @property
+    def in_session(self) -> tuple[tuple[str, str], ...]:
+        """The settings of the connections that read the time."""
+        return session_settings(self.clock_schema)
+
+    @property
     def floor_slots(self) -> int:
         """Of so many slots, each lower tier gets one; 0: none."""
         return round(1 / self.lower_tier_share) if self.lower_tier_share else 0
@@ -154,7 +160,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     prices = load_prices(settings.prices_file)
     defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
-    options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
+    options = PoolOptions(max_size=settings.pool_size, settings=settings.in_session)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
@@ -165,9 +171,11 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await adopt_defaults(pool, defaults.sources.tenant_quotas)
     await limited.refresh()
     committer = await process.open(
-        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited)
+        LedgerCommitter(
+            settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, settings.in_session
+        )
     )
-    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce))
+    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, settings.in_session))
     batcher = commit_batcher(committer.write)
     due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
