@@ -307,7 +307,7 @@ def own_request(clear: Outcome | None = None, outcome: Outcome | None = None) ->
     return replace(call_request(clear=clear), runs_at_caller=True, own_outcome=outcome)
 
 
-def test_an_own_unsafe_call_that_began_is_not_answered_by_a_check() -> None:
+def test_an_own_unsafe_call_that_began_is_in_doubt() -> None:
     """Its name was given to another tool while it ran: its effect may have happened."""
     started = row(CallState.STARTED, EffectClass.UNSAFE, runner_alive=False)
     assert decide(started, own_request(TAKEN), IDLE) == MarkInDoubt(3)
@@ -323,3 +323,12 @@ def test_a_caller_decides_nothing_about_a_call_of_the_service() -> None:
     doubted = decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), own_request(TAKEN, SAID), IDLE)
     assert isinstance(doubted, AnswerFromRecord)
     assert doubted.outcome.status is OutcomeStatus.IN_DOUBT
+
+
+def test_a_callers_repeated_doubt_does_not_begin_anew() -> None:
+    doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE, doubt_note="it hung up")
+    unknown = replace(SAID, status=OutcomeStatus.TIMED_OUT, content="late")
+    verdict = decide(doubted, own_request(None, unknown), IDLE)
+    assert isinstance(verdict, AnswerFromRecord)
+    assert "it hung up" in verdict.outcome.content
+    assert decide(doubted, own_request(None, SAID), IDLE) == ConcludeCall(SAID)

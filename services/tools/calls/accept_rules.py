@@ -193,7 +193,8 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     runner is gone is wrong when the attempt runs in this process: then the call is joined.
     """
     resolution = request.resolution
-    if request.clear is None and (late := _decide_own_outcome(row, request)) is not None:
+    late = _decide_own_outcome(row, request) if request.clear is None else None
+    if isinstance(late, ConcludeCall):  # a repeat of the doubt changes nothing
         return late
     if resolution is not None:
         match apply_resolution(resolution, row.call_attempt, runner_gone=row.runner_gone):
