@@ -3,6 +3,7 @@
 options.py           the options of a stack, its files, its ports, and the environment of each service
 stack.py             starts all parts in the order of dependency, and stops them
 programs.py          checks before the start that the machine has Postgres and etcd
+clock.py             a clock of the ledger that tests move
 data_dir.py          dev.json with the addresses of a running stack, and the lock of the data directory
 
 child_process.py     one child process with its log: start, freeze, kill, drain, restart; StackError

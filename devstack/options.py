@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from devstack.child_process import StackError
+from devstack.clock import CLOCK_SCHEMA
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 from tenure.domain.task import DEFAULT_MODEL
@@ -41,6 +42,8 @@ class StackOptions:
 
     Without `postgres_dsn`, `etcd_endpoints` or `anthropic_api_key` the stack starts the embedded Postgres, the embedded
     etcd and the simulator.
+
+    `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
 
     data_dir: Path
@@ -64,6 +67,7 @@ class StackOptions:
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tls: bool = False
+    movable_clock: bool = False
 
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
@@ -221,21 +225,25 @@ class HeldAddresses:
     """
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._held: dict[str, socket.socket] = {}
 
     def choose(self, name: str, *, usual: bool) -> str:
         """Returns an address as `choose_address`, and never the same one twice. Raises OSError."""
         for port in _candidates(name, usual=usual):
             if (holder := _hold(port)) is not None:
-                self._held.append(holder)
-                return f"{HOST}:{port}"
+                address = f"{HOST}:{port}"
+                self._held[address] = holder
+                return address
         raise _all_taken()
+
+    def release(self, address: str) -> None:
+        """Releases one address for other stacks."""
+        self._held.pop(address).close()
 
     def close(self) -> None:
         """Releases the addresses for other stacks."""
-        for holder in self._held:
-            holder.close()
-        self._held.clear()
+        for address in list(self._held):
+            self.release(address)
 
 
 def _candidates(name: str, *, usual: bool) -> Iterator[int]:
@@ -338,6 +346,7 @@ def _checkpoint(_name: str, options: StackOptions, layout: Layout, addresses: St
         "TENURE_CHECKPOINT_ENCRYPTION_KEYS_FILE": str(layout.encryption_keys),
         "TENURE_CHECKPOINT_MIGRATE": "auto",
         "TENURE_CHECKPOINT_DEFAULT_MODEL": options.default_model,
+        "TENURE_CHECKPOINT_CLOCK_SCHEMA": CLOCK_SCHEMA if options.movable_clock else "",
         "TENURE_CHECKPOINT_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8,::1/128",
     }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final, Self
 
 from devstack.child_process import ChildProcess, ServiceDied, StackError
+from devstack.clock import install_clock, shift_defaults
 from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
@@ -54,6 +56,7 @@ class Stack:
         self.stores: dict[str, Store] = {}
         self._known_addresses = StackAddresses()
         self._held_addresses = HeldAddresses()
+        self._worker_numbers = itertools.count(options.workers + 1)
         self._opened = AsyncExitStack()
 
     @property
@@ -119,9 +122,15 @@ class Stack:
 
     def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
         """Starts one more worker and does not wait until it serves."""
-        worker = self._service(f"worker-{len(self.workers) + 1}", "worker")
+        worker = self._service(f"worker-{next(self._worker_numbers)}", "worker")
         worker.start(extra)
         return worker
+
+    def remove_worker(self, worker: ServiceProcess) -> None:
+        """Kills a worker and forgets it. No later worker gets its name."""
+        worker.kill()
+        del self.services[worker.name]
+        self._held_addresses.release(worker.address)
 
     def _take_folder(self) -> None:
         try:
@@ -154,6 +163,8 @@ class Stack:
         self._tell("starting Postgres")
         store, self.postgres = await open_postgres(self.options, self.layout, self._opened)
         self.stores["Postgres"], self._known_addresses.postgres_dsn = store, store.where
+        if self.options.movable_clock:
+            await install_clock(self.postgres_dsn)
         self._tell("starting etcd")
         store, self.etcd = await open_etcd(self.options, self.layout, self._opened)
         self.stores["etcd"], self._known_addresses.etcd_endpoints = store, store.where
@@ -175,6 +186,8 @@ class Stack:
         self._opened.push_async_callback(self._end_services)
         self._tell("starting checkpoint and tools")
         await self._start_together("checkpoint", "tools")
+        if self.options.movable_clock:
+            await shift_defaults(self.postgres_dsn)
         self._known_addresses.checkpoint, self._known_addresses.tools = (
             self._dialled("checkpoint"),
             self._dialled("tools"),

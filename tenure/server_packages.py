@@ -33,12 +33,16 @@ class MissingExtra(ImportError):  # noqa: N818  the name says what happened
 
 
 @contextmanager
-def server_packages(part: str, *, extra: str) -> Iterator[None]:
+def server_packages(part: str, *, extra: str, keep: bool = True) -> Iterator[None]:
     """Makes the server's packages importable, from now on. `part`: what imports them, for the message.
+
+    `keep` False: only inside the block. What was imported there stays, with its submodules; the program of a user goes
+    on, whose own packages must be found first.
 
     Raises MissingExtra if the block imports a package of others that is not installed.
     """
-    if _FOLDER.is_dir() and str(_FOLDER) not in sys.path:
+    is_added = _FOLDER.is_dir() and str(_FOLDER) not in sys.path
+    if is_added:
         sys.path.insert(0, str(_FOLDER))
     with extra_packages(part, extra=extra):
         yield
@@ -57,3 +61,6 @@ def extra_packages(part: str, *, extra: str) -> Iterator[None]:
         if not package or package in _OWN:
             raise  # a mistake in the code, which no extra mends
         raise MissingExtra(part, extra, package) from error
+    finally:
+        if is_added and not keep:
+            sys.path.remove(str(_FOLDER))

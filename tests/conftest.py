@@ -13,6 +13,7 @@ settings.register_profile("patient", settings(), deadline=None, suppress_health_
 settings.load_profile("patient")
 
 pytest_plugins = [
+    "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.forked",
     "tests.support.fix_checkpoint",
     "tests.support.fix_collector",

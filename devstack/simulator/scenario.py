@@ -234,6 +234,7 @@ DEFAULT_SCENARIO = "research"
 PREFIX = SIMULATED_MODEL_PREFIX
 BY_GOAL = "sim-by-goal"
 MAX_STEPS = 1_000_000
+MAX_SCENARIOS = 1000
 MAX_STEP_TEXT_BYTES = 1_000_000
 # steps-<N>, then optionally a tool, a latency, the size of the texts, a window: steps-1000-write_file-50ms-2400b-8000w
 _STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?(?:-(\d{1,8})w)?")
@@ -244,6 +245,10 @@ _MODEL = jsonschema.Draft202012Validator(MODEL_SCHEMA)
 
 class ScenarioError(Exception):
     """A scenario file is invalid. The message names the file and the turn."""
+
+
+class TooManyScenarios(Exception):  # noqa: N818  the name says what happened
+    """More scenarios were added than the simulator stores."""
 
 
 class ScenarioLibrary:
@@ -263,6 +268,12 @@ class ScenarioLibrary:
     @property
     def names(self) -> list[str]:
         return sorted(self._scenarios)
+
+    def put(self, scenario: WrittenScenario) -> None:
+        """Adds a scenario; replaces one with the same name. Raises TooManyScenarios."""
+        if scenario.name not in self._scenarios and len(self._scenarios) >= MAX_SCENARIOS:
+            raise TooManyScenarios(f"the simulator has {MAX_SCENARIOS} scenarios: replace one of them")
+        self._scenarios[scenario.name] = scenario
 
     def find(self, model: str, goal: str = "") -> Scenario | None:
         """Returns the scenario of a model: `<name>` for `sim-<name>`, `research` for a real model's name, or None.
@@ -309,6 +320,11 @@ def load_scenario(path: Path) -> WrittenScenario:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ScenarioError(f"{path}: {error}") from error
+    return scenario_of(path, value)
+
+
+def scenario_of(path: Path, value: Any) -> WrittenScenario:
+    """Checks the content of a file, or of a request that names one. Raises ScenarioError as `load_scenario`."""
     is_model = isinstance(value, dict)
     problems = (_MODEL if is_model else _TURNS).iter_errors(value)
     for problem in sorted(problems, key=lambda problem: list(problem.absolute_path)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import jsonschema
@@ -13,12 +14,21 @@ from devstack.simulator.chat_endpoint import ChatEndpoint
 from devstack.simulator.hostile import HostileAnswer
 from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
 from devstack.simulator.messages_endpoint import MessagesEndpoint
-from devstack.simulator.scenario import FAULT_REQUEST_SCHEMA, Faults, ScenarioLibrary, TooManyFaults, fault_from
+from devstack.simulator.scenario import (
+    FAULT_REQUEST_SCHEMA,
+    Faults,
+    ScenarioError,
+    ScenarioLibrary,
+    TooManyFaults,
+    TooManyScenarios,
+    fault_from,
+    model_of,
+    scenario_of,
+)
 from devstack.simulator.tokens import PromptCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from types import TracebackType
 
     from devstack.simulator.http_server import HttpRequest, Reply
@@ -51,6 +61,7 @@ class ModelSimulator:
         self.log = CallLog(log_path)
         self.faults = Faults()
         self.cache = PromptCache()
+        self._library = library
         self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
         self._chat = ChatEndpoint(
             library, self.log, self.faults, self.cache, latency_ms, hostile_answers=self._messages.hostile_answers
@@ -67,6 +78,7 @@ class ModelSimulator:
             ("GET", "/_sim/running"): self._list_running,
             ("POST", "/_sim/faults"): self._order_fault,
             ("POST", "/_sim/answers"): self._order_answer,
+            ("POST", "/_sim/scenarios"): self._put_scenario,
             ("POST", "/_sim/reset"): self._reset,
         }
 
@@ -140,6 +152,17 @@ class ModelSimulator:
         for _ in range(int(count)):
             self.answer_next(HostileAnswer(request.body, changes=["ordered"]))
         reply.send_json(200, {})
+
+    async def _put_scenario(self, request: HttpRequest, reply: Reply) -> None:
+        """Adds the scenario that the body describes, as JSON, under the name in the query, or replaces it."""
+        try:
+            path = Path(request.query.get("name", ""))
+            model_of(path)
+            self._library.put(scenario_of(path, json.loads(request.body)))
+        except (ValueError, ScenarioError, TooManyScenarios) as error:
+            reply.send_json(400, {"error": str(error)})
+        else:
+            reply.send_json(200, {})
 
     async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
         """Deletes faults, ordered answers, calls and cached prefixes. Keeps the log file."""

@@ -15,7 +15,7 @@ from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
-from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.offering import Offering
 from services.checkpoint.queue.sweeps import Sweeper
@@ -95,6 +95,7 @@ class CheckpointSettings:
     service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
     pool_size: int = setting("most connections besides those for commits and opens", default=12, minimum=2, maximum=200)
+    clock_schema: str = setting("schema with functions that replace Postgres's clock, for tests", default="")
     sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
     change_retention_seconds: float = setting(
         "how long changes are kept for disconnected watchers", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
@@ -153,7 +154,8 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     prices = load_prices(settings.prices_file)
     defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
-    options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
+    in_session = session_settings(settings.clock_schema)
+    options = PoolOptions(max_size=settings.pool_size, settings=in_session)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
@@ -164,9 +166,9 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await adopt_defaults(pool, defaults.sources.tenant_quotas)
     await limited.refresh()
     committer = await process.open(
-        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited)
+        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, in_session)
     )
-    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce))
+    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, in_session))
     batcher = commit_batcher(committer.write)
     sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
     duties = await process.open(Duties())

@@ -34,6 +34,15 @@ MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 SESSION_SETTINGS: Final = (("enable_seqscan", "off"),)
 
 
+def session_settings(clock_schema: str) -> tuple[tuple[str, str], ...]:
+    """Returns the settings of the connections that read the time. `clock_schema`: its functions come first, if named.
+
+    All statements take the time from now() and clock_timestamp(), so such a schema replaces the clock of the ledger.
+    """
+    shifted = (("search_path", f"{clock_schema}, pg_catalog, {SCHEMA}, public"),) if clock_schema else ()
+    return (*SESSION_SETTINGS, *shifted)
+
+
 def prepare_connection(connection: BoundedConnection) -> None:
     """Sends every int as int8. By value psycopg would choose among three types, each with its own prepared
     statement.

@@ -36,6 +36,7 @@ from tenure.domain.turn import ExecuteTools
 from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
 from tenure.domain.waits import Wait
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.logs import log_context
 from tenure.runtime.retrying import retrying
 
 _log: Final = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class Loop:
         finally:
             self._pending += self._tools.uncommitted
             self._tools.uncommitted = []
-        await failpoint("worker.after_execute")
+        await self._executed(move.step)
         self._clock.stop()
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
@@ -215,6 +216,11 @@ class Loop:
                 return move_to_wait(wait_or_outcome)
             self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
         return None
+
+    async def _executed(self, step: int) -> None:
+        """Failpoint: what ran in this step has a result that nobody else has."""
+        with log_context(step=step):
+            await failpoint("worker.after_execute")
 
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Closes the task out after an interruption, in one commit with all pending entries."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from services.worker.control.functions import NO_FUNCTIONS, load_functions
@@ -27,6 +28,7 @@ from services.worker.live_server import LiveServicer
 from services.worker.model import ModelClient
 from services.worker.model_providers import ModelProviderSettings, open_providers
 from services.worker.own_calls import OwnRuns
+from services.worker.replay import RecordedCalls, RecordedTools
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
@@ -36,7 +38,15 @@ from tenure.domain.access import Role
 from tenure.domain.live_address import problem_of
 from tenure.domain.session_secret import MIN_BYTES, holder_proof
 from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
-from tenure.domain.task import BUILT_IN_LOOPS, CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
+from tenure.domain.task import (
+    BUILT_IN_LOOPS,
+    CONTROL_LOOP,
+    DEFAULT_LOOP,
+    DEFAULT_MODEL,
+    REPLAY_LOOP,
+    Priority,
+    offered_loop,
+)
 from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
@@ -78,6 +88,9 @@ class WorkerSettings:
     priorities: tuple[str, ...] = setting("the priority tiers to take tasks of", default=("HIGH", "NORMAL", "LOW"))
     loops: tuple[str, ...] = setting("the loops to offer: messages, control", default=(DEFAULT_LOOP,))
     control_modules: tuple[str, ...] = setting("modules with FUNCTIONS for the loop control", default=())
+    recorded_calls_file: Path | None = setting(
+        "the entries of the task whose record answers tool calls, for the loop replay", default=None
+    )
     model: str = setting("the model of tasks that name none", default=DEFAULT_MODEL)
     max_output_tokens: int = setting(
         "the maximum output of a model call, for tasks that set none", default=8192, minimum=1, maximum=64000
@@ -110,12 +123,17 @@ class WorkerSettings:
         if 0 < self.context_window_tokens < MIN_WINDOW_TOKENS:
             yield f"TENURE_WORKER_CONTEXT_WINDOW_TOKENS: must be 0, or at least {MIN_WINDOW_TOKENS}"
         for loop in self.loops:
-            if loop not in BUILT_IN_LOOPS:
+            if loop not in {*BUILT_IN_LOOPS, REPLAY_LOOP}:
                 known = ", ".join(sorted(BUILT_IN_LOOPS))
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {known}"
         yield from self._function_problems()
+        if (REPLAY_LOOP in self.loops) != (self.recorded_calls_file is not None) or {*self.loops} > {REPLAY_LOOP}:
+            yield (
+                "TENURE_WORKER_LOOPS=replay and TENURE_WORKER_RECORDED_CALLS_FILE belong together, and without "
+                "other loops, because such a worker executes no tool"
+            )
         yield from self._identity_problems()
-        if DEFAULT_LOOP in self.loops:
+        if DEFAULT_LOOP in self.loops or REPLAY_LOOP in self.loops:
             yield from self.providers.missing(self.model)
         yield from peer_problems(
             self.common,
@@ -216,7 +234,9 @@ async def _open_dependencies(
     ledger = LedgerClient(
         await process.open(open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT)))
     )
-    tools = ToolsClient(await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))))
+    channel = await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS)))
+    recorded = settings.recorded_calls_file
+    tools = RecordedTools(channel, RecordedCalls.load(recorded)) if recorded else ToolsClient(channel)
     providers = open_providers(
         settings.providers,
         silence_seconds=settings.model_silence_seconds,

@@ -22,6 +22,7 @@ from tenure.domain.entries import ToolIntent
 from tenure.domain.own_tools import within_limit
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
+from tenure.runtime.logs import log_context
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.wire.common import OUTCOME_STATUSES, duration, seconds
 
@@ -122,7 +123,8 @@ class _Run:
             raise
         outcome = replace(outcome, duration_seconds=self._elapsed_seconds)
         self._outcome = within_limit(outcome, self.call.definition)
-        await failpoint("worker.after_own_tool")
+        with log_context(task=self.call.held_task.task_id):
+            await failpoint("worker.after_own_tool")
         self._progress.on_tool_progress()
         assert self.outcome is not None
         self._answer(self.outcome)
@@ -158,7 +160,8 @@ class _Run:
         claim is looked at too.
         """
         arguments = json.loads(self.call.intent.arguments_json)
-        await failpoint("worker.before_own_tool")
+        with log_context(task=self.call.held_task.task_id):
+            await failpoint("worker.before_own_tool")
         await self._trust.wait_open()
         if self.call.held_task.lost and not failpoint_enabled("worker.ignore_trust_window"):
             raise asyncio.CancelledError

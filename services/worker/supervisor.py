@@ -13,6 +13,7 @@ from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.interrupts import Interruption
 from services.worker.loop import Loop
+from services.worker.replay import ReplayLoop
 from services.worker.session import WorkerSession
 from services.worker.start_gate import StartGate
 from services.worker.task_loop import TaskLoop
@@ -20,7 +21,7 @@ from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
-from tenure.domain.task import offered_function
+from tenure.domain.task import REPLAY_LOOP, offered_function
 from tenure.runtime import metrics, semconv
 from tenure.runtime.logs import log_context
 from tenure.runtime.request_context import set_tenant
@@ -89,9 +90,9 @@ Release = Callable[[HeldTask, ReleaseReason], None]
 
 def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
     """Returns the loop that drives the task. The claim names it."""
-    return (
-        ControlLoop(dependencies, held_task) if offered_function(held_task.loop) else TaskLoop(dependencies, held_task)
-    )
+    if offered_function(held_task.loop):
+        return ControlLoop(dependencies, held_task)
+    return (ReplayLoop if held_task.loop == REPLAY_LOOP else TaskLoop)(dependencies, held_task)
 
 
 class Supervisor:

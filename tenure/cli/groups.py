@@ -9,11 +9,13 @@ from tenure.cli.api_keys import api_keys
 from tenure.cli.completion import completion
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
+from tenure.cli.export import export
 from tenure.cli.files import files
 from tenure.cli.follow import follow
 from tenure.cli.group import Group
 from tenure.cli.keys import certs, keys
 from tenure.cli.leases import leases
+from tenure.cli.replay import replay
 from tenure.cli.schedules import schedules
 from tenure.cli.send_and_fork import fork, send
 from tenure.cli.serve import serve
@@ -34,7 +36,7 @@ def tasks() -> None:
 
 def add_commands(root: Group) -> None:
     """Adds all commands to `tenure`, and the former names of those that moved."""
-    for command in (wait, send, signal, follow, entries, tree, refusals):
+    for command in (wait, send, signal, follow, entries, tree, refusals, replay, export):
         tasks.add_command(command)
     tenants.add_command(usage)
     keys.add_command(api_keys)

@@ -17,6 +17,8 @@ from tenure.domain.waits import Escalations
 
 DEFAULT_LOOP: Final = "messages"
 CONTROL_LOOP: Final = "control"
+REPLAY_LOOP: Final = "replay"
+"""The loop of `tenure tasks replay`. A worker offers it alone, with the record of one task."""
 BUILT_IN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 """The loops of this project: their tools are those of the tool service. Another loop may have tools of its own."""
 DEFAULT_QUEUE: Final = "default"

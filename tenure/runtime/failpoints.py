@@ -12,11 +12,14 @@ what has happened at that moment and what has not. A switch turns a guard off, t
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +27,7 @@ import grpc
 
 from tenure.domain import errors
 from tenure.runtime import metrics
+from tenure.runtime.logs import logged_context
 from tenure.runtime.rpc_status import CODES, from_plain
 from tenure.runtime.settings import ConfigurationError
 
@@ -60,7 +64,7 @@ declare("worker.after_failure", "the failure is committed, the next attempt not 
 declare("worker.after_intent", "the intents are committed, no tool is called")
 declare("worker.before_own_tool", "the order to run an own tool arrived, the trust window is not looked at yet")
 declare("worker.after_own_tool", "an own tool has ended, its outcome is not sent")
-declare("worker.after_execute", "only the worker has the outcomes")
+declare("worker.after_execute", "only the worker has the outcomes, or the result of a function's step")
 declare("worker.after_outcome", "the outcomes are committed, the next model attempt is not")
 declare("worker.after_fence", "the tool fence is closed, the close-out that needs it not committed")
 declare("worker.before_close_out", "the work is done, the close-out not committed")
@@ -257,7 +261,12 @@ def _terms(name: str, text: str, problems: list[str]) -> Iterator[_Term]:
         if not _ARGUMENT[action](argument):
             problems.append(f"TENURE_FAILPOINTS: {name}: {action} does not accept the argument {argument!r}")
             continue
-        yield _Term(act, argument, int(match["nth"]) if match["nth"] else None, float(match["odds"] or 1))
+        yield _Term(
+            partial(_gate, name) if act is _gate else act,
+            argument,
+            int(match["nth"]) if match["nth"] else None,
+            float(match["odds"] or 1),
+        )
 
 
 async def _kill9(_argument: str) -> None:
@@ -286,6 +295,22 @@ async def _wait(path: str) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
+async def _gate(name: str, path: str = "") -> None:
+    """Says to the Unix socket `path` which failpoint which task has reached, and waits for the answer.
+
+    Nobody who listens there: the test has ended, so the process continues.
+    """
+    with suppress(ConnectionError, FileNotFoundError):
+        reader, writer = await asyncio.open_unix_connection(path)
+        try:
+            context = logged_context()
+            question = {"failpoint": name, "task": context.get("task", ""), "step": context.get("step", 0)}
+            writer.write(json.dumps(question).encode() + b"\n")
+            await reader.readline()
+        finally:
+            writer.close()
+
+
 def _codes() -> dict[str, tuple[int, str]]:
     """Returns the arguments of `error(…)`: the names of gRPC codes and the default reasons of the domain errors."""
     by_code = {code.name: (code.value[0], code.name) for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
@@ -299,6 +324,7 @@ _ACTIONS: Final[dict[str, Callable[[str], Awaitable[None]]]] = {
     "error": _error,
     "touch": _touch,
     "wait": _wait,
+    "gate": _gate,
 }
 _ARGUMENT: Final[dict[str, Callable[[str], bool]]] = {
     "kill9": lambda text: not text,
@@ -307,4 +333,5 @@ _ARGUMENT: Final[dict[str, Callable[[str], bool]]] = {
     "error": lambda text: text in _codes(),
     "touch": bool,
     "wait": bool,
+    "gate": bool,
 }

@@ -45,6 +45,11 @@ def log_context(**fields: Any) -> Iterator[None]:
         _CONTEXT.reset(token)
 
 
+def logged_context() -> Mapping[str, Any]:
+    """Returns the fields of the `log_context` blocks around the caller."""
+    return _CONTEXT.get()
+
+
 def configure_logs(
     service: str, *, form: str = "json", level: str = "INFO", stream: TextIO | None = None
 ) -> logging.Handler:

@@ -191,7 +191,8 @@ class Terminal:
         assert name == "tenure", line
         shown = self.folder / "shown"
         shown.write_bytes(b"")
-        environment = {"TENURE_ADDRESS": self.install.stack.gateway_address}
+        data = str(self.install.stack.layout.data_dir)
+        environment = {"TENURE_ADDRESS": self.install.stack.gateway_address, "TENURE_DATA": data}
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload(["__main__", __name__])
         process = forks.Process(target=_be_command, args=(arguments, environment, shown))

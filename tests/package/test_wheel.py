@@ -45,8 +45,8 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture(scope="module")
 def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """`pip install 'tenure[server,dev]'`."""
-    return install(wheel, ("server", "dev"), tmp_path_factory.mktemp("full"), compiled=True)
+    """`pip install 'tenure[server,dev,testing]'`."""
+    return install(wheel, ("server", "dev", "testing"), tmp_path_factory.mktemp("full"), compiled=True)
 
 
 @pytest.fixture
@@ -219,3 +219,27 @@ async def test_the_readmes_task_runs_from_the_wheel(full: Environment, elsewhere
         assert states == ["SUCCEEDED"] * 2
         verified = await run("tenure", "admin", "verify")
         assert (verified.returncode, "no violation" in verified.stdout) == (0, True), verified.stdout + verified.stderr
+
+
+def test_the_fixture_comes_with_the_package(full: Environment, elsewhere: Path) -> None:
+    """Without a conftest.py; and the user's packages stay the user's."""
+    (elsewhere / "functions.py").write_text(
+        "async def hello(work, name):\n    return await work.step('greet', lambda: f'Hello, {name}.')\n\n"
+        "FUNCTIONS = {'hello': hello}\n"
+    )
+    program = """
+        import pytest
+
+        def test_hello(tenure):
+            worker = tenure.worker(functions="functions")
+            task = tenure.submit_function("hello", "Ada")
+            worker.kill(at="after step 1")
+            tenure.worker(functions="functions")
+            assert task.result().value == "Hello, Ada."
+            with pytest.raises(SystemExit, match="a package of the user"):
+                import services
+    """
+    (elsewhere / "test_hello.py").write_text(textwrap.dedent(program))
+    done = full.run("python", "-m", "pytest", "-q", "-W", "error", cwd=elsewhere, seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from tenure.runtime.failpoints import (
     failpoint,
     failpoint_enabled,
 )
+from tenure.runtime.logs import log_context
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.settings import ConfigurationError
 from tests.support.patience import PATIENCE_SECONDS
@@ -145,6 +147,7 @@ def test_a_switch_is_on_only_when_named() -> None:
 
 PROGRAM = f"""
 import asyncio
+import json
 from tenure.runtime.failpoints import arm, failpoint
 async def main(action):
     arm("{PLACE}=" + action)
@@ -205,3 +208,27 @@ def called_with(file: Path, function: str) -> list[str]:
     calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
     named = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function and call.args)
     return [str(call.args[0].value) for call in named if isinstance(call.args[0], ast.Constant)]
+
+
+async def test_a_gate_lets_the_process_continue_when_it_is_told(tmp_path: Path) -> None:
+    """It says where it is and with which task. A gate that nobody keeps is open."""
+    questions: asyncio.Queue[bytes] = asyncio.Queue()
+    answer = asyncio.Event()
+
+    async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await questions.put(await reader.readline())
+        await answer.wait()
+        writer.close()
+
+    path = tmp_path / "gate"
+    arm(f"worker.after_open=gate({path})")
+    async with await asyncio.start_unix_server(keep, path) as server:
+        with log_context(task="7"):
+            hit = asyncio.create_task(failpoint("worker.after_open"))
+        assert json.loads(await questions.get()) == {"failpoint": "worker.after_open", "task": "7", "step": 0}
+        assert not hit.done()
+        answer.set()
+        await hit
+        server.close()
+    path.unlink(missing_ok=True)
+    await failpoint("worker.after_open")

@@ -68,12 +68,13 @@ class LedgerCommitter:
         on_stale: Callable[[PreparedCommit, StaleEpoch], None],
         prices: PriceList,
         limited: LimitedTenants | None = None,
+        in_session: tuple[tuple[str, str], ...] = SESSION_SETTINGS,
     ) -> None:
         self._postgres = DedicatedConnection(
             dsn,
             service="checkpoint-commits",
             schema=SCHEMA,
-            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS),
+            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
             prepare=prepare_connection,
             keep_after_errors=True,  # a refused commit is no reason to prepare all statements again
         )

@@ -47,12 +47,18 @@ class _Waiting:
 class LedgerOpener:
     """Opens tasks, many in one transaction. Close it at the end. The duty is `run`."""
 
-    def __init__(self, dsn: str | Secret, pool: Pool, announce: Callable[[Announcement], None]) -> None:
+    def __init__(
+        self,
+        dsn: str | Secret,
+        pool: Pool,
+        announce: Callable[[Announcement], None],
+        in_session: tuple[tuple[str, str], ...] = SESSION_SETTINGS,
+    ) -> None:
         self._postgres = DedicatedConnection(
             dsn,
             service="checkpoint-opens",
             schema=SCHEMA,
-            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS),
+            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
             prepare=prepare_connection,
         )
         self._pool = pool

@@ -110,6 +110,7 @@ class ControlLoop(Loop):
             case BeginStep():
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
+                await self._executed(step)
                 if step not in self._point.control_steps:  # the function may have cancelled the wait for the record
                     await self._write([(step, entry)])
                 return None

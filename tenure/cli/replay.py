@@ -1,0 +1,179 @@
+"""`tenure tasks replay`: a task again from its beginning, with another model and the recorded outcomes of its tools.
+
+The command starts a worker of its own for one task, which executes no tool (services/worker/replay.py). No other worker
+takes the task: none offers the loop `replay`, and the queue is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from asyncio.subprocess import DEVNULL, PIPE
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.exit_codes import Exit, exit_of_task
+from tenure.cli.formatting import count_text, summary, why
+from tenure.cli.output import echo, echo_result
+from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.tasks import result_of
+from tenure.client import Client
+from tenure.domain.task import REPLAY_LOOP
+from tenure.runtime.running_stack import read_addresses
+from tenure.serve import command_line
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+NOT_RECORDED: Final = "[not recorded]"
+LABEL: Final = "replay_of"
+DRAIN_SECONDS: Final = 15.0
+_LOG_LINES: Final = 20
+_STACK: Final = {
+    "TENURE_WORKER_COORDINATOR_ADDRESSES": "coordinator",
+    "TENURE_WORKER_CHECKPOINT_ADDRESS": "checkpoint",
+    "TENURE_WORKER_TOOLS_ADDRESS": "tools",
+}
+
+
+@click.command(short_help="Run TASK again with another model, and no effects.")
+@task_argument
+@click.option("--model", required=True, help="The model of the replay.")
+@click.option("--recorded-tools", is_flag=True, help="Answer tool calls from TASK's record, and execute none.")
+@pass_context
+def replay(context: Context, task: str, model: str, recorded_tools: bool) -> None:
+    """Run TASK again from its beginning, with another model, as a new task that changes nothing outside.
+
+    A tool call that TASK made too, with the same arguments, gets the recorded outcome; the model reads of any other
+    that it is not in the record. No person is asked, and no sub-agent is spawned. Prints how the new task ended.
+
+    The command runs a worker for it, with the settings of `tenure serve worker` in the environment: the addresses of
+    the services, unless `tenure dev` runs here, and the key of the model. Needs the extra: pip install
+    'tenure[server]'.
+    """
+    if not recorded_tools:
+        raise click.UsageError(
+            "say --recorded-tools: a replay executes no tool. To run TASK again with its tools: "
+            "tenure fork TASK --step 0 --model MODEL"
+        )
+
+    async def work(client: Client) -> Exit:
+        original = await client.get(await find_task(client, task))
+        if original.spec.HasField("control"):
+            raise click.ClickException("TASK runs a function, which calls no model: there is nothing to replay")
+        entries = [entry async for entry in client.entries(original.task_id)]
+        return await _replay(context, client, request_of(original, model), entries)
+
+    raise SystemExit(context.run(work))
+
+
+def request_of(original: task_pb2.Task, model: str) -> api.SubmitTaskRequest:
+    """Returns the submit of a replay: the spec of the task with the other model, in a queue of its own."""
+    request = api.SubmitTaskRequest(
+        goal=original.spec.goal,
+        agent=original.spec.agent,
+        limits=original.spec.limits,
+        policy=original.spec.policy,
+        labels={**original.spec.labels, LABEL: original.task_id},
+        queue=f"replay-{uuid.uuid4().hex[:16]}",
+        result_schema_json=original.spec.result_schema_json,
+    )
+    request.agent.model, request.agent.loop = model, REPLAY_LOOP
+    request.policy.sub_agents.max_depth = 0  # the ledger itself spawns, so it has to refuse
+    del request.agent.approve_tools[:]  # nothing is executed that a person would have to approve
+    return request
+
+
+async def _replay(
+    context: Context, client: Client, request: api.SubmitTaskRequest, entries: list[ledger_pb2.Entry]
+) -> Exit:
+    with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
+        record = Path(folder) / "entries"
+        record.write_bytes(checkpoint_service_pb2.ListEntriesResponse(entries=entries).SerializeToString())
+        environment = {**worker_environment(context, request.queue), "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
+        async with _worker(environment) as died:
+            submitted = await client.submit(request.goal, request=request)
+            ended = asyncio.ensure_future(client.wait(submitted.task_id))
+            await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                ended.cancel()
+                await client.cancel(submitted.task_id, "the worker of the replay has ended")
+                raise click.ClickException(f"the worker of the replay has ended:\n{died.result()}")
+            task = await ended
+    await _show(context, client, task)
+    return exit_of_task(task)
+
+
+def worker_environment(context: Context, queue: str) -> dict[str, str]:
+    """Returns the environment of the worker: that of the command, with the addresses of the stack that runs here."""
+    running = read_addresses(context.data_dir) or {}
+    known = {variable: running[part] for variable, part in _STACK.items() if part in running}
+    given = {**known, **_model_of(running, context.environment), **context.environment}
+    return {
+        **given,
+        "TENURE_WORKER_LOOPS": REPLAY_LOOP,
+        "TENURE_WORKER_QUEUES": queue,
+        "TENURE_WORKER_ID": queue,
+        "TENURE_WORKER_SLOTS": "1",
+    }
+
+
+def _model_of(running: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the simulator of the stack that runs here as the model provider, unless there is a key."""
+    url = running.get("model", "")
+    has_key = any(name.startswith(("ANTHROPIC_", "OPENAI_", "TENURE_WORKER_ANTHROPIC_")) for name in environment)
+    if has_key or not url.startswith("http://127.0.0.1:"):
+        return {}
+    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1"}
+
+
+@asynccontextmanager
+async def _worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
+    """Runs the worker inside the block. Yields a task that ends with it: the end of its log, if it ends too early."""
+    process = await asyncio.create_subprocess_exec(
+        *command_line("worker"), env=dict(environment), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
+    )
+
+    async def log() -> str:
+        assert process.stderr is not None
+        lines: deque[str] = deque(maxlen=_LOG_LINES)
+        async for line in process.stderr:
+            lines.append(line.decode(errors="replace"))
+        await process.wait()
+        return "".join(lines)
+
+    died = asyncio.create_task(log(), name="log of the worker")
+    try:
+        yield died
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait({died}, timeout=DRAIN_SECONDS)
+        if process.returncode is None:
+            process.kill()
+        await died
+
+
+async def _show(context: Context, client: Client, task: task_pb2.Task) -> None:
+    if context.as_json:
+        context.emit(task)
+        return
+    intents: dict[str, str] = {}
+    unrecorded: list[str] = []
+    async for entry in client.entries(task.task_id):
+        if entry.body.HasField("tool_intent"):
+            intents[entry.body.tool_intent.call_id] = entry.body.tool_intent.tool
+        elif entry.body.HasField("tool_outcome"):
+            outcome = entry.body.tool_outcome
+            if outcome.outcome.content.startswith(NOT_RECORDED):
+                unrecorded.append(f"{outcome.call_id} {intents.get(outcome.call_id, '?')}")
+    echo(f"{why(task.state, task.reason, task.message)} · {summary(task)} · {task.task_id}")
+    missing = f", not in the record: {', '.join(unrecorded)}" if unrecorded else ", all from the record"
+    echo(f"{count_text(len(intents), 'tool call')}{missing if intents else ''}")
+    echo_result(result_of(task))

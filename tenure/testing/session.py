@@ -1,0 +1,273 @@
+"""`tenure`: what one test does with the stack. It has a tenant of its own, and leaves nothing running behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+
+from tenure.client import Client as GatewayClient
+from tenure.domain.errors import WrongState
+from tenure.domain.states import TERMINAL
+from tenure.sdk.client import Client
+from tenure.sdk.from_wire import entry_event
+from tenure.sdk.loop_thread import LoopCalls
+from tenure.sdk.sync_client import SyncClient
+from tenure.testing.durations import Duration, seconds_of
+from tenure.testing.errors import InvariantViolated, NotCleanedUp
+from tenure.testing.gate import Gate, Hold
+from tenure.testing.script import ScriptedModel
+from tenure.testing.task import TaskHandle
+from tenure.testing.worker import WorkerHandle
+from tenure.v1 import schedule_service_pb2
+from tenure.wire.common import STATES
+
+if TYPE_CHECKING:
+    from tenure.sdk.client import SubmitOptions
+    from tenure.sdk.events import Event
+    from tenure.sdk.sync_client import SyncTask
+    from tenure.testing.stack import Stack
+
+T = TypeVar("T")
+CLOCK_SLACK_SECONDS: Final = 5.0
+END_SECONDS: Final = 30.0
+
+
+class Tenure:
+    """One test's use of a stack: the fixture `tenure`, or `with Stack() as tenure`.
+
+    `model`: the scripted model. `stack`: the processes. `tenant`: the test's own. `sync_client`: a SyncClient of it.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.tenant = f"test-{uuid.uuid4().hex[:12]}"
+        self.model = ScriptedModel(stack.simulator_address)
+        self.sync_client = SyncClient(stack.address, tenant=self.tenant)
+        self._calls, self._hold = LoopCalls(), Hold()
+        self._workers: list[tuple[WorkerHandle, Gate]] = []
+        self._ahead_seconds = self._furthest_seconds = 0.0
+        self.model.reset()
+        self._gateway = self._calls.run(self._connected)
+
+    async def _connected(self) -> GatewayClient:
+        return GatewayClient(self.address, tenant=self.tenant).connect()
+
+    @property
+    def address(self) -> str:
+        """The address of the gateway. The fixture also sets TENURE_ADDRESS and TENURE_TENANT for the test."""
+        return self.stack.address
+
+    @cached_property
+    def client(self) -> Client:
+        """A Client for asyncio, for the event loop of the test. Its tasks are never held (see `go`)."""
+        return Client(self.address, tenant=self.tenant)
+
+    def submit(self, goal: str, *, result: Any = None, **options: Unpack[SubmitOptions]) -> TaskHandle[Any]:
+        """Submits a goal for an agent, with the options of `Client.submit`. The model is the scripted one.
+
+        The task waits at the first point of its loop until the test's next call (see `go`).
+        """
+        return self._submitted(lambda: self.sync_client.submit(goal, result=result, **options))
+
+    def submit_function(self, function: str, input: Any = None, **options: Any) -> TaskHandle[Any]:  # noqa: A002  the contract's word
+        """Submits a function, with the options of `Client.submit_function`. Otherwise as `submit`."""
+        return self._submitted(lambda: self.sync_client.submit_function(function, input, **options))
+
+    def _submitted(self, submit: Any) -> TaskHandle[Any]:
+        self._calls.run(self._hold.begin_submit)
+        task: SyncTask[Any] | None = None
+        try:
+            task = submit()
+        finally:
+            task_id = task.id if task is not None else None
+            self._calls.run(lambda: self._hold.end_submit(task_id))
+        return TaskHandle(task, self.go)
+
+    def task(self, task_id: str) -> TaskHandle[Any]:
+        """Returns a task of this test that another client submitted. Raises NotFound."""
+        return TaskHandle(self.sync_client.get(task_id), self.go)
+
+    @property
+    def tasks(self) -> list[TaskHandle[Any]]:
+        """The test's tasks, the oldest first."""
+        self.go()
+        return [TaskHandle(task, self.go) for task in reversed(list(self.sync_client.tasks()))]
+
+    def go(self) -> None:
+        """Lets held tasks continue.
+
+        A task that `submit` made is held before its first step, and all of them are after a kill or a freeze at a
+        point, until the test's next call: `task.result()`, `worker.kill(at=…)`, … So no task runs past a point before
+        the test has named it. Call `go` if the test continues without any of these, for example with your own program.
+        """
+        self._calls.run(self._hold.go)
+
+    def worker(
+        self,
+        *,
+        functions: str | Iterable[str] = (),
+        queues: Iterable[str] = ("default",),
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkerHandle:
+        """Starts a worker process, and returns when it serves.
+
+        functions: modules with FUNCTIONS (docs/control.md), found on the path of this process. queues: those that it
+        takes tasks from. environment: further variables of the process, which inherits nothing but the path.
+
+        Raises devstack's ServiceDied, with the end of the log, if the worker does not start.
+        """
+        modules = (functions,) if isinstance(functions, str) else tuple(functions)
+        gate = Gate(self.stack.next_socket(), self._hold, self._entries)
+        self._calls.run(gate.open)
+        variables = {
+            "TENURE_FAILPOINTS": gate.setting,
+            "TENURE_WORKER_QUEUES": ",".join(queues),
+            "TENURE_WORKER_LOOPS": "messages,control" if modules else "messages",
+            "TENURE_WORKER_CONTROL_MODULES": ",".join(modules),
+            "PYTHONPATH": os.pathsep.join(_own_path()),
+            **(environment or {}),
+        }
+        process = self.stack.start_worker(variables)
+        worker = WorkerHandle(process, gate, self._calls, self.go, self.story)
+        self._workers.append((worker, gate))
+        self._calls.run(process.wait_ready)
+        return worker
+
+    async def _entries(self, task_id: str) -> list[Event]:
+        async with aclosing(self._gateway.entries(task_id)) as entries:
+            return [entry_event(entry) async for entry in entries]
+
+    def advance(self, duration: Duration) -> None:
+        """Moves the clock of the ledger forward: waits, schedules, delays of retries, timeouts and escalations are due.
+
+        Stops at each due time of a schedule until the ledger has decided it. What a process times by its own clock (a
+        model call, a tool call, a step, a session) is not moved. The next test begins at the right time again. Raises
+        ValueError.
+        """
+        self._ahead_seconds += seconds_of(duration)
+        self._furthest_seconds = self._ahead_seconds
+        self.go()
+        self.stack.pass_due_times(self.tenant, self._ahead_seconds)
+        self.stack.set_ahead(self._ahead_seconds)
+
+    def now(self) -> datetime:
+        """Returns the time of the ledger, for `start_at` after an `advance`."""
+        return self.stack.ledger_time()
+
+    def effects(self, tool: str) -> int:
+        """Returns the number of effects that calls of a tool began in this test, by the records of the tool service.
+
+        All attempts of one call have the same idempotency key, so they count once.
+        """
+        self.go()
+        return self._calls.run(lambda: self._started_calls(tool))
+
+    async def _started_calls(self, tool: str) -> int:
+        count = 0
+        for task_id in await self._task_ids():
+            async with aclosing(self._gateway.calls(task_id)) as pages:
+                async for page in pages:
+                    records = [trail.record for trail in page.calls]
+                    count += sum(each.tool == tool and each.HasField("start_time") for each in records)
+        return count
+
+    def records(self, file: str) -> list[str]:
+        """Returns the lines that append_record and append_record_unsafe wrote to a file in this test."""
+        self.go()
+        path = self.stack.records / self.tenant / f"{file}.jsonl"
+        return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def verify(self) -> None:
+        """Checks all invariants of the histories of the test's tasks, which may still run. Raises InvariantViolated.
+
+        The fixture does so at the end of each test.
+        """
+        self.go()
+        violations = self._calls.run(self._violations)
+        if violations:
+            raise InvariantViolated("\n".join(map(str, violations)))
+
+    async def _violations(self) -> list[Any]:
+        checker = self.stack.checker
+        history = await checker.collect_tasks(self._gateway, await self._task_ids())
+        effects = checker.read_effects(self.stack.records / self.tenant)
+        # The clock of the ledger may be ahead of that of the tool service by as much as the test has moved it.
+        slack_seconds = CLOCK_SLACK_SECONDS + self._furthest_seconds
+        return list(checker.verify(replace(history, effects=effects, clock_slack_seconds=slack_seconds)))
+
+    async def _task_ids(self) -> list[str]:
+        return [task.task_id async for task in self._gateway.list_tasks(limit=2**31)]
+
+    def story(self) -> str:
+        """Returns what the tasks of the test did, for messages of failures."""
+        tasks = [TaskHandle(task, self.go) for task in self.sync_client.tasks()]
+        return "\n".join(task.story() for task in reversed(tasks)) or "the test has no task"
+
+    def close(self, *, verify: bool = True) -> None:
+        """Ends the test: starts killed services again, cancels tasks, deletes schedules, kills workers, and verifies.
+
+        Raises InvariantViolated, and NotCleanedUp when a task does not end.
+        """
+        self.go()
+        try:
+            self.stack.restart_dead()
+            self._calls.run(self._cancel_all)
+            self._remove_workers()
+            self._calls.run(self._all_ended)
+            if verify:
+                self.verify()
+            if self._ahead_seconds:
+                self._ahead_seconds = 0.0
+                self.stack.set_ahead(0.0)
+        finally:
+            self._remove_workers()
+            self.sync_client.close()
+            self._calls.run(self._gateway.close)
+
+    def _remove_workers(self) -> None:
+        while self._workers:
+            worker, gate = self._workers.pop()
+            self._calls.run(gate.close)
+            self.stack.remove_worker(worker.name)
+
+    async def _cancel_all(self) -> None:
+        async for schedule in self._gateway.list_schedules():
+            request = schedule_service_pb2.DeleteScheduleRequest(schedule=schedule.schedule_id)
+            await self._gateway.schedules.DeleteSchedule(request)
+        for task_id in await self._live_tasks():
+            with suppress(WrongState):  # it has ended meanwhile
+                await self._gateway.cancel(task_id, "the test has ended")
+
+    async def _all_ended(self) -> None:
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                for task_id in await self._live_tasks():
+                    await self._gateway.wait(task_id)
+        except TimeoutError:
+            raise NotCleanedUp(f"tasks did not end within {END_SECONDS:g} s of the end of the test") from None
+
+    async def _live_tasks(self) -> list[str]:
+        tasks = [task async for task in self._gateway.list_tasks(limit=2**31)]
+        return [task.task_id for task in tasks if STATES.to_domain(task.state) not in TERMINAL]
+
+
+def _own_path() -> list[str]:
+    """Returns the folders in which this process finds modules, without those of its environment."""
+    base = Path(sys.prefix).resolve()
+    folders = [Path(entry or ".").resolve() for entry in sys.path]
+    standard = Path(os.__file__).resolve().parent
+    return [
+        str(each)
+        for each in folders
+        if each.is_dir() and not each.is_relative_to(base) and not each.is_relative_to(standard)
+    ]
