@@ -44,8 +44,12 @@ def server_packages(part: str, *, extra: str, keep: bool = True) -> Iterator[Non
     is_added = _FOLDER.is_dir() and str(_FOLDER) not in sys.path
     if is_added:
         sys.path.insert(0, str(_FOLDER))
-    with extra_packages(part, extra=extra):
-        yield
+    try:
+        with extra_packages(part, extra=extra):
+            yield
+    finally:
+        if is_added and not keep:
+            sys.path.remove(str(_FOLDER))
 
 
 @contextmanager
@@ -61,6 +65,3 @@ def extra_packages(part: str, *, extra: str) -> Iterator[None]:
         if not package or package in _OWN:
             raise  # a mistake in the code, which no extra mends
         raise MissingExtra(part, extra, package) from error
-    finally:
-        if is_added and not keep:
-            sys.path.remove(str(_FOLDER))
