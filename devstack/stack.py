@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, Self
 
@@ -123,9 +123,10 @@ class Stack:
     def _dialled(self, kind: str) -> str:
         return ",".join(replica.address for replica in self.replicas(kind))
 
-    def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
-        """Starts one more worker and does not wait until it serves."""
+    def add_worker(self, extra: Mapping[str, str] | None = None, *, command: Sequence[str] = ()) -> ServiceProcess:
+        """Starts one more worker and does not wait until it serves. `command`: another program that runs a worker."""
         worker = self._service(f"worker-{next(self._worker_numbers)}", "worker")
+        worker.command = list(command) or worker.command
         worker.start(extra)
         return worker
 

@@ -17,6 +17,7 @@ from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.depth import QueueDepths
+from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.offering import Offering
 from services.checkpoint.queue.sweeps import Sweeper
 from services.checkpoint.retention.clearing import PrunedRowCleaner
@@ -137,6 +138,11 @@ class CheckpointSettings:
         return CapDefaults(self.default_model, round(self.default_max_usd * NANO_USD))
 
     @property
+    def in_session(self) -> tuple[tuple[str, str], ...]:
+        """The settings of the connections that read the time."""
+        return session_settings(self.clock_schema)
+
+    @property
     def floor_slots(self) -> int:
         """Of so many slots, each lower tier gets one; 0: none."""
         return round(1 / self.lower_tier_share) if self.lower_tier_share else 0
@@ -154,8 +160,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     prices = load_prices(settings.prices_file)
     defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
-    in_session = session_settings(settings.clock_schema)
-    options = PoolOptions(max_size=settings.pool_size, settings=in_session)
+    options = PoolOptions(max_size=settings.pool_size, settings=settings.in_session)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
@@ -166,21 +171,24 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await adopt_defaults(pool, defaults.sources.tenant_quotas)
     await limited.refresh()
     committer = await process.open(
-        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, in_session)
+        LedgerCommitter(
+            settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, settings.in_session
+        )
     )
-    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, in_session))
+    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, settings.in_session))
     batcher = commit_batcher(committer.write)
-    sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
+    due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
     duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
     duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _notify(duties, replicas)
-    _sweep(duties, sweeper)
-    schedules_due = ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults)
+    duties.start("due work", due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    _sweep(duties, Sweeper(pool, replicas.announce, due))
+    schedules_due = ScheduleSweeper(pool, replicas.announce, due, defaults)
     duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    sub_agent_events = SubAgentEvents(pool, replicas.announce, hub.sub_agent_events, settings.sweep_interval_seconds)
+    sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     policy = WebhookPolicy(
@@ -191,9 +199,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         SecretBox(settings.encryption_keys_file),
         settings.webhook.allow_insecure,
     )
-    webhooks = WebhookDispatcher(
-        pool, policy, settings.webhook, settings.sweep_interval_seconds, settings.change_retention_seconds
-    )
+    webhooks = WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds)
     duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _retain(duties, pool, settings)
     server = RpcServer(

@@ -8,13 +8,17 @@ https://www.postgresql.org/docs/current/protocol-overview.html and `array_recv` 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from psycopg.adapt import AdaptersMap
 
 T = TypeVar("T")
@@ -47,6 +51,19 @@ class Int8s(Column[int]):
         return self.head() + struct.pack(f">{'iq' * len(self)}", *chain.from_iterable(zip(repeat(8), self)))
 
 
+class Numbers(Column[tuple[int, ...]]):
+    """bigint[][]: rows of as many numbers each. A bool is 0 or 1."""
+
+    element_oid, array_oid = 20, 1016
+
+    def packed(self) -> bytes:
+        if not self:
+            return self.head()
+        head = _HEAD.pack(2, 0, self.element_oid) + _DIMENSION.pack(len(self), 1) + _DIMENSION.pack(len(self[0]), 1)
+        numbers = list(chain.from_iterable(self))
+        return head + _numbers(len(numbers)).pack(*chain.from_iterable(zip(repeat(8), numbers)))
+
+
 class Bools(Column[bool]):
     """boolean[]"""
 
@@ -75,6 +92,30 @@ class Texts(Column[str]):
         return self.head() + b"".join(chain.from_iterable((_LENGTH.pack(len(one)), one) for one in encoded))
 
 
+class RowArrays:
+    """Rows as parameters: an array for each column of texts or bytes, and one array for all numbers.
+
+    `columns` and `numbers` are attributes of a row, also dotted. The parameters are `prefix` + name of a column, and
+    `prefix` + "numbers".
+    """
+
+    def __init__(self, prefix: str, columns: dict[str, type[Column[Any]]], numbers: Sequence[str]) -> None:
+        self.numbers = tuple(numbers)
+        self._columns = [(prefix + name, column, attrgetter(name)) for name, column in columns.items()]
+        self._name_of_numbers, self._numbers_of = f"{prefix}numbers", attrgetter(*numbers)
+
+    def of(self, rows: Sequence[Any]) -> dict[str, Column[Any]]:
+        """Returns the parameters by name."""
+        arrays = {name: column(map(value_of, rows)) for name, column, value_of in self._columns}
+        arrays[self._name_of_numbers] = Numbers(map(self._numbers_of, rows))
+        return arrays
+
+
+@lru_cache(maxsize=256)
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f">{'iq' * count}")
+
+
 class _ColumnDumper(Dumper):
     format = Format.BINARY
 
@@ -84,7 +125,7 @@ class _ColumnDumper(Dumper):
 
 _DUMPERS: Final = {
     column: type(f"{column.__name__}Dumper", (_ColumnDumper,), {"oid": column.array_oid})
-    for column in (Int8s, Bools, Byteas, Texts)
+    for column in (Int8s, Numbers, Bools, Byteas, Texts)
 }
 
 

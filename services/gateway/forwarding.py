@@ -133,7 +133,7 @@ class ScheduleForwarder(ScheduleServiceServicer):
     async def CreateSchedule(
         self, request: schedule_pb.CreateScheduleRequest, _context: Any
     ) -> schedule_pb.CreateScheduleResponse:
-        check = check_tool_names(self._peers, request.spec.agent, "spec.")
+        check = check_tool_names(self._peers, request.spec, "spec.")
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_schedule=request)):
             return schedule_pb.CreateScheduleResponse(schedule=earlier.schedule)
         return await with_retries(lambda: self._peers.schedules.CreateSchedule(request))
@@ -152,7 +152,7 @@ class ScheduleForwarder(ScheduleServiceServicer):
         self, request: schedule_pb.UpdateScheduleRequest, _context: Any
     ) -> schedule_pb.UpdateScheduleResponse:
         """Updates a schedule. A repeat finds the schedule as requested. A new spec is checked like a new schedule's."""
-        check = check_tool_names(self._peers, request.spec.agent, "spec.")
+        check = check_tool_names(self._peers, request.spec, "spec.")
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(update_schedule=request)):
             return schedule_pb.UpdateScheduleResponse(schedule=earlier.schedule)
         return await with_retries(lambda: self._peers.schedules.UpdateSchedule(request))

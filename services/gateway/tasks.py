@@ -151,7 +151,7 @@ class TaskServicer(TaskServiceServicer):
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
         create = ledger.CreateTaskRequest(request_id=request.request_id or new_id(), spec=_spec(request))
-        check = check_tool_names(self._peers, request.agent)
+        check = check_tool_names(self._peers, create.spec)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)
         created = await with_retries(lambda: self._peers.checkpoint.CreateTask(create))

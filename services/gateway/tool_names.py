@@ -9,7 +9,7 @@ import grpc
 
 from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
-from tenure.domain.task import BUILT_IN_LOOPS
+from tenure.domain.task import DEFAULT_LOOP
 from tenure.domain.tools import unknown_tool_text
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import tool_service_pb2
@@ -27,13 +27,15 @@ CHECK_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str = "") -> None:
+async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "") -> None:
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
-    A loop of the user's own may have tools that the tool service does not know. When the tool service does not answer,
-    or is of an older version, the task is accepted: its entry `tools_defined` lists the unknown names.
+    A control function and a loop of the user's own may have tools that the tool service does not know. When the tool
+    service does not answer, or is of an older version, the task is accepted: its entry `tools_defined` lists the
+    unknown names.
     """
-    if not agent.loop or agent.loop in BUILT_IN_LOOPS:
+    agent = spec.agent
+    if (not agent.loop or agent.loop == DEFAULT_LOOP) and not spec.HasField("control"):
         fields = {f"{prefix}agent.tools.names": agent.tools.names, f"{prefix}agent.approve_tools": agent.approve_tools}
         await _check(peers, fields)
 
@@ -41,7 +43,7 @@ async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str 
 async def check_names_of_fork(peers: Peers, task_id: str, overrides: task_pb2.ForkOverrides) -> None:
     """The same for a fork, whose loop is that of the other task. What it takes over is as it was accepted there."""
     names = overrides.tools.names
-    if names and (await read_task(peers, task_id)).spec.agent.loop in BUILT_IN_LOOPS:
+    if names and (await read_task(peers, task_id)).spec.agent.loop == DEFAULT_LOOP:
         await _check(peers, {"overrides.tools.names": names})
 
 

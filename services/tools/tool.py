@@ -15,7 +15,7 @@ GENERAL_LANE: Final = "general"
 _Result = TypeVar("_Result")
 
 
-class Caller(Protocol):
+class OwnCaller(Protocol):
     """The caller of a call that runs the call itself."""
 
     @property
@@ -63,7 +63,7 @@ class CallContext:
     timeout_seconds: float = 30.0
     check_may_begin: Callable[[bool], None] = lambda _sent_before: None
     mark_not_sent: Callable[[], None] = lambda: None
-    caller: Caller | None = None
+    caller: OwnCaller | None = None
 
     @property
     def provider_headers(self) -> dict[str, str]:

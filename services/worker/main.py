@@ -126,12 +126,12 @@ class WorkerSettings:
             if loop not in {*BUILT_IN_LOOPS, REPLAY_LOOP}:
                 known = ", ".join(sorted(BUILT_IN_LOOPS))
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {known}"
-        yield from self._function_problems()
         if (REPLAY_LOOP in self.loops) != (self.recorded_calls_file is not None) or {*self.loops} > {REPLAY_LOOP}:
             yield (
                 "TENURE_WORKER_LOOPS=replay and TENURE_WORKER_RECORDED_CALLS_FILE belong together, and without "
                 "other loops, because such a worker executes no tool"
             )
+        yield from self._function_problems()
         yield from self._identity_problems()
         if DEFAULT_LOOP in self.loops or REPLAY_LOOP in self.loops:
             yield from self.providers.missing(self.model)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass
 from tenure.runtime import semconv
+from tenure.runtime.failpoints import failpoint
 
 MIN_OUTPUT_TOKENS: Final = 256
 """A smaller output is not worth a call: the task ends at its token limit instead."""
@@ -50,7 +51,7 @@ class AttemptWatch:
         self._held_task, self._ledger = held_task, ledger
         self._newest: _Newest | None = None
 
-    def begin(self, call: WatchedCall, timeout_seconds: float) -> None:
+    async def begin(self, call: WatchedCall, timeout_seconds: float) -> None:
         """Begins to show and to report the call of the open attempt.
 
         A model may think for minutes before its first output, and the call has a timeout of its own.
@@ -61,17 +62,22 @@ class AttemptWatch:
         self._held_task.progress.begin_call(step, attempt.attempt_number, lambda: call.usage)
         self._held_task.live.begin(step, attempt.attempt_number)
         self._held_task.progress.announce_backoff(timeout_seconds)
+        await failpoint("worker.before_model")
+
+    async def answered(self) -> None:
+        """Marks the moment at which the provider has billed an answer that the ledger does not have."""
+        await failpoint("worker.after_model")
 
     def end(self) -> None:
         """Ends the live text of the call: its answer or its failure follows."""
         self._held_task.live.finish()
         self._held_task.progress.announce_backoff(0)
 
-    @contextmanager
-    def watching(self, call: WatchedCall, timeout_seconds: float) -> Iterator[None]:
+    @asynccontextmanager
+    async def watching(self, call: WatchedCall, timeout_seconds: float) -> AsyncIterator[None]:
         """Watches the call of the open attempt until the block ends."""
-        self.begin(call, timeout_seconds)
         try:
+            await self.begin(call, timeout_seconds)
             yield
         finally:
             self.end()

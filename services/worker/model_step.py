@@ -30,7 +30,6 @@ from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
 from tenure.runtime import metrics, semconv
-from tenure.runtime.failpoints import failpoint
 from tenure.runtime.telemetry import span
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
@@ -186,22 +185,18 @@ class ModelStep:
         on_text = _drop_text if attempt.summary_through_step else self._held_task.live.append
         reported = ModelCall(on_text=on_text, on_usage=self._held_task.progress.on_model_call_progress)
         try:
-            with (
-                self._watch.watching(reported, self._timeout_seconds),
-                span(
-                    f"{semconv.CHAT} {attempt.model}", call_attributes(self._held_task.task_id, step, attempt)
-                ) as chat,
-            ):
-                await failpoint("worker.before_model")
-                answer = await self._held_task.interrupts.guard(
-                    self._dependencies.model.answer(self._request(attempt, step), reported)
-                )
-                chat.set_attributes(answer_attributes(answer))
+            async with self._watch.watching(reported, self._timeout_seconds):
+                attributes = call_attributes(self._held_task.task_id, step, attempt)
+                with span(f"{semconv.CHAT} {attempt.model}", attributes) as chat:
+                    answer = await self._held_task.interrupts.guard(
+                        self._dependencies.model.answer(self._request(attempt, step), reported)
+                    )
+                    chat.set_attributes(answer_attributes(answer))
         except ModelCallFailed as error:
             metrics.count("tenure_worker_model_failures_total", error_class=error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
             return failure_entry(attempt, error)
-        await failpoint("worker.after_model")
+        await self._watch.answered()
         answer = replace(answer, usage=billed(attempt, answer.usage))
         if attempt.summary_through_step:
             if not text_of(answer.content):

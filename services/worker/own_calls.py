@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -39,11 +40,12 @@ Answer = Callable[[pb.OwnOutcome], None]
 
 @dataclass(frozen=True, slots=True)
 class CallOfOwnTool:
-    """A call of an own tool: what to run, and for which claim."""
+    """A call of an own tool: what to run, and for which claim. `context`: the context variables of the task's work."""
 
     tool: OwnTool
     intent: ToolIntent
     held_task: HeldTask
+    context: Context = field(default_factory=copy_context)
 
     @property
     def definition(self) -> ToolDefinition:
@@ -86,8 +88,10 @@ class _Run:
             claims.epoch,
             self._progress.on_tool_progress,
         )
-        name = f"own tool {order.idempotency_key}"
-        self.task = asyncio.create_task(self._carry_out(former), name=name)
+        # Orders arrive in the context of the stream: the tool's logs and traces belong to the task's work.
+        self.task = asyncio.create_task(
+            self._carry_out(former), name=f"own tool {order.idempotency_key}", context=call.context
+        )
 
     @property
     def outcome(self) -> pb.OwnOutcome | None:
@@ -195,6 +199,11 @@ class OwnRuns:
         """Returns what the call's run under this claim came to, or None."""
         run = self._find(call)
         return None if run is None else run.outcome
+
+    def is_running(self, call: CallOfOwnTool) -> bool:
+        """Whether the call runs under this claim."""
+        run = self._find(call)
+        return run is not None and not run.task.done()
 
     def order(self, call: CallOfOwnTool, order: pb.RunHere, answer: Answer) -> None:
         """Runs the call, or joins its run under this claim."""

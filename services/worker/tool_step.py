@@ -190,6 +190,8 @@ class ToolStep:
                 )
             except TryLater as error:
                 failures += 1
+                if call is not None and self._dependencies.own_runs.is_running(call):
+                    take_event()  # to give up now would stop the tool in the middle
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
                 if monotonic() + wait_seconds - progress_at >= PATIENCE_SECONDS:
                     raise

@@ -12,7 +12,7 @@
 docs/agents.md is the guide. A name is imported at its first use: only `Agent` and `durable` need Pydantic AI.
 
 calls.py          tool_call: the call that a tool runs for, with its idempotency key
-execution.py      the execution of a function that code runs in
+execution.py      the execution of a function that code runs in; current_work
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions
 pydantic_ai/      agents of Pydantic AI
@@ -28,6 +28,7 @@ from tenure.server_packages import extra_packages
 
 if TYPE_CHECKING:
     from tenure.agents.calls import tool_call
+    from tenure.agents.execution import current_work
     from tenure.agents.functions import DurableFunction, function
     from tenure.agents.pydantic_ai.agent import Agent, durable
     from tenure.agents.worker import Worker
@@ -44,6 +45,7 @@ _PLACES: Final = {
     "TryAgain": ("tenure.control.failures", "TryAgain"),
     "Work": ("tenure.control.work", "Work"),
     "Worker": ("tenure.agents.worker", "Worker"),
+    "current_work": ("tenure.agents.execution", "current_work"),
     "durable": ("tenure.agents.pydantic_ai.agent", "durable"),
     "function": ("tenure.agents.functions", "function"),
     "tool_call": ("tenure.agents.calls", "tool_call"),
@@ -57,6 +59,7 @@ __all__ = (
     "TryAgain",
     "Work",
     "Worker",
+    "current_work",
     "durable",
     "function",
     "tool_call",

@@ -89,6 +89,18 @@ def execution_of_agent(agent: str) -> Execution | None:
     return inside
 
 
+def current_work() -> Work:
+    """Returns the work of the task, for tools with effect=None: its steps, the tool service's tools, and its waits.
+
+    For example `await current_work().call_tool("ask_user", {"question": "Which colour?"})`. Raises RuntimeError in
+    other tools, and outside of tasks.
+    """
+    current = execution()
+    if current is None:
+        raise RuntimeError("current_work() works only in a task, and there not in recorded tools: declare effect=None")
+    return current.work
+
+
 @contextmanager
 def executing(work: Work) -> Iterator[Execution]:
     """Marks the code of a function's execution."""

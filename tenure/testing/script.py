@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 SCRIPTED_MODEL: Final = "sim-scripted"
 _PREFIX: Final = "sim-"
+_ANY_MODEL: Final = "sim-research"
+"""The scenario of all models without the prefix."""
 _ANSWER_SECONDS: Final = 10.0
 _UNSCRIPTED: Final = "this test calls the model without a script: tenure.model.script([...]) says what it answers"
 
@@ -125,13 +127,16 @@ class ScriptedModel:
     name: str = field(default=SCRIPTED_MODEL)
 
     def script(self, script: Script, *, model: str = SCRIPTED_MODEL) -> None:
-        """Sets what the model answers from now on, in every conversation.
+        """Sets what every model answers from now on, in every conversation, also those that your agents name.
 
-        `model`: another name, `sim-…`, for tests with several models. Raises ScriptError.
+        `model`: only this one, `sim-…`, for tests with several models. Raises ScriptError.
         """
         if not model.startswith(_PREFIX):
             raise ScriptError(f"the model {model!r} cannot be scripted: its name must begin with {_PREFIX}")
-        self._put(model, scenario_turns(script))
+        turns = scenario_turns(script)
+        self._put(model, turns)
+        if model == SCRIPTED_MODEL:
+            self._put(_ANY_MODEL, turns)
 
     @property
     def requests(self) -> list[dict[str, Any]]:
@@ -142,7 +147,8 @@ class ScriptedModel:
     def reset(self) -> None:
         """Forgets the requests and the script: until the next one, every call fails."""
         self._ask("POST", "/_sim/reset")
-        self._put(SCRIPTED_MODEL, [{"text": "never", "fault": {"status": 400, "message": _UNSCRIPTED}}])
+        for model in (SCRIPTED_MODEL, _ANY_MODEL):
+            self._put(model, [{"text": "never", "fault": {"status": 400, "message": _UNSCRIPTED}}])
 
     def _put(self, model: str, turns: list[dict[str, Any]]) -> None:
         self._ask("POST", f"/_sim/scenarios?name={quote(model.removeprefix(_PREFIX))}", json.dumps(turns))

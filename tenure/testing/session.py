@@ -72,12 +72,22 @@ class Tenure:
         """A Client for asyncio, for the event loop of the test. Its tasks are never held (see `go`)."""
         return Client(self.address, tenant=self.tenant)
 
-    def submit(self, goal: str, *, result: Any = None, **options: Unpack[SubmitOptions]) -> TaskHandle[Any]:
-        """Submits a goal for an agent, with the options of `Client.submit`. The model is the scripted one.
+    def submit(
+        self,
+        goal: str,
+        *,
+        agent: str = "",
+        input: Any = None,  # noqa: A002  the contract's word
+        result: Any = None,
+        **options: Unpack[SubmitOptions],
+    ) -> TaskHandle[Any]:
+        """Submits a goal for an agent, with the arguments of `Client.submit`. The model is the scripted one.
 
         The task waits at the first point of its loop until the test's next call (see `go`).
         """
-        return self._submitted(lambda: self.sync_client.submit(goal, result=result, **options))
+        return self._submitted(
+            lambda: self.sync_client.submit(goal, agent=agent, input=input, result=result, **options)
+        )
 
     def submit_function(self, function: str, input: Any = None, **options: Any) -> TaskHandle[Any]:  # noqa: A002  the contract's word
         """Submits a function, with the options of `Client.submit_function`. Otherwise as `submit`."""
@@ -116,12 +126,14 @@ class Tenure:
         self,
         *,
         functions: str | Iterable[str] = (),
+        program: str | Path = "",
         queues: Iterable[str] = ("default",),
         environment: Mapping[str, str] | None = None,
     ) -> WorkerHandle:
         """Starts a worker process, and returns when it serves.
 
-        functions: modules with FUNCTIONS (docs/control.md), found on the path of this process. queues: those that it
+        functions: modules with FUNCTIONS (docs/control.md, docs/agents.md), found on the path of this process. program:
+        your own program, which runs a `tenure.agents.Worker`, instead of `tenure serve worker`. queues: those that it
         takes tasks from. environment: further variables of the process, which inherits nothing but the path.
 
         Raises devstack's ServiceDied, with the end of the log, if the worker does not start.
@@ -132,12 +144,12 @@ class Tenure:
         variables = {
             "TENURE_FAILPOINTS": gate.setting,
             "TENURE_WORKER_QUEUES": ",".join(queues),
-            "TENURE_WORKER_LOOPS": "messages,control" if modules else "messages",
-            "TENURE_WORKER_CONTROL_MODULES": ",".join(modules),
+            **({} if program else _loops_of(modules)),
             "PYTHONPATH": os.pathsep.join(_own_path()),
             **(environment or {}),
         }
-        process = self.stack.start_worker(variables)
+        command = [sys.executable, str(Path(program).absolute())] if program else []
+        process = self.stack.start_worker(variables, command)
         worker = WorkerHandle(process, gate, self._calls, self.go, self.story)
         self._workers.append((worker, gate))
         self._calls.run(process.wait_ready)
@@ -259,6 +271,12 @@ class Tenure:
     async def _live_tasks(self) -> list[str]:
         tasks = [task async for task in self._gateway.list_tasks(limit=2**31)]
         return [task.task_id for task in tasks if STATES.to_domain(task.state) not in TERMINAL]
+
+
+def _loops_of(modules: tuple[str, ...]) -> dict[str, str]:
+    """Returns the settings of a worker of agents, and of the functions of these modules."""
+    loops = "messages,control" if modules else "messages"
+    return {"TENURE_WORKER_LOOPS": loops, "TENURE_WORKER_CONTROL_MODULES": ",".join(modules)}
 
 
 def _own_path() -> list[str]:

@@ -13,7 +13,7 @@ import itertools
 import shutil
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -194,9 +194,9 @@ class Stack:
         """Returns the path of a new Unix socket."""
         return self._folder / f"gate-{next(self._sockets)}"
 
-    def start_worker(self, environment: Mapping[str, str]) -> ServiceProcess:
-        """Starts a worker process and does not wait."""
-        worker: ServiceProcess = self._stack.add_worker(environment)
+    def start_worker(self, environment: Mapping[str, str], command: Sequence[str]) -> ServiceProcess:
+        """Starts a worker process and does not wait. `command`: a program of the user; empty: `tenure serve worker`."""
+        worker: ServiceProcess = self._stack.add_worker(environment, command=command)
         return worker
 
     def remove_worker(self, name: str) -> None:

@@ -184,7 +184,7 @@ async def test_at_the_daily_money_cap_no_further_call_is_made(
     assert await replica.query("select sum(nano_usd)::bigint from ledger.token_usage") == [(used,)] == [(2_500_000,)]
     denied = (await until_heeded(owner, denied=True)).denied
     assert denied.reason == "TENANT_QUOTA"
-    assert "tenant default has used $0.0025 of $0.0020 a day" in denied.message
+    assert "tenant default has used $0.0025 of $0.002 a day" in denied.message
     assert 0 < denied.retry_after.ToSeconds() <= 300
     with refused() as response:
         await replica.create()

@@ -186,6 +186,18 @@ async def test_a_tool_waits_for_its_approval_without_a_worker(agents: Agents) ->
     assert len(agents.bench.model_calls(task_id)) == 2
 
 
+async def test_an_inline_tool_asks_a_person(agents: Agents) -> None:
+    task_id = await agents.submit("asking")
+    task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
+    assert (task.wait.question, task.owner) == ("Which colour?", "")
+    said = pb.WaitAnswer(wait_id=task.wait.wait_id, reply="blue")
+    request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid.uuid4()), actor="bob", wait_answer=said)
+    await agents.bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
+    ended = await agents.succeeded(task_id)
+    assert "blue" in ended.result
+    await agents.check_budget(task_id, calls=2)
+
+
 async def test_a_typed_result_is_json(agents: Agents) -> None:
     task = await agents.succeeded(await agents.submit("pricing"))
     assert json.loads(task.result) == {"cents": 5}
@@ -209,12 +221,38 @@ async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
     await agents.check_budget(task_id, calls=3)
 
 
+async def test_a_kill_in_a_sub_agent_s_call_repeats_only_that_call(agents: Agents) -> None:
+    dying = await agents.worker("worker.after_model=2#kill9")
+    task_id = await agents.submit("editor")
+    await agents.bench.died(dying)
+    await agents.worker()
+    await agents.succeeded(task_id)
+    assert await agents.names(task_id) == ["editor: model", "writer: model", "editor: model"]
+    assert len(agents.bench.model_calls(task_id)) == 4
+    await agents.check_budget(task_id, calls=3)
+
+
 async def test_a_denied_budget_ends_the_task_before_the_call(agents: Agents) -> None:
     task_id = await agents.submit("support", limits=Limits(max_tokens=10))
     task = await agents.bench.ended(task_id)
     assert state_name(task.state) == TaskState.COST_EXCEEDED, task.message
     assert agents.bench.model_calls(task_id) == []
     assert agents.made() == []
+
+
+async def test_text_is_live_and_a_cancelled_call_is_billed(agents: Agents) -> None:
+    worker = await agents.worker()
+    task_id = await agents.submit("slow")
+    await agents.bench.reached(task_id, facts.ModelAttempt)
+    await agents.bench.speaking(task_id, worker)
+    await agents.bench.cancel(task_id)
+    task = await agents.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.CANCELLED
+    (failure,) = await agents.bench.bodies(task_id, facts.ModelFailure)
+    (call,) = agents.bench.model_calls(task_id)
+    assert failure.usage.input_tokens == call["input_tokens"]
+    assert task.budget.used_tokens == failure.usage.total
+    assert task.budget.reserved_tokens == 0
 
 
 async def test_an_agent_of_the_openai_sdk(agents: Agents) -> None:

@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from services.checkpoint.commit.task_row import BudgetRow, TaskRow
+from services.checkpoint.commit.writing import BILLS, BUDGETS, ENTRIES, STEPS, TRANSITIONS
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import MIGRATIONS, QUERIES
+from services.checkpoint.sql_arrays import RowArrays
 from tenure.domain.quotas import SPANS, QuotaKind
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
@@ -42,9 +44,20 @@ async def allowed_by(postgres: Any, constraint: Any) -> Any:
     return set(re.findall(r"'([A-Z_]*)'", text))
 
 
+async def rule_of_tasks(postgres: Any, rule: str) -> str:
+    ((source,),) = await rows(postgres, "select prosrc from pg_proc where proname = 'refuse_invalid_task'")
+    before, found, _ = source.partition(f" then '{rule}'")
+    assert found, f"there is no rule {rule}"
+    return str(before.rpartition(" when ")[2])
+
+
+async def named_by(postgres: Any, rule: str) -> set[str]:
+    return set(re.findall(r"'([A-Z_]*)'", await rule_of_tasks(postgres, rule)))
+
+
 async def test_the_states_are_the_domains(ledger: Any) -> None:
-    assert await allowed_by(ledger, "tasks_state") == {state.value for state in TaskState}
-    assert await allowed_by(ledger, "ended_iff_terminal") == {state.value for state in TERMINAL}
+    assert await named_by(ledger, "tasks_state") == {state.value for state in TaskState}
+    assert await named_by(ledger, "ended_iff_terminal") == {state.value for state in TERMINAL}
 
 
 async def test_the_moves_are_the_domains(ledger: Any) -> None:
@@ -53,10 +66,8 @@ async def test_the_moves_are_the_domains(ledger: Any) -> None:
 
 
 async def test_the_policies_and_priorities_are_the_domains(ledger: Any) -> None:
-    assert await allowed_by(ledger, "tasks_on_lease_lost") == {policy.value for policy in LeaseLostPolicy}
-    ((text,),) = await rows(
-        ledger, "select pg_get_constraintdef(oid) from pg_constraint where conname = 'tasks_priority_check'"
-    )
+    assert await named_by(ledger, "tasks_on_lease_lost") == {policy.value for policy in LeaseLostPolicy}
+    text = await rule_of_tasks(ledger, "tasks_priority")
     assert [int(number) for number in re.findall(r"\d+", text)] == [min(Priority), max(Priority)]
 
 
@@ -79,7 +90,7 @@ async def test_kinds_of_quotas_and_holds_match_the_domain(ledger: Any) -> None:
 
 
 async def test_each_end_can_be_requested(ledger: Any) -> None:
-    assert await allowed_by(ledger, "tasks_ending_state") - {""} == {state.value for state in TERMINAL}
+    assert await named_by(ledger, "tasks_ending_state") - {""} == {state.value for state in TERMINAL}
 
 
 async def test_the_database_refuses_a_move_that_is_not_in_the_table(ledger: Any) -> None:
@@ -139,11 +150,35 @@ async def test_every_partition_keeps_bodies_as_they_are(ledger: Any) -> None:
 async def test_no_index_covers_a_column_that_a_step_changes(ledger: Any) -> None:
     """Otherwise each step would write to every index of its row."""
     text = QUERIES.write.decode()
-    changed = set(re.findall(r"(\w+) = ", text.partition("from unnest")[0].partition("set ")[2]))
+    changed = set(re.findall(r"(\w+) = ", text.partition("from (select")[0].partition("set ")[2]))
     assert {"sequence", "step", "updated_at", "model_open"} <= changed
     definitions = await rows(ledger, "select indexdef from pg_indexes where tablename = 'tasks'")
     covered = {word for (definition,) in definitions for word in re.findall(r"\w+", definition.partition("(")[2])}
     assert changed & covered == set()
+
+
+@pytest.mark.parametrize(
+    ("statement", "part", "arrays"),
+    [
+        (QUERIES.write, "update tasks", STEPS),
+        (QUERIES.write, "update budgets", BUDGETS),
+        (QUERIES.write, "insert into entries", ENTRIES),
+        (QUERIES.write, "insert into token_usage", BILLS),
+        (QUERIES.move, "update tasks", TRANSITIONS),
+    ],
+)
+def test_numbers_reach_the_columns_of_their_names(statement: bytes, part: str, arrays: RowArrays) -> None:
+    text = statement.decode().partition(part)[2].partition("from (select")[0]
+    if part.startswith("insert"):
+        columns, _, values = text.partition("select")
+        pairs = list(zip(re.findall(r"\w+", columns), values.split(","), strict=False))
+    else:
+        pairs = re.findall(r"(\w+) = ((?:b\.\w+ \+ )?n\[i\]\[\d+\])", text)
+    placed = {int(number): name for name, value in pairs for number in re.findall(r"n\[i\]\[(\d+)\]", value)}
+    assert [placed[place + 1] for place in range(len(arrays.numbers))] == [
+        name.rpartition(".")[2] for name in arrays.numbers
+    ]
+    assert len(placed) == len(arrays.numbers)
 
 
 async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger: Any) -> None:

@@ -39,7 +39,7 @@ async def test_a_task_without_money_continues_after_a_grant(
     assert (delivery.type, delivery.task_id, delivery.valid) == ("task.budget_warning", task_id, 1)
     [warning] = [entry for entry in await installation.entries(task_id) if entry.body.HasField("budget_warning")]
     assert (warning.body.budget_warning.limit, warning.actor) == ("MONEY_LIMIT", "checkpoint")
-    assert "of $0.3100" in (await run("get", task_id)).out
+    assert "of $0.31" in (await run("get", task_id)).out
 
     granted = await run("admin", "grant-budget", task_id, "--reason", "worth it", "--dollars", "1")
     assert "and $1.31; now it is QUEUED" in granted.out

@@ -31,7 +31,7 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tenure.wire.common import STATES
+from tenure.wire.common import STATES, duration
 from tenure.wire.tool import calls_in_doubt_to_wire, outcome_to_domain, outcome_to_wire, resolution_to_wire
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.mutants.lifting import lift
@@ -46,6 +46,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.service_process import ServiceProcess
 
 TOOL, CALL = "append_record_unsafe", "1.0"
+OWN_TOOL = "write_letter"
 
 
 @dataclass
@@ -70,13 +71,13 @@ class Arena:
         self.task_ids.append((await self.ledger.create()).task_id)
         return self.task_ids[-1]
 
-    async def owner_with_a_call(self, delay_ms: int = 0) -> Owner:
+    async def owner_with_a_call(self, delay_ms: int = 0, tool: str = TOOL) -> Owner:
         """A task's first owner, whose model asked for one tool: the intent is committed, the tool not called."""
         owner = await self.ledger.claim(await self.task())
         arguments = {"file": owner.task.task_id, "line": "x", "delay_ms": delay_ms}
         self.arguments_json = json.dumps(arguments)
         await owner.commit(reserve=reserve())
-        await owner.commit(*_asked_for(arguments))
+        await owner.commit(*_asked_for(arguments, tool))
         return owner
 
     async def execute(self, owner: Owner, tools: Any = None, word: Resolution | None = None) -> Outcome:
@@ -90,6 +91,49 @@ class Arena:
             request.resolution.CopyFrom(resolution_to_wire(word))
         answers = [answer async for answer in (tools or self.tools).Execute(request, timeout=CALL_SECONDS)]
         return outcome_to_domain(answers[-1].outcome)
+
+    async def run_own(self, owner: Owner, *, ends: bool) -> Outcome | None:
+        """The call, as a worker's own tool: its effect is a line in the records when the order comes. `ends`: the
+        worker lives to send the outcome. None: it did not.
+        """
+        definition = tool_pb2.ToolDefinition(
+            name=OWN_TOOL,
+            input_schema_json="{}",
+            effect_class=tool_pb2.EFFECT_CLASS_UNSAFE,
+            timeout=duration(60),
+            output_limit_bytes=1024,
+        )
+        request = tool_service_pb2.ExecuteRequest(
+            token=owner.token,
+            call_id=CALL,
+            tool=OWN_TOOL,
+            arguments_json=self.arguments_json,
+            own_tool=definition,
+        )
+        stream = self.tools.ExecuteStream()
+        await stream.write(
+            tool_service_pb2.ExecuteStreamRequest(calls=[tool_service_pb2.TaggedExecute(tag=1, call=request)])
+        )
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                for event in (await stream.read()).events:
+                    if event.HasField("outcome"):
+                        return outcome_to_domain(event.outcome)
+                    if event.HasField("run_here"):
+                        self._have_effect(owner, event.run_here.idempotency_key)
+                        if not ends:
+                            return None
+                        outcome = tool_service_pb2.OwnOutcome(
+                            call_attempt=event.run_here.call_attempt, status=tool_pb2.OUTCOME_STATUS_SUCCEEDED
+                        )
+                        tagged = tool_service_pb2.TaggedOwnOutcome(tag=1, outcome=outcome)
+                        await stream.write(tool_service_pb2.ExecuteStreamRequest(outcomes=[tagged]))
+
+    def _have_effect(self, owner: Owner, key: str) -> None:
+        path = self.records / "default" / f"{owner.task.task_id}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps({"key": key, "epoch": owner.claims.epoch, "line": "own"}) + "\n")
 
     async def fence(self, owner: Owner, *, close: bool = False) -> dict[str, Any]:
         """How the calls stand, by call_id."""
@@ -226,14 +270,14 @@ class MutationBench:
         }
 
 
-def _asked_for(arguments: dict[str, Any]) -> list[ledger_pb2.NewEntry]:
+def _asked_for(arguments: dict[str, Any], tool: str) -> list[ledger_pb2.NewEntry]:
     """A model's answer with one call, and its intent."""
-    use = {"type": "tool_use", "id": "toolu_1", "name": TOOL, "input": arguments}
+    use = {"type": "tool_use", "id": "toolu_1", "name": tool, "input": arguments}
     message = ledger_pb2.AssistantMessage(
         attempt_number=1,
         content_json=json.dumps([use]),
         stop_reason="tool_use",
         usage=task_pb2.TokenUsage(output_tokens=10),
     )
-    intent = ledger_pb2.ToolIntent(call_id=CALL, tool_use_id="toolu_1", tool=TOOL, arguments_json=json.dumps(arguments))
+    intent = ledger_pb2.ToolIntent(call_id=CALL, tool_use_id="toolu_1", tool=tool, arguments_json=json.dumps(arguments))
     return [entry(1, assistant_message=message), entry(1, tool_intent=intent)]

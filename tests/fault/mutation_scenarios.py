@@ -15,7 +15,7 @@ from tenure.domain.tools import NOT_RUN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
 from tests.fault import resolution_scenarios
-from tests.fault.mutation_bench import Arena
+from tests.fault.mutation_bench import OWN_TOOL, Arena
 from tests.support.fix_checkpoint import (
     Owner,
     answer,
@@ -202,6 +202,16 @@ async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
     await arena.end(owner, await arena.execute(owner))
 
 
+async def a_lost_workers_own_call_is_executed_again(arena: Arena) -> None:
+    """The worker had the effect and was lost; the next owner may not have it again."""
+    lost = await arena.owner_with_a_call(tool=OWN_TOOL)
+    assert await arena.run_own(lost, ends=False) is None
+    owner = await arena.ledger.claim(lost.task.task_id, holder="worker-2")
+    outcome = await arena.run_own(owner, ends=True)
+    assert outcome is not None
+    await arena.end(owner, outcome)
+
+
 async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
     """A root and its child, each under an owner: both draw on one budget, the child under a smaller cap of its own."""
     tasks = [
@@ -260,6 +270,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "call_started": a_call_was_accepted_before_it_was_taken_over,
     "call_record": a_call_is_asked_for_again,
     "call_joined": a_running_call_is_asked_for_again,
+    "own_call_of_lost_worker": a_lost_workers_own_call_is_executed_again,
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from checker.collect import collect_tasks
+from checker.verify import verify
 from devstack.service_process import ServiceProcess
+from tenure.client import Client
 from tenure.domain import entries as facts
 from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.states import TaskState
@@ -86,8 +89,11 @@ class Letters:
                 await asyncio.sleep(0.02)
 
     async def result(self, task_id: str) -> list[str]:
+        """What a task that SUCCEEDED returned. Its history breaks no invariant."""
         task = await self.bench.ended(task_id)
         assert state_name(task.state) == TaskState.SUCCEEDED, task.message
+        async with Client(self.bench.stack.gateway_address) as auditor:
+            assert verify(await collect_tasks(auditor, [task_id])) == []
         decoded: list[str] = json.loads(task.result)
         return decoded
 

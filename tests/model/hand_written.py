@@ -38,6 +38,9 @@ OF_OTHER_TABLES = _several("""
      where task_id = %s;
     insert into ledger.entries select task_id, sequence + 2, tenant, 0, '', 1, 0, 3, 'x', now(), '' from ledger.tasks
      where task_id = %s;
+    insert into ledger.entries_0 select task_id, sequence + 2, tenant, 0, '', 1, 0, 3, 'x', now(), '' from ledger.tasks
+     where task_id = %s;
+    delete from ledger.entries_0 where task_id = %s;
     insert into ledger.moves select 'SUCCEEDED', state from ledger.tasks where task_id = %s;
     delete from ledger.moves where to_state = (select state from ledger.tasks where task_id = %s);
     update ledger.epochs set generation = generation - 1 where exists (select from ledger.tasks where task_id = %s);

@@ -152,6 +152,11 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "I need a draft.", "calls": [_python_call("draft", topic="sea")]},
         {"text": "Edited."},
     ],
+    "python-asking": [
+        {"text": "I ask.", "calls": [_python_call("ask", question="Which colour?")]},
+        {"text": "It is {{result.0.0}}."},
+    ],
+    "python-slow": [{"text": "word " * 400, "latency_ms": 30_000, "deltas": 300}],
     "python-writer": [{"text": "Once upon a time."}],
     "python-price": [{"text": "A price.", "calls": [_python_call("final_result", cents=5)]}, {"text": "Never."}],
     "python-openai": [

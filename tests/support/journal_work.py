@@ -80,6 +80,9 @@ class JournalWork:
 
         return await self._recorded(name, made)
 
+    async def gather(self, *steps: tuple[str, *tuple[Any, ...]], timeout_seconds: float = 600) -> list[Any]:
+        return [await self.step(step[0], *step[1:]) for step in steps]
+
     async def call_model(
         self, name: str, request: ModelCallRequest, run: Callable[[ModelCallReport], Awaitable[ModelCallAnswer]]
     ) -> Any:

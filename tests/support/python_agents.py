@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import RunContext
 
-from tenure.agents import Agent, Effect, Work, function, tool_call
+from tenure.agents import Agent, Effect, Work, current_work, function, tool_call
 from tenure.agents.openai_agents import durable
 
 Given = dict[str, Any]
@@ -75,6 +75,15 @@ class Price(BaseModel):
 
 pricing = Agent("pricing", model="anthropic:sim-python-price", output_type=Price)
 
+asking = Agent("asking", model="anthropic:sim-python-asking")
+
+
+@asking.tool_plain(effect=None)
+async def ask(question: str) -> str:
+    return await current_work().call_tool("ask_user", {"question": question})
+
+
+slow = Agent("slow", model="anthropic:sim-python-slow")
 writer = Agent("writer", model="anthropic:sim-python-writer")
 editor = Agent("editor", model="anthropic:sim-python-editor")
 
@@ -110,6 +119,8 @@ FUNCTIONS = [
     sender,
     careful,
     pricing,
+    asking,
+    slow,
     writer,
     editor,
     compare,

@@ -15,7 +15,7 @@ from pydantic_ai.exceptions import ApprovalRequired, ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from tenure.agents import Agent, Effect, durable, function, tool_call
+from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
 from tenure.control import StepFailed, Work
 from tests.support.journal_work import JournalWork
 
@@ -268,6 +268,27 @@ async def test_a_function_runs_agents_and_has_types() -> None:
     assert work.kinds == ["pricing: model", "pricing: model", "note"]
     with pytest.raises(ValueError, match="does not fit compare"):
         await compare.run(work.begin(), {"cents": "five"})
+
+
+async def test_an_inline_tool_has_the_work_of_the_task() -> None:
+    script = Script(call("ask"), call("look"), said("Blue."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain(effect=None)
+    async def ask() -> str:
+        return await current_work().call_tool("ask_user", {"question": "Which colour?"})
+
+    @agent.tool_plain(effect=Effect.PURE)
+    async def look() -> str:
+        current_work()
+        return "never"
+
+    work = JournalWork("Paint", answers={"ask_user": "blue"})
+    assert await agent.durable_function.run(work.begin(), None) == "Blue."
+    assert await agent.durable_function.run(work.begin(), None) == "Blue."
+    assert work.kinds == ["support: model", "ask_user", "support: model", "tool look", "support: model"]
+    assert script.seen[1] == ["blue"]
+    assert "effect=None" in str(script.seen[2])
 
 
 async def test_agents_at_the_same_time_are_refused() -> None:

@@ -110,7 +110,7 @@ class TestTemplates:
             budget={"unpriced_calls": 2},
         )
         assert shown.title == "Succeeded: Find it"
-        assert ("Cost", "$0.012 (without 2 calls whose price is unknown), 1,234 tokens") in shown.facts
+        assert ("Cost", "$0.01 (without 2 calls whose price is unknown), 1,234 tokens") in shown.facts
         (result,) = shown.sections
         assert (result.heading, len(result.text), result.text[-1]) == ("Result", 2000, "…")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.checkpoint.queue import sweeps
+from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import Sweeper
 from services.coordinator.claims.dispatch import Dispatch
 from services.coordinator.pruned_tasks import PrunedTasks
@@ -39,9 +40,16 @@ class HangsOnce:
         return []
 
 
+def always_due() -> Any:
+    async def wait(_: str) -> None:
+        await asyncio.sleep(0.01)
+
+    return SimpleNamespace(wait=wait)
+
+
 def sweeper(monkeypatch: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
     monkeypatch.setattr(sweeps, "queue_due_retries", look)
-    return Sweeper(ANY, lambda _: None, 0.01).run_retries
+    return Sweeper(ANY, lambda _: None, always_due()).run_retries
 
 
 def dispatch(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
@@ -96,7 +104,7 @@ async def test_a_loop_without_work_is_left_alone(
     generation: Any = SimpleNamespace(is_settled=True)
     sessions: Any = []
     runs: dict[str, Callable[[], Awaitable[None]]] = {
-        "sweep": Sweeper(ANY, lambda _: None, 3600.0).run_retries,
+        "sweep": Sweeper(ANY, lambda _: None, DueWork(ANY, 3600.0, {})).run_retries,
         "dispatch": Dispatch(ledger, sessions, ANY, generation, asyncio.Event()).run,
         "write": Batcher("test", nothing, key=id, size=lambda _: 1).run,
     }

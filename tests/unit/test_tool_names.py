@@ -50,20 +50,23 @@ def peers(answer: pb.CheckToolNamesResponse | Exception) -> Peers:
 
 
 AGENT = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["raed_file"]), approve_tools=["raed_file"])
+SPEC = task_pb2.TaskSpec(agent=AGENT)
 UNKNOWN = pb.CheckToolNamesResponse.UnknownTool(name="raed_file", nearest=["read_file"])
 
 
 async def test_a_submit_names_each_field_with_a_mistake() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), AGENT)
+        await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), SPEC)
     assert [one.field for one in refused.value.violations] == ["agent.tools.names", "agent.approve_tools"]
     assert "did you mean read_file?" in refused.value.violations[0].description
 
 
 async def test_names_are_unchecked_without_tools_or_for_own_loops() -> None:
-    await check_tool_names(peers(Unavailable("away")), AGENT)
-    own = task_pb2.AgentSpec(loop="mine", tools=AGENT.tools)
-    await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), own)
+    await check_tool_names(peers(Unavailable("away")), SPEC)
+    own = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(loop="mine", tools=AGENT.tools))
+    function = task_pb2.TaskSpec(agent=AGENT, control=task_pb2.ControlWork(function="mine"))
+    for spec in (own, function):
+        await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), spec)
 
 
 async def test_an_older_tool_service_checks_no_names() -> None:
@@ -71,7 +74,7 @@ async def test_an_older_tool_service_checks_no_names() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()  # without any method
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        await check_tool_names(cast("Peers", SimpleNamespace(tools=ToolServiceStub(channel))), AGENT)
+        await check_tool_names(cast("Peers", SimpleNamespace(tools=ToolServiceStub(channel))), SPEC)
     await server.stop(None)
     with pytest.raises(PeerFailed):
-        await check_tool_names(peers(PeerFailed(grpc.StatusCode.INTERNAL, "broken")), AGENT)
+        await check_tool_names(peers(PeerFailed(grpc.StatusCode.INTERNAL, "broken")), SPEC)

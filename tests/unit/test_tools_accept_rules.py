@@ -293,7 +293,7 @@ def test_a_run_without_a_known_effect_is_in_doubt_if_unsafe(status: OutcomeStatu
     assert keyed.outcome.status in {OutcomeStatus.TIMED_OUT, OutcomeStatus.FAILED}
 
 
-def test_a_resolved_own_call_runs_again_also_beside_its_former_run() -> None:
+def test_a_resolved_own_call_runs_again_beside_its_former_run() -> None:
     resolution = Resolution(3, DidNotHappen(runner_is_gone=True, runner_proven_gone=False), "looked", "person")
     request = replace(own_call(NEWER, effect=EffectClass.UNSAFE), resolution=resolution)
     assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), request, RUNNING) == RunCall(4)

@@ -12,8 +12,10 @@ import pytest
 from services.coordinator.sessions.session import Timing
 from services.worker import claim_ledger, tool_step
 from services.worker.held_claims import HeldTask, HeldTasks
+from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import LedgerClient
 from services.worker.live_server import LiveServicer
+from services.worker.own_calls import OwnRuns
 from services.worker.supervisor import CrashBackoff, Supervisor
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
@@ -73,7 +75,9 @@ def test_patience_with_tools_is_shorter_than_with_workers() -> None:
 async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
     released: list[str] = []
     held_tasks, held = HeldTasks(), holding()
-    parts = cast("Any", SimpleNamespace(ledger=Raises(Unauthenticated("an unknown key"))))
+    parts = cast(
+        "Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=Raises(Unauthenticated("an unknown key")))
+    )
     async with Supervisor(
         parts, held_tasks, CrashBackoff(), lambda _, reason: released.append(reason), 1
     ) as supervisor:
@@ -89,7 +93,7 @@ async def test_a_slot_rests_after_a_crash_and_after_nothing_else(
 ) -> None:
     monkeypatch.setattr(claim_ledger, "TRIES", RetryPolicy(max_attempts=1, initial_seconds=0.0))
     held_tasks, held, crash_backoff = HeldTasks(), holding(), CrashBackoff()
-    parts = cast("Any", SimpleNamespace(ledger=Raises(error)))
+    parts = cast("Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=Raises(error)))
     async with Supervisor(parts, held_tasks, crash_backoff, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         assert held.work is not None
@@ -99,7 +103,7 @@ async def test_a_slot_rests_after_a_crash_and_after_nothing_else(
 
 async def test_a_claim_that_is_lost_is_no_crash() -> None:
     held_tasks, held, crash_backoff = HeldTasks(), holding(), CrashBackoff()
-    parts = cast("Any", SimpleNamespace(ledger=Raises(ValueError("never reached"))))
+    parts = cast("Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=Raises(ValueError("never reached"))))
     async with Supervisor(parts, held_tasks, crash_backoff, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         held.drop()

@@ -112,10 +112,9 @@ class LedgerOpener:
         return [results.get(task_of(waiting.claims), _ABANDONED) for waiting in batch]
 
     async def _open_together(self, batch: Sequence[Claims]) -> list[OpenResult | TenureError]:
-        async with self._postgres.use() as connection:
+        async with self._postgres.transaction() as transaction:
             await failpoint("checkpoint.before_open")
-            async with connection.transaction():
-                results, announcement = await open_batch(connection, batch)
+            results, announcement = await open_batch(transaction, batch)
         self._announce(announcement)
         await failpoint("checkpoint.after_open")
         return results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.commit.draft import time_of
@@ -11,8 +10,8 @@ from services.checkpoint.queries import QUERIES
 from services.checkpoint.sql_arrays import (
     Bools,
     Byteas,
-    Column,
     Int8s,
+    RowArrays,
     Texts,
 )
 from services.checkpoint.tenants.usage_windows import count_calls
@@ -25,104 +24,104 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.task_row import TaskRow
     from tenure.runtime.postgres import Connection
 
-Columns = dict[str, type[Column[Any]]]
-
 OWNERS_SEPARATOR: Final = "\x1f"
 """Separates names of workers in one text: Postgres has no arrays of arrays of different lengths."""
 
-_STEP_COLUMNS: Final[Columns] = {
-    "task_id": Texts,
-    "sequence": Int8s,
-    "step": Int8s,
-    "deaths": Int8s,
-    "commit_number": Int8s,
-    "last_commit_id": Texts,
-    "last_commit_hash": Byteas,
-    "last_reply": Byteas,
-    "last_base": Int8s,
-    "model_open": Bools,
-    "model_step": Int8s,
-    "model_attempt": Int8s,
-    "model_name": Texts,
-    "model_input": Int8s,
-    "model_output": Int8s,
-    "input_tokens": Int8s,
-    "output_tokens": Int8s,
-    "cache_creation_input_tokens": Int8s,
-    "cache_read_input_tokens": Int8s,
-    "used_nano_usd": Int8s,
-    "model_nano_usd": Int8s,
-    "model_prices": Byteas,
-}
-_MOVE_COLUMNS: Final[Columns] = {
-    "task_id": Texts,
-    "reason": Texts,
-    "message": Texts,
-    "epoch": Int8s,
-    "claim_id": Texts,
-    "holds": Bools,
-    "owner": Texts,
-    "claim_count": Int8s,
-    "ending_state": Texts,
-    "ending_reason": Texts,
-    "ending_message": Texts,
-    "ending_actor": Texts,
-    "ending_result": Byteas,
-    "attempt": Int8s,
-    "max_steps": Int8s,
-    "own_max_tokens": Int8s,
-    "own_max_nano_usd": Int8s,
-    "wait": Byteas,
-    "wait_correlation": Texts,
-    "timeout_retries": Int8s,
-    "operator_wait": Byteas,
-}
-_ENTRY_COLUMNS: Final[Columns] = {
-    "task_id": Texts,
-    "sequence": Int8s,
-    "tenant": Texts,
-    "epoch": Int8s,
-    "claim_id": Texts,
-    "attempt": Int8s,
-    "step": Int8s,
-    "kind": Int8s,
-    "actor": Texts,
-    "body": Byteas,
-}
-_BILL_COLUMNS: Final[Columns] = {
-    "task_id": Texts,
-    "step": Int8s,
-    "attempt_number": Int8s,
-    "tenant": Texts,
-    "root_task_id": Texts,
-    "epoch": Int8s,
-    "model": Texts,
-    "provider_request_id": Texts,
-    "lost": Bools,
-    "nano_usd": Int8s,
-    "unpriced": Bools,
-}
-_USAGE_COLUMNS: Final[Columns] = {
-    "input_tokens": Int8s,
-    "output_tokens": Int8s,
-    "cache_creation_input_tokens": Int8s,
-    "cache_read_input_tokens": Int8s,
-}
-_BUDGET_COLUMNS: Final[Columns] = {
-    "root_task_id": Texts,
-    "max_tokens": Int8s,
-    "used_tokens": Int8s,
-    "reserved_tokens": Int8s,
-    "max_nano_usd": Int8s,
-    "used_nano_usd": Int8s,
-    "reserved_nano_usd": Int8s,
-    "unpriced_calls": Int8s,
-    "warned_tokens": Int8s,
-    "warned_nano_usd": Int8s,
-    "beyond_tokens": Int8s,
-    "beyond_nano_usd": Int8s,
-}
-
+TRANSITIONS: Final = RowArrays(
+    "",
+    {
+        "task_id": Texts,
+        "reason": Texts,
+        "message": Texts,
+        "claim_id": Texts,
+        "owner": Texts,
+        "ending_state": Texts,
+        "ending_reason": Texts,
+        "ending_message": Texts,
+        "ending_actor": Texts,
+        "ending_result": Byteas,
+        "wait": Byteas,
+        "wait_correlation": Texts,
+        "operator_wait": Byteas,
+    },
+    (
+        "epoch",
+        "holds",
+        "claim_count",
+        "attempt",
+        "max_steps",
+        "own_max_tokens",
+        "own_max_nano_usd",
+        "timeout_retries",
+    ),
+)
+STEPS: Final = RowArrays(
+    "",
+    {
+        "task_id": Texts,
+        "last_commit_id": Texts,
+        "last_commit_hash": Byteas,
+        "last_reply": Byteas,
+        "model_name": Texts,
+        "model_prices": Byteas,
+    },
+    (
+        "sequence",
+        "step",
+        "deaths",
+        "commit_number",
+        "last_base",
+        "model_open",
+        "model_step",
+        "model_attempt",
+        "model_input",
+        "model_output",
+        "input_tokens",
+        "output_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "used_nano_usd",
+        "model_nano_usd",
+    ),
+)
+ENTRIES: Final = RowArrays(
+    "entry_",
+    {"task_id": Texts, "tenant": Texts, "claim_id": Texts, "actor": Texts, "body": Byteas},
+    ("sequence", "epoch", "attempt", "step", "kind"),
+)
+BILLS: Final = RowArrays(
+    "bill_",
+    {"task_id": Texts, "tenant": Texts, "root_task_id": Texts, "model": Texts, "provider_request_id": Texts},
+    (
+        "step",
+        "attempt_number",
+        "epoch",
+        "lost",
+        "nano_usd",
+        "unpriced",
+        "usage.input_tokens",
+        "usage.output_tokens",
+        "usage.cache_creation_input_tokens",
+        "usage.cache_read_input_tokens",
+    ),
+)
+BUDGETS: Final = RowArrays(
+    "budget_",
+    {"root_task_id": Texts},
+    (
+        "max_tokens",
+        "used_tokens",
+        "reserved_tokens",
+        "max_nano_usd",
+        "used_nano_usd",
+        "reserved_nano_usd",
+        "unpriced_calls",
+        "warned_tokens",
+        "warned_nano_usd",
+        "beyond_tokens",
+        "beyond_nano_usd",
+    ),
+)
 
 _WARNINGS: Final = {
     KINDS["budget_warning"]: Reason.BUDGET_WARNING,
@@ -156,21 +155,19 @@ def _step_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
     entries = [entry for draft in drafts for entry in draft.entries]
     bills = [bill for draft in drafts for bill in draft.bills]
     budgets = list({draft.budget.root_task_id: draft.budget for draft in drafts if draft.budget.changed}.values())
-    usages = [bill.usage for bill in bills]
     return {
-        **_columns("", _STEP_COLUMNS, rows),
+        **STEPS.of(rows),
         "open_calls": Texts(",".join(row.open_calls) for row in rows),
-        **_columns("entry_", _ENTRY_COLUMNS, entries),
-        **_columns("bill_", _BILL_COLUMNS, bills),
-        **_columns("bill_", _USAGE_COLUMNS, usages),
-        **_columns("budget_", _BUDGET_COLUMNS, budgets),
+        **ENTRIES.of(entries),
+        **BILLS.of(bills),
+        **BUDGETS.of(budgets),
     }
 
 
 def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
     rows = [draft.row for draft in drafts]
     return {
-        **_columns("", _MOVE_COLUMNS, rows),
+        **TRANSITIONS.of(rows),
         "state": Texts(row.state.value for row in rows),
         "result": Byteas(draft.result for draft in drafts),
         "result_json": Byteas(draft.result_json for draft in drafts),
@@ -200,11 +197,3 @@ def _escalation_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
 
 def _step_times(rows: Sequence[TaskRow]) -> Texts:
     return Texts(row.wait_step_at.isoformat() if row.wait_step_at else "" for row in rows)
-
-
-def _columns(prefix: str, columns: Columns, items: Sequence[Any]) -> dict[str, Column[Any]]:
-    """Returns one array per column."""
-    if not items:
-        return {prefix + name: column() for name, column in columns.items()}
-    values = zip(*map(attrgetter(*columns), items), strict=True)
-    return {prefix + name: column(some) for (name, column), some in zip(columns.items(), values, strict=True)}

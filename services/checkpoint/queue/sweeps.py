@@ -13,7 +13,7 @@ from services.checkpoint.commit.close_out import carry_out, carry_out_ending, wh
 from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
-from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
 from services.checkpoint.waits import signals, waits
 from services.checkpoint.waits.budget_waits import end_budget_wait
 from services.checkpoint.waits.escalating import take_step
@@ -30,6 +30,7 @@ from tenure.runtime.process import note_progress, rest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from services.checkpoint.queue.due import DueWork
     from tenure.runtime.postgres import Connection, Pool
 
 ROWS_A_SWEEP: Final = 100
@@ -118,11 +119,6 @@ async def deliver_signals(pool: Pool) -> list[Draft]:
 
 
 async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
-    """Reads without a transaction first: mostly nothing is due, and a transaction costs three round trips."""
-    async with ledger_connection(pool) as reader:
-        if not await fetch_all(reader, statement, {"limit": 1}):
-            return []
-
     async def work(connection: Connection) -> list[Draft]:
         due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
         if not due:
@@ -152,12 +148,12 @@ async def after_sweep() -> None:
 
 
 class Sweeper:
-    """One duty per sweep; each runs until cancelled. A full sweep is followed by the next at once."""
+    """One duty per sweep. Each runs until cancelled and sweeps when there is work; after a full sweep at once again."""
 
-    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], interval_seconds: float) -> None:
+    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], due: DueWork) -> None:
         self._pool = pool
         self._announce = announce
-        self._interval_seconds = interval_seconds
+        self._due = due
 
     async def run_retries(self) -> None:
         await self._run("retries", queue_due_retries)
@@ -172,12 +168,13 @@ class Sweeper:
         """Runs the start sweep. It announces only that tasks are claimable, because nothing else changed."""
         started = metrics.cell("tenure_swept_tasks_total", sweep="starts")
         while True:
-            note_progress()
-            result = await start_due(self._pool)
-            self._announce(Announcement(claimable=bool(result)))
-            started.value += result
-            if result < ROWS_A_SWEEP:
-                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
+            await self._due.wait("starts")
+            result = ROWS_A_SWEEP
+            while result == ROWS_A_SWEEP:
+                note_progress()
+                result = await start_due(self._pool)
+                self._announce(Announcement(claimable=bool(result)))
+                started.value += result
 
     async def run_waits(self) -> None:
         await self._run("waits", expire_waits)
@@ -197,10 +194,11 @@ class Sweeper:
     async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
         swept = metrics.cell("tenure_swept_tasks_total", sweep=name)
         while True:
-            note_progress()
-            drafts = await sweep(self._pool)
-            self._announce(announcement_of(drafts))
-            swept.value += len(drafts)
-            if len(drafts) < ROWS_A_SWEEP:
-                # Random, so that replicas that started together do not keep sweeping together.
-                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
+            await self._due.wait(name)
+            number = ROWS_A_SWEEP
+            while number == ROWS_A_SWEEP:
+                note_progress()
+                drafts = await sweep(self._pool)
+                self._announce(announcement_of(drafts))
+                swept.value += len(drafts)
+                number = len(drafts)

@@ -14,11 +14,12 @@ from services.checkpoint.schedules.rows import SCHEDULES
 from services.checkpoint.schedules.runs import ScheduleDecision, decide
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime import metrics
-from tenure.runtime.process import heed_cancellation, note_progress, rest
+from tenure.runtime.process import heed_cancellation, note_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from services.checkpoint.queue.due import DueWork
     from services.checkpoint.task_defaults import TaskDefaults
     from services.checkpoint.watch.announcement import Announcement
     from tenure.runtime.postgres import Connection, Pool
@@ -37,19 +38,18 @@ class ScheduleSweeper:
         self,
         pool: Pool,
         announce: Callable[[Announcement], None],
-        interval_seconds: float,
+        due: DueWork,
         defaults: TaskDefaults,
     ) -> None:
-        self._pool, self._announce, self._interval_seconds = pool, announce, interval_seconds
+        self._pool, self._announce, self._due = pool, announce, due
         self._defaults = defaults
 
     async def run(self) -> None:
         while True:
-            full = await self._sweep() == SCHEDULES_A_SWEEP
-            heed_cancellation()  # a wait for a connection may have swallowed it
-            if not full:
-                # Random, so that replicas that started together do not keep sweeping together.
-                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
+            await self._due.wait("schedules")
+            while await self._sweep() == SCHEDULES_A_SWEEP:
+                heed_cancellation()  # a wait for a connection may have swallowed it
+            heed_cancellation()
 
     async def _sweep(self) -> int:
         """Returns how many schedules were due. Random order: replicas that find the same ones begin with different

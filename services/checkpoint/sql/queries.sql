@@ -41,70 +41,51 @@ select clock_timestamp() as locked_at,
 select set_config('lock_timeout', %(lock_timeout)b::text, true);
 
 -- name: write
--- Writes what a step changes in locked tasks: rows, entries, bills and budgets in one round trip.
+-- Writes what a step changes in locked tasks: rows, entries, bills and budgets in one round trip. The numbers of all rows
+-- travel as one array of two dimensions: n[i][1] is the first number of row i. Each array costs as much as many numbers.
 with advanced as (
   update tasks t
-     set sequence = c.sequence, step = c.step, deaths = c.deaths, open_calls = string_to_array(c.open_calls, ','),
-         commit_number = c.commit_number, last_commit_id = c.last_commit_id, last_commit_hash = c.last_commit_hash,
-         last_reply = c.last_reply, last_base = c.last_base,
-         model_open = c.model_open, model_step = c.model_step, model_attempt = c.model_attempt,
-         model_name = c.model_name, model_input = c.model_input, model_output = c.model_output,
-         input_tokens = c.input_tokens, output_tokens = c.output_tokens,
-         cache_creation_input_tokens = c.cache_creation_input_tokens,
-         cache_read_input_tokens = c.cache_read_input_tokens,
-         used_nano_usd = c.used_nano_usd, model_nano_usd = c.model_nano_usd, model_prices = c.model_prices,
-         updated_at = %(locked_at)b::timestamptz
-    from unnest(
-           %(task_id)b::text[]::uuid[], %(sequence)b::bigint[], %(step)b::bigint[], %(deaths)b::bigint[],
-           %(open_calls)b::text[], %(commit_number)b::bigint[], %(last_commit_id)b::text[],
-           %(last_commit_hash)b::bytea[], %(last_reply)b::bytea[], %(last_base)b::bigint[],
-           %(model_open)b::boolean[], %(model_step)b::bigint[], %(model_attempt)b::bigint[], %(model_name)b::text[],
-           %(model_input)b::bigint[], %(model_output)b::bigint[], %(input_tokens)b::bigint[],
-           %(output_tokens)b::bigint[], %(cache_creation_input_tokens)b::bigint[],
-           %(cache_read_input_tokens)b::bigint[], %(used_nano_usd)b::bigint[], %(model_nano_usd)b::bigint[],
-           %(model_prices)b::bytea[])
-         as c(task_id, sequence, step, deaths, open_calls, commit_number, last_commit_id, last_commit_hash, last_reply,
-              last_base, model_open, model_step, model_attempt, model_name, model_input, model_output, input_tokens,
-              output_tokens, cache_creation_input_tokens, cache_read_input_tokens, used_nano_usd, model_nano_usd,
-              model_prices)
+     set sequence = n[i][1], step = n[i][2], deaths = n[i][3], commit_number = n[i][4], last_base = n[i][5],
+         model_open = n[i][6] = 1, model_step = n[i][7], model_attempt = n[i][8], model_input = n[i][9],
+         model_output = n[i][10], input_tokens = n[i][11], output_tokens = n[i][12],
+         cache_creation_input_tokens = n[i][13], cache_read_input_tokens = n[i][14], used_nano_usd = n[i][15],
+         model_nano_usd = n[i][16],
+         open_calls = string_to_array(c.open_calls, ','), last_commit_id = c.last_commit_id,
+         last_commit_hash = c.last_commit_hash, last_reply = c.last_reply, model_name = c.model_name,
+         model_prices = c.model_prices, updated_at = %(locked_at)b::timestamptz
+    from (select %(numbers)b::bigint[] as n) as one,
+         unnest(%(task_id)b::text[]::uuid[], %(open_calls)b::text[], %(last_commit_id)b::text[],
+                %(last_commit_hash)b::bytea[], %(last_reply)b::bytea[], %(model_name)b::text[],
+                %(model_prices)b::bytea[])
+           with ordinality
+         as c(task_id, open_calls, last_commit_id, last_commit_hash, last_reply, model_name, model_prices, i)
    where t.task_id = c.task_id
 ), appended as (
-  insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
-  select e.task_id, e.sequence, e.tenant, e.epoch, e.claim_id, e.attempt, e.step, e.kind, e.actor,
-         %(locked_at)b::timestamptz, e.body
-    from unnest(
-           %(entry_task_id)b::text[]::uuid[], %(entry_sequence)b::bigint[], %(entry_tenant)b::text[],
-           %(entry_epoch)b::bigint[], %(entry_claim_id)b::text[], %(entry_attempt)b::bigint[], %(entry_step)b::bigint[],
-           %(entry_kind)b::bigint[], %(entry_actor)b::text[], %(entry_body)b::bytea[])
-         as e(task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, body)
+  insert into entries (sequence, epoch, attempt, step, kind, task_id, tenant, claim_id, actor, body, recorded_at)
+  select n[i][1], n[i][2], n[i][3], n[i][4], n[i][5], e.task_id, e.tenant, e.claim_id, e.actor, e.body,
+         %(locked_at)b::timestamptz
+    from (select %(entry_numbers)b::bigint[] as n) as one,
+         unnest(%(entry_task_id)b::text[]::uuid[], %(entry_tenant)b::text[], %(entry_claim_id)b::text[],
+                %(entry_actor)b::text[], %(entry_body)b::bytea[])
+           with ordinality as e(task_id, tenant, claim_id, actor, body, i)
 ), billed as (
-  insert into token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
-                           input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd,
-                           unpriced, settled_at)
-  select u.*, %(locked_at)b::timestamptz
-    from unnest(
-           %(bill_task_id)b::text[]::uuid[], %(bill_step)b::bigint[], %(bill_attempt_number)b::bigint[],
-           %(bill_tenant)b::text[], %(bill_root_task_id)b::text[]::uuid[], %(bill_epoch)b::bigint[],
-           %(bill_model)b::text[], %(bill_provider_request_id)b::text[], %(bill_lost)b::boolean[],
-           %(bill_input_tokens)b::bigint[], %(bill_output_tokens)b::bigint[],
-           %(bill_cache_creation_input_tokens)b::bigint[], %(bill_cache_read_input_tokens)b::bigint[],
-           %(bill_nano_usd)b::bigint[], %(bill_unpriced)b::boolean[])
-         as u(task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost, input_tokens,
-              output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd, unpriced)
+  insert into token_usage (step, attempt_number, epoch, lost, nano_usd, unpriced, input_tokens, output_tokens,
+                           cache_creation_input_tokens, cache_read_input_tokens, task_id, tenant, root_task_id, model,
+                           provider_request_id, settled_at)
+  select n[i][1], n[i][2], n[i][3], n[i][4] = 1, n[i][5], n[i][6] = 1, n[i][7], n[i][8], n[i][9], n[i][10], u.task_id,
+         u.tenant, u.root_task_id, u.model, u.provider_request_id, %(locked_at)b::timestamptz
+    from (select %(bill_numbers)b::bigint[] as n) as one,
+         unnest(%(bill_task_id)b::text[]::uuid[], %(bill_tenant)b::text[], %(bill_root_task_id)b::text[]::uuid[],
+                %(bill_model)b::text[], %(bill_provider_request_id)b::text[])
+           with ordinality as u(task_id, tenant, root_task_id, model, provider_request_id, i)
 )
 update budgets b
-   set max_tokens = c.max_tokens, used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens,
-       max_nano_usd = c.max_nano_usd, used_nano_usd = c.used_nano_usd, reserved_nano_usd = c.reserved_nano_usd,
-       unpriced_calls = c.unpriced_calls, warned_tokens = c.warned_tokens, warned_nano_usd = c.warned_nano_usd,
-       beyond_tokens = b.beyond_tokens + c.beyond_tokens, beyond_nano_usd = b.beyond_nano_usd + c.beyond_nano_usd
-  from unnest(%(budget_root_task_id)b::text[]::uuid[], %(budget_max_tokens)b::bigint[],
-              %(budget_used_tokens)b::bigint[], %(budget_reserved_tokens)b::bigint[],
-              %(budget_max_nano_usd)b::bigint[], %(budget_used_nano_usd)b::bigint[],
-              %(budget_reserved_nano_usd)b::bigint[], %(budget_unpriced_calls)b::bigint[],
-              %(budget_warned_tokens)b::bigint[], %(budget_warned_nano_usd)b::bigint[],
-              %(budget_beyond_tokens)b::bigint[], %(budget_beyond_nano_usd)b::bigint[])
-       as c(root_task_id, max_tokens, used_tokens, reserved_tokens, max_nano_usd, used_nano_usd, reserved_nano_usd,
-            unpriced_calls, warned_tokens, warned_nano_usd, beyond_tokens, beyond_nano_usd)
+   set max_tokens = n[i][1], used_tokens = n[i][2], reserved_tokens = n[i][3], max_nano_usd = n[i][4],
+       used_nano_usd = n[i][5], reserved_nano_usd = n[i][6], unpriced_calls = n[i][7], warned_tokens = n[i][8],
+       warned_nano_usd = n[i][9], beyond_tokens = b.beyond_tokens + n[i][10],
+       beyond_nano_usd = b.beyond_nano_usd + n[i][11]
+  from (select %(budget_numbers)b::bigint[] as n) as one,
+       unnest(%(budget_root_task_id)b::text[]::uuid[]) with ordinality as c(root_task_id, i)
  where b.root_task_id = c.root_task_id;
 
 -- name: move
@@ -115,12 +96,11 @@ with moved as (
 update tasks t
    set state = c.state, reason = c.reason, message = c.message,
        -- A new attempt has no result yet.
-       result = case when c.attempt > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
+       result = case when n[i][4] > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
        result_json = coalesce(nullif(c.result_json, ''), t.result_json),
-       attempt = c.attempt, max_steps = c.max_steps,
-       own_max_tokens = c.own_max_tokens, own_max_nano_usd = c.own_max_nano_usd,
+       attempt = n[i][4], max_steps = n[i][5], own_max_tokens = n[i][6], own_max_nano_usd = n[i][7],
        deadline_at = coalesce(nullif(c.deadline_at, '')::timestamptz, t.deadline_at),
-       epoch = c.epoch, claim_id = c.claim_id, holds = c.holds, owner = c.owner, claim_count = c.claim_count,
+       epoch = n[i][1], claim_id = c.claim_id, holds = n[i][2] = 1, owner = c.owner, claim_count = n[i][3],
        ending_state = c.ending_state, ending_reason = c.ending_reason, ending_message = c.ending_message,
        dead_owners = string_to_array(c.dead_owners, e'\x1f'),
        ending_actor = c.ending_actor, ending_result = c.ending_result, ending_at = nullif(c.ending_at, '')::timestamptz,
@@ -128,12 +108,12 @@ update tasks t
        wait = c.wait, wait_deadline_at = nullif(c.wait_deadline_at, '')::timestamptz,
        wait_step_at = nullif(c.wait_step_at, '')::timestamptz,
        wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
-       timeout_retries = c.timeout_retries, queued_until = nullif(c.queued_until, '')::timestamptz,
+       timeout_retries = n[i][8], queued_until = nullif(c.queued_until, '')::timestamptz,
        calls_in_doubt = string_to_array(c.calls_in_doubt, ','), operator_wait = c.operator_wait,
        starts_at = case when c.state = 'QUEUED' then t.starts_at end,
        queued_at = case when c.state = 'QUEUED' then case when t.state = 'QUEUED' then t.queued_at
                                                           else %(locked_at)b::timestamptz end end,
-       started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
+       started_at = case when n[i][2] = 1 then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
        -- A pending ending keeps its reservation: else another coordinator would take it from the one that carries it
        -- out.
@@ -141,21 +121,20 @@ update tasks t
        change_xid = greatest(pg_current_xact_id(), case when t.change_xid < pg_snapshot_xmax(pg_current_snapshot())
                                                         then t.change_xid end),
        updated_at = %(locked_at)b::timestamptz
-  from unnest(
+  from (select %(numbers)b::bigint[] as n) as one,
+       unnest(
          %(task_id)b::text[]::uuid[], %(state)b::text[], %(reason)b::text[], %(message)b::text[], %(result)b::bytea[],
-         %(epoch)b::bigint[], %(claim_id)b::text[], %(holds)b::boolean[], %(owner)b::text[], %(claim_count)b::bigint[],
-         %(ending_state)b::text[], %(ending_reason)b::text[], %(ending_message)b::text[], %(ending_actor)b::text[],
-         %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[],
-         %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
-         %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
-         %(waiting_since)b::text[], %(result_json)b::bytea[], %(timeout_retries)b::bigint[], %(queued_until)b::text[],
-         %(own_max_tokens)b::bigint[], %(own_max_nano_usd)b::bigint[], %(calls_in_doubt)b::text[],
-         %(wait_step_at)b::text[], %(operator_wait)b::bytea[])
-       as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
-            ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
-            attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since,
-            result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd, calls_in_doubt, wait_step_at,
-            operator_wait)
+         %(claim_id)b::text[], %(owner)b::text[], %(ending_state)b::text[], %(ending_reason)b::text[],
+         %(ending_message)b::text[], %(ending_actor)b::text[], %(ending_at)b::text[], %(next_retry_at)b::text[],
+         %(ended)b::boolean[], %(dead_owners)b::text[], %(ending_result)b::bytea[], %(deadline_at)b::text[],
+         %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[], %(waiting_since)b::text[],
+         %(result_json)b::bytea[], %(queued_until)b::text[], %(calls_in_doubt)b::text[], %(wait_step_at)b::text[],
+         %(operator_wait)b::bytea[])
+         with ordinality
+       as c(task_id, state, reason, message, result, claim_id, owner, ending_state, ending_reason, ending_message,
+            ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result, deadline_at, wait,
+            wait_deadline_at, wait_correlation, waiting_since, result_json, queued_until, calls_in_doubt, wait_step_at,
+            operator_wait, i)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at,

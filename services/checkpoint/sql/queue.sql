@@ -207,3 +207,27 @@ select a.tenant, l.most, (select count(*) from (select from tasks r
  cross join lateral (select l.max_running_tasks as most from tenants l
                       where l.tenant in (a.tenant, '') order by l.tenant desc limit 1) l
  where l.most is not null;
+
+-- name: due
+-- Which sweeps have work, by database time: each condition is one step in the index of its sweep, without a lock. A sweep
+-- decides about rows itself, under their locks.
+select name
+  from (values
+    ('retries', exists (select from tasks where state = 'RETRY_SCHEDULED' and next_retry_at <= now())),
+    ('deadlines', exists (select from tasks where ended_at is null and ending_state = '' and state <> 'WAITING_USER'
+                                              and deadline_at <= now())),
+    ('queued', exists (select from tasks where queued_until <= now() and ending_state = '')),
+    ('starts', exists (select from tasks where starts_at <= now())),
+    ('waits', exists (select from tasks where wait_deadline_at <= now())),
+    ('escalations', exists (select from tasks where wait_step_at <= now())),
+    ('signals', exists (select from tasks t
+                         where t.wait_correlation <> ''
+                           and exists (select from signals s
+                                        where s.tenant = t.tenant and s.correlation_id = t.wait_correlation
+                                          and s.taken_by is null))),
+    ('schedules', exists (select from schedules where look_at <= now())),
+    ('families', (select position from family_news order by position limit 1) is not null
+                 or (select position from raised_budgets order by position limit 1) is not null),
+    ('webhooks', exists (select from webhooks where not paused and turn_until <= now()))
+  ) as work(name, is_due)
+ where is_due;

@@ -9,8 +9,6 @@ died are unlocked again.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,12 +26,13 @@ from tenure.domain.close_out import PendingEnding
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waits import WaitKind
 from tenure.runtime import metrics
-from tenure.runtime.process import note_progress, resting
+from tenure.runtime.process import note_progress
 from tenure.v1 import ledger_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from services.checkpoint.queue.due import DueWork
     from tenure.runtime.postgres import Connection, Pool
 
 EVENTS_AT_ONCE: Final = 100
@@ -48,26 +47,19 @@ class _TakenEvents(NamedTuple):
 
 
 class SubAgentEvents:
-    """One duty. `has_events` is set by what this process commits; polling finds the events of other replicas."""
+    """One duty. What this process commits wakes it at once, the events of other replicas when `due` looks."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        announce: Callable[[Announcement], None],
-        has_events: asyncio.Event,
-        interval_seconds: float,
-    ) -> None:
-        self._pool, self._announce = pool, announce
-        self._has_events, self._interval_seconds = has_events, interval_seconds
+    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], due: DueWork) -> None:
+        self._pool, self._announce, self._due = pool, announce, due
 
     async def run(self) -> None:
         """Runs until cancelled. A cancel request passes down a tree level by level: each level's events are handled at
         once.
         """
         while True:
-            self._has_events.clear()
-            if not await self._once():
-                await self._wait()
+            await self._due.wait("families")
+            while await self._once():
+                pass
 
     async def _once(self) -> int:
         woken = await self._take(wake_parents, "woken")
@@ -80,13 +72,6 @@ class SubAgentEvents:
         self._announce(announcement_of(taken.drafts))
         metrics.count("tenure_sub_agent_events_total", sum(draft.has_work for draft in taken.drafts), what=name)
         return taken.handled
-
-    async def _wait(self) -> None:
-        """Waits a bounded time, because another replica's events may wait for this one."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._interval_seconds):
-                with resting():
-                    await self._has_events.wait()
 
 
 async def wake_parents(pool: Pool) -> _TakenEvents:

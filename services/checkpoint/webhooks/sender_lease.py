@@ -26,11 +26,12 @@ from tenure.domain.errors import OutOfRange, TenureError
 from tenure.domain.webhooks import MAX_RECEIVED_KEPT, decide_delivery
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.process import heed_cancellation, rest
+from tenure.runtime.process import heed_cancellation
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
+    from services.checkpoint.queue.due import DueWork
     from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
     from tenure.runtime.postgres import Connection, Pool
 
@@ -194,11 +195,10 @@ class WebhookDispatcher:
         pool: Pool,
         policy: WebhookPolicy,
         settings: WebhookSettings,
-        interval_seconds: float,
+        due: DueWork,
         kept_seconds: float,
     ) -> None:
-        self._pool, self._policy, self._settings = pool, policy, settings
-        self._interval_seconds = interval_seconds
+        self._pool, self._policy, self._settings, self._due = pool, policy, settings, due
         self._refresh_seconds = min(LONGEST_REFRESH_SECONDS, kept_seconds / 10)
         self._leases: set[asyncio.Task[None]] = set()
 
@@ -211,10 +211,9 @@ class WebhookDispatcher:
         ):
             dependencies = SenderDependencies(self._pool, sender, settings)
             while True:
+                await self._due.wait("webhooks")
                 await self._take_leases(dependencies, group)
                 heed_cancellation()  # a wait for a connection may have swallowed it
-                # Random, so that replicas that started together do not keep polling together.
-                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def _take_leases(self, dependencies: SenderDependencies, group: TaskGroup) -> None:
         free = MAX_LEASES - len(self._leases)

@@ -14,7 +14,7 @@ from uuid import UUID
 from services.tools.calls.executing import RemoteCallFollower
 from services.tools.calls.records import CallKey
 from services.tools.calls.runs import Superseded
-from services.tools.tool import Arguments, CallContext, Caller, Tool, ToolAnswer
+from services.tools.tool import Arguments, CallContext, OwnCaller, Tool, ToolAnswer
 from tenure.domain.errors import LimitReached, Unavailable
 from tenure.domain.tools import ToolDefinition
 
@@ -54,7 +54,7 @@ class CallerRuns:
             await caller.wait_listened(listened=False)
             await self._wait_for_return(caller, key, ends_at)
 
-    async def _wait_for_return(self, caller: Caller, key: CallKey, ends_at: float) -> None:
+    async def _wait_for_return(self, caller: OwnCaller, key: CallKey, ends_at: float) -> None:
         """Returns when the caller follows its call here again."""
         returned = asyncio.create_task(caller.wait_listened(listened=True))
         changed = asyncio.create_task(self._changed(key, caller.call_attempt))

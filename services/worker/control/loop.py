@@ -49,7 +49,6 @@ from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
 from tenure.runtime import metrics
-from tenure.runtime.failpoints import failpoint
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -148,7 +147,7 @@ class ControlLoop(Loop):
                 return recorded or step_limit(self._point, step) or await self._reserve_attempt(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
                 self._watch.end()
-                await failpoint("worker.after_model")
+                await self._watch.answered()
                 await self._write(answer_entries(report, answer, entry))
                 return None
             case FailModelCall():
@@ -181,8 +180,7 @@ class ControlLoop(Loop):
             held_task.live.append,
             held_task.progress.on_model_call_progress,
         )
-        self._watch.begin(report, timeout_seconds)
-        await failpoint("worker.before_model")
+        await self._watch.begin(report, timeout_seconds)
         return report
 
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:

@@ -13,8 +13,8 @@ __all__ = ["Edit", "Mutation"]
 class Mutation:
     """`guard`: what is missing. `invariants`: any of these must be reported, as checker numbers them.
 
-    `constraints` and `triggers` of the ledger's table of tasks, and `budget_constraints` of that of budgets, would stop
-    the service without its guard. They are lifted too, for it is not them that the checker is to be tried on.
+    `triggers` of the ledger's table of tasks, and `budget_triggers` of that of budgets, would stop the service without
+    its guard. They are lifted too, for it is not them that the checker is to be tried on.
     """
 
     name: str
@@ -22,6 +22,5 @@ class Mutation:
     guard: str
     invariants: tuple[str, ...]
     edits: tuple[Edit, ...]
-    constraints: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
-    budget_constraints: tuple[str, ...] = ()
+    budget_triggers: tuple[str, ...] = ()

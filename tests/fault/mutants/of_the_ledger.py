@@ -45,7 +45,7 @@ MUTATIONS = (
             Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),
             Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if False:"),
         ),
-        triggers=("tasks_only_grow", "tasks_are_held_once"),
+        triggers=("valid_tasks", "tasks_are_held_once"),
     ),
     Mutation(
         "open_same_claim_later",
@@ -74,8 +74,7 @@ MUTATIONS = (
         "Open asks whether the claim was registered in the ledger",
         ("I5",),
         (Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),),
-        constraints=("opened_only_when_granted",),
-        triggers=("tasks_are_held_once",),
+        triggers=("valid_tasks", "tasks_are_held_once"),
     ),
     Mutation(
         "commit_repeat",
@@ -90,7 +89,7 @@ MUTATIONS = (
         "a commit's number is the next one of its claim",
         ("I11",),
         (Edit(ADMISSION, "    if commit_number != row.commit_number + 1:", "    if False:"),),
-        triggers=("tasks_only_grow",),
+        triggers=("valid_tasks",),
     ),
     Mutation(
         "requeue_of_the_seen_claim",
@@ -111,7 +110,7 @@ MUTATIONS = (
                 "",
             ),
         ),
-        constraints=("ended_without_open_calls",),
+        triggers=("valid_tasks",),
     ),
     Mutation(
         "end_stops_the_model",
@@ -151,7 +150,7 @@ MUTATIONS = (
                 "self.max_tokens - self.used_tokens if",
             ),
         ),
-        budget_constraints=("tokens_within_the_cap",),
+        budget_triggers=("valid_budgets",),
     ),
     Mutation(
         "reserve_sees_own_cap",

@@ -82,6 +82,19 @@ MUTATIONS = (
         (Edit(ACCEPT_RULES, "    if row.effect_class.may_run_again and may_be_repeated:\n", "    if True:\n"),),
     ),
     Mutation(
+        "own_call_of_lost_worker",
+        "tools",
+        "a call that its caller runs belongs to the claim under which it was started",
+        ("I12",),
+        (
+            Edit(
+                ACCEPT_RULES,
+                "    if request.runs_at_caller and request.fence == row.fence:\n        return _decide_own_run",
+                "    if request.runs_at_caller:\n        return _decide_own_run",
+            ),
+        ),
+    ),
+    Mutation(
         "call_started",
         "tools",
         "an effect begins only when its call could be marked STARTED under the fence",

@@ -13,13 +13,13 @@ MUTATIONS = (
         (
             Edit(
                 "services.worker.model_step",
-                '        await failpoint("worker.after_model")\n',
+                "        await self._watch.answered()\n",
                 "        from services.worker.tools_client import CallLimits\n"
                 "        limits = CallLimits(30.0)\n"
                 "        for _, intent in answer_entries(step, attempt, answer)[1:]:\n"
                 "            tools, token = self._dependencies.tools, self._held_task.token\n"
                 "            await tools.execute(token, intent, lambda: None, limits, None)\n"
-                '        await failpoint("worker.after_model")\n',
+                "        await self._watch.answered()\n",
             ),
         ),
     ),

@@ -1,0 +1,58 @@
+"""Agents in Python under test: the program of docs/agents.md, killed at each point of its calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.testing import Tenure, tool
+from tests.testing.test_docs import BLOCKS, functions_in
+
+pytestmark = pytest.mark.server
+AGENTS = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+BANK = """
+
+async def pay_back(order, cents, *, idempotency_key):
+    paid = json.loads(FILE.read_text()) if FILE.exists() else {}
+    paid[idempotency_key] = [order, cents]
+    FILE.write_text(json.dumps(paid))
+    return f"{cents} cents"
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program of the page, with a bank."""
+    code = re.search(r"`support\.py`:\n\n```python[^\n]*\n(.*?)```", AGENTS, re.DOTALL)
+    assert code is not None
+    imports = f"import json\nfrom pathlib import Path\n\nFILE = Path({str(tmp_path / 'paid.json')!r})\n"
+    (tmp_path / "support.py").write_text(imports + BANK + code[1])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "support.py"
+
+
+def paid(program: Path) -> list[Any]:
+    return list(json.loads(program.with_name("paid.json").read_text()).values())
+
+
+@pytest.mark.parametrize("at", ["after model 1", "after own-tool", "after outcome"])
+def test_an_agent_dies_and_refunds_once(tenure: Tenure, program: Path, at: str) -> None:
+    tenure.model.script([tool("refund", order="7", cents=500), "Refunded."])
+    worker = tenure.worker(program=program)
+    task = tenure.submit("Refund order 7", agent="support")
+    worker.kill(at=at)
+    tenure.worker(program=program)
+    assert task.result().value == "Refunded."
+    assert paid(program) == [["7", 500]]
+    assert tenure.effects("refund") == 1
+
+
+def test_the_example_of_the_page_runs(tenure: Tenure, program: Path) -> None:
+    (code,) = (code for mark, code in BLOCKS if mark == "agents")
+    for test in functions_in(code).values():
+        test(tenure)
+    assert paid(program) == [["7", 500]]

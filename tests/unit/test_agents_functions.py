@@ -1,0 +1,79 @@
+"""What a worker takes as agents and functions, and what it refuses with a reason."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from services.worker.control.functions import load_functions
+from services.worker.main import OwnFunctionsSettings
+from tenure.agents import DurableFunction, Work, Worker, function
+from tenure.runtime.settings import ConfigurationError, load
+from tests.support.journal_work import JournalWork
+
+
+@function
+async def first(work: Work, given: int) -> str:
+    return f"{work.goal}{given + 1}"
+
+
+@function(name="renamed")
+async def second(work: Work) -> None:
+    await work.step("note", lambda: None)
+
+
+def module(monkeypatch: pytest.MonkeyPatch, functions: Any) -> str:
+    made = ModuleType("own_functions")
+    vars(made)["FUNCTIONS"] = functions
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made.__name__
+
+
+async def test_a_module_may_have_a_list_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = load_functions([module(monkeypatch, [first, second])])
+    assert list(functions) == ["first", "renamed"]
+    assert await functions["first"](JournalWork("goal "), 1) == "goal 2"
+    assert await functions["renamed"](JournalWork(), None) is None
+
+
+def test_functions_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="another module has a function first"):
+        load_functions([module(monkeypatch, [first])], {"first": first.run})
+
+
+@pytest.mark.parametrize(
+    ("functions", "reason"),
+    [
+        ([print], "neither a durable agent nor a durable function"),
+        ([first, first], "two agents or functions are named first"),
+        ([DurableFunction("no spaces", first.run)], "'no spaces' is not a name"),
+        ([], "has no FUNCTIONS"),
+    ],
+)
+def test_what_is_no_function_is_refused(monkeypatch: pytest.MonkeyPatch, functions: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        load_functions([module(monkeypatch, functions)])
+
+
+def test_a_worker_needs_something_to_run() -> None:
+    with pytest.raises(ValueError, match="needs agents or functions"):
+        Worker([])
+    assert list(Worker([first]).functions) == ["first"]
+
+
+def test_a_function_of_another_shape_is_refused() -> None:
+    with pytest.raises(TypeError, match="not a coroutine function"):
+        function(lambda work: work)
+    with pytest.raises(TypeError, match="at most the input"):
+
+        @function
+        async def three(work: Work, one: int, two: int) -> None: ...
+
+
+def test_a_worker_of_a_program_needs_no_modules() -> None:
+    assert load(OwnFunctionsSettings, {}, prefix="TENURE_WORKER_").loops == ("control",)
+    with pytest.raises(ConfigurationError, match="must contain control"):
+        load(OwnFunctionsSettings, {"TENURE_WORKER_LOOPS": "messages"}, prefix="TENURE_WORKER_")
