@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -86,11 +87,14 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Reader:
-    tmp_path.chmod(0o755)
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    return Reader(tmp_path)
+def reader() -> Iterator[Reader]:
+    """In a folder that other accounts may enter: as root Postgres runs under another one."""
+    with tempfile.TemporaryDirectory(prefix="tenure-tutorial-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file, text in FILES.items():
+            (folder / file).write_text(text)
+        yield Reader(folder)
 
 
 def test_the_page_has_its_files() -> None:
