@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -18,19 +17,19 @@ _MODELS: Final = ("ANTHROPIC_", "OPENAI_")
 
 
 def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the addresses of the stack that runs on the data directory; empty if one is given, or if none runs.
+    """Returns the variables with which a worker joins the stack that runs on the data directory.
 
-    If the stack's model is simulated and `environment` has no setting of a model, this process's agents talk to the
-    simulator from now on.
+    Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` has no
+    setting of a model, they also send the libraries of the providers to the simulator.
     """
     if any(environment.get(name) for name in _SERVICES.values()):
         return {}
     addresses = read_addresses(Path(environment.get("TENURE_DATA") or ".tenure"))
     if addresses is None:
         return {}
-    if SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment):
-        os.environ.update(_simulated(addresses[SIMULATOR]))
-    return {variable: addresses[service] for service, variable in _SERVICES.items()}
+    is_simulated = SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment)
+    models = _simulated(addresses[SIMULATOR]) if is_simulated else {}
+    return {**{variable: addresses[service] for service, variable in _SERVICES.items()}, **models}
 
 
 def _simulated(url: str) -> dict[str, str]:

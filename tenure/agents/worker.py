@@ -59,6 +59,7 @@ class Worker:
         """
         with server_packages("tenure.agents.Worker", extra="agents"):
             program = import_module("services.worker.main")
-        code = program.run_with(self.functions, {**dev_settings({**os.environ, **self._settings}), **self._settings})
+        os.environ.update(dev_settings({**os.environ, **self._settings}))  # the agents' own model clients read it
+        code = program.run_with(self.functions, self._settings)
         if code:
             sys.exit(code)
