@@ -27,7 +27,7 @@ from devstack.programs import check_programs
 from devstack.service_process import ServiceProcess, SimulatorProcess
 from devstack.simulator.scenario import ScenarioError, load_scenario
 from devstack.stores import Store, open_etcd, open_postgres
-from tenure.runtime.running_stack import CERTIFICATES
+from tenure.runtime.running_stack import CERTIFICATES, SIMULATOR
 
 Tell = Callable[[str], None]
 
@@ -101,7 +101,10 @@ class Stack:
             await self._start_model()
             await self._start_services()
             certificates = {CERTIFICATES: str(self.layout.certificates.absolute())} if self.options.tls else {}
-            write_addresses(self.layout.data_dir, {**self.addresses(), **certificates})
+            simulator = (
+                {SIMULATOR: self.simulator.model_url} if self.options.model_is_simulated and self.simulator else {}
+            )
+            write_addresses(self.layout.data_dir, {**self.addresses(), **certificates, **simulator})
             self._opened.callback(forget_addresses, self.layout.data_dir)
         except BaseException:
             await self._opened.aclose()

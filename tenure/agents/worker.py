@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
+from tenure.agents.dev_stack import dev_settings
 from tenure.agents.functions import function_table
 from tenure.server_packages import server_packages
 
@@ -19,8 +21,9 @@ class Worker:
         Worker([agent, month_end]).run()
 
     An omitted argument has the value of its environment variable, which `tenure serve worker --help` lists: addresses
-    (`TENURE_WORKER_COORDINATOR_ADDRESSES`, …), TLS (`TENURE_TLS_…`), logs (`TENURE_LOG_FORMAT`). The defaults are those
-    of `tenure dev` on this machine.
+    (`TENURE_WORKER_COORDINATOR_ADDRESSES`, …), TLS (`TENURE_TLS_…`), logs (`TENURE_LOG_FORMAT`). If no address is given
+    and a `tenure dev` runs on the data directory here (`TENURE_DATA`, else `.tenure`), the worker joins it, and without
+    a key of a model its agents talk to the simulator.
 
     coordinators, checkpoints, tools: addresses, host:port. queues: the queues to take tasks from. slots: the most tasks
     at a time. settings: further variables. Raises TypeError and ValueError for items that no worker can run.
@@ -56,6 +59,7 @@ class Worker:
         """
         with server_packages("tenure.agents.Worker", extra="agents"):
             program = import_module("services.worker.main")
+        os.environ.update(dev_settings({**os.environ, **self._settings}))  # the agents' own model clients read it
         code = program.run_with(self.functions, self._settings)
         if code:
             sys.exit(code)

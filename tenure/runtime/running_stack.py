@@ -10,6 +10,8 @@ from typing import Final
 FILE_NAME: Final = "dev.json"
 CERTIFICATES: Final = "certificates"
 """The key of the certificates' folder in dev.json, for a stack with TLS."""
+SIMULATOR: Final = "simulator"
+"""The key of the simulator's URL in dev.json, for a stack whose model is simulated."""
 
 
 def read_addresses(data_dir: Path) -> dict[str, str] | None:

@@ -117,6 +117,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         **options: Any,
     ) -> None:
+        options.setdefault("defer_model_check", True)  # the worker may find the model's settings after this
         super().__init__(model, output_type=output_type, deps_type=deps_type, name=name, **options)
         self._durable_function = durable(
             self,

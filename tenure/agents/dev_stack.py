@@ -1,0 +1,42 @@
+"""Finds the stack of `tenure dev` that runs here, for workers that are told no addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tenure.runtime.running_stack import SIMULATOR, read_addresses
+
+_SERVICES: Final = {
+    "coordinator": "TENURE_WORKER_COORDINATOR_ADDRESSES",
+    "checkpoint": "TENURE_WORKER_CHECKPOINT_ADDRESS",
+    "tools": "TENURE_WORKER_TOOLS_ADDRESS",
+}
+_MODELS: Final = ("ANTHROPIC_", "OPENAI_")
+
+
+def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables with which a worker joins the stack that runs on the data directory.
+
+    Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` has no
+    setting of a model, they also send the libraries of the providers to the simulator.
+    """
+    if any(environment.get(name) for name in _SERVICES.values()):
+        return {}
+    addresses = read_addresses(Path(environment.get("TENURE_DATA") or ".tenure"))
+    if addresses is None:
+        return {}
+    is_simulated = SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment)
+    models = _simulated(addresses[SIMULATOR]) if is_simulated else {}
+    return {**{variable: addresses[service] for service, variable in _SERVICES.items()}, **models}
+
+
+def _simulated(url: str) -> dict[str, str]:
+    """Returns what makes the libraries of the providers call the simulator."""
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "simulated",
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": "simulated",
+    }
