@@ -61,9 +61,9 @@ class Narrator:
     `is_plain` is for output without a terminal: lines are not cut, and a call gets a line when it begins. `is_verbose`
     shows the epochs of the claims.
 
-    `_held` is the last answer, which is held back because it may be the result: the result is printed once, at the
-    end. `_later` are lines about a lost model call. The ledger records the loss of the model call before the loss of
-    the claim; the lines are printed after the loss of the claim.
+    `_answered_step` is the step of a function's newest model call. `_held` is the last answer, which is held back because
+    it may be the result: the result is printed once, at the end. `_later` are lines about a lost model call. The ledger
+    records the loss of the model call before the loss of the claim; the lines are printed after the loss of the claim.
     """
 
     task: WatchedTask
@@ -71,6 +71,7 @@ class Narrator:
     is_plain: bool
     is_verbose: bool = False
     _held: str = ""
+    _answered_step: int = 0
     _later: list[Text] = field(default_factory=list)
 
     def tell(self, entry: ledger_pb2.Entry) -> Lines:
@@ -98,7 +99,7 @@ class Narrator:
             case "tool_intent" | "tool_outcome":
                 yield from self._call(entry.body)
             case "control_step" | "control_failure":
-                yield self._function_step(entry)
+                yield from self._function_step(entry)
             case "tools_defined" if entry.body.tools_defined.unknown_names:
                 yield self._line("  ! ", unknown_tools(entry.body.tools_defined), "yellow")
             case _:
@@ -208,16 +209,21 @@ class Narrator:
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
         self._held = answer_text(answer.content_json)
+        self._answered_step = step if self.task.runs_function else 0
         if answer.stop_reason not in _FINAL_STOP_REASONS:
             yield from self._flush()
 
-    def _function_step(self, entry: ledger_pb2.Entry) -> Text:
-        """Returns the line of a control function's step, or of its failure."""
+    def _function_step(self, entry: ledger_pb2.Entry) -> Lines:
+        """Yields the line of a control function's step, or of its failure.
+
+        The recorded result of a model call, whose answer has its lines, needs `is_verbose`.
+        """
         body = entry.body
         if body.HasField("control_failure"):
-            return self._line("  ✗ ", f"the function failed: {describe(entry)}", "red")
-        mark, style = _FAILED_MARK if body.control_step.HasField("failure") else _MARKS["SUCCEEDED"]
-        return self._line(f"  {mark} ", f"step {entry.step}: {describe(entry)}", "default", mark_style=style)
+            yield self._line("  ✗ ", f"the function failed: {describe(entry)}", "red")
+        elif entry.step != self._answered_step or self.is_verbose:
+            mark, style = _FAILED_MARK if body.control_step.HasField("failure") else _MARKS["SUCCEEDED"]
+            yield self._line(f"  {mark} ", f"step {entry.step}: {describe(entry)}", "default", mark_style=style)
 
     def _summary(self, step: int, answer: ledger_pb2.AssistantMessage) -> Lines:
         """Yields the line of a summary call. The next entry, the compaction, has the text of the summary."""

@@ -107,6 +107,17 @@ def test_a_functions_steps_are_told_with_what_they_came_to(teller: Any, ledger: 
     assert "✗ the function failed: ConnectionError, may be tried again: no route" in teller.seen
 
 
+def test_the_recorded_result_of_a_functions_model_call_needs_v(ledger: Any) -> None:
+    """The answer before it shows the same, for people."""
+    recorded = ledger_pb2.ControlStep(name="shop: model", result_json='{"kind":"response"}', duration=duration(1.5))
+    for verbose in (False, True):
+        teller = Teller(terminal=False, verbose=verbose)
+        teller.task.runs_function = True
+        teller.tell(ledger.answer(1, "I refund it."), ledger.entry(1, control_step=recorded))
+        assert "I refund it." in teller.seen
+        assert ('{"kind":"response"}' in teller.seen) is verbose
+
+
 def test_arguments_are_cut_to_the_width(ledger: Any) -> None:
     teller = Teller(terminal=True, width=60)
     teller.tell(ledger.intent("1.0", "write_file", content="long " * 100), ledger.outcome("1.0", "word " * 100))

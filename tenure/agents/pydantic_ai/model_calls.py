@@ -42,6 +42,9 @@ _PRICED_AS: Final = {
     "xai": "x-ai",
 }
 """The ids of providers in the ledger's price list, where Pydantic AI has other names for them."""
+_STOP_REASONS: Final[dict[str, str]] = {"stop": "end_turn", "tool_call": "tool_use", "length": "max_tokens"}
+"""The names of the ledger, which all loops and the command line share."""
+
 ATTEMPT_HEADER: Final = "x-tenure-attempt"
 _REPORT: ContextVar[ModelCallReport | None] = ContextVar("tenure.agents.report", default=None)
 
@@ -94,7 +97,7 @@ async def call_model(
             text=response.text or "",
             usage=token_usage(response.usage),
             model=response.model_name or request.model,
-            stop_reason=response.finish_reason or "",
+            stop_reason=_STOP_REASONS.get(response.finish_reason or "", response.finish_reason or ""),
             request_id=response.provider_response_id or "",
         )
 
