@@ -64,12 +64,12 @@ class Interrupts:
         if self._kind is not None:
             raise Interrupted(self._kind, self._message)
 
-    async def guard(self, work: Coroutine[Any, Any, _Result], *, above: int = 0) -> _Result:
+    async def guard(self, work: Coroutine[Any, Any, _Result], *, ignoring: Interruption | None = None) -> _Result:
         """Returns the result of `work`. An interruption cancels it and raises Interrupted.
 
-        `above`: one that was requested before counts only if it is of a higher kind.
+        `ignoring`: one of this kind that was requested before does not count.
         """
-        if self._kind is not None and self._kind > above:
+        if self._kind is not None and self._kind is not ignoring:
             work.close()
             raise Interrupted(self._kind, self._message)
         working = asyncio.create_task(work)

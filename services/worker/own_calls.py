@@ -14,7 +14,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
@@ -77,7 +77,9 @@ class _Run:
         self._answer: Answer = _answer_nobody
         self._outcome: Outcome | None = None
         self._began_at = 0.0
-        self.running: asyncio.Task[Outcome] | None = None
+        self.is_stopped = False
+        self._running: asyncio.Task[Outcome] | None = None
+        self._former = former
         self._progress = call.held_task.progress
         claims = call.held_task.claims
         self._context = _Context(
@@ -90,7 +92,7 @@ class _Run:
         )
         # Orders arrive in the context of the stream: the tool's logs and traces belong to the task's work.
         self.task = asyncio.create_task(
-            self._carry_out(former), name=f"own tool {order.idempotency_key}", context=call.context
+            self._carry_out(), name=f"own tool {order.idempotency_key}", context=call.context
         )
 
     @property
@@ -113,12 +115,23 @@ class _Run:
         if (outcome := self.outcome) is not None:
             answer(outcome)
 
-    async def _carry_out(self, former: _Run | None) -> None:
-        if former is not None:
-            await asyncio.wait({former.task})
-            if former.running is not None:
-                await asyncio.wait({former.running})  # one that ignored its cancellation
-        self.running = running = asyncio.create_task(self._guarded(), name=f"{self.task.get_name()}: run")
+    @property
+    def going_on(self) -> asyncio.Task[Any] | None:
+        """What still goes on of this run or of those before it; None: nothing."""
+        mine = (task for task in (self.task, self._running) if task is not None and not task.done())
+        return next(mine, None) or (None if self._former is None else self._former.going_on)
+
+    def stop(self) -> None:
+        """Stops the run. A second cancellation would end the wait for a tool that cleans up."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self.task.cancel()
+
+    async def _carry_out(self) -> None:
+        while self._former is not None and (former := self._former.going_on) is not None:
+            await asyncio.wait({former})
+        self._former = None
+        self._running = running = asyncio.create_task(self._guarded(), name=f"{self.task.get_name()}: run")
         try:
             outcome = await self._ended(running)
         except asyncio.CancelledError:
@@ -211,7 +224,7 @@ class OwnRuns:
         if run is None:
             former = self._runs.get(_key(call))
             if former is not None:
-                former.task.cancel()
+                former.stop()
             run = self._runs[_key(call)] = _Run(call, order, self._trust, former)
             run.task.add_done_callback(_note_fault)
         run.answer_to(order, answer)
@@ -232,19 +245,26 @@ class OwnRuns:
 
     def _find(self, call: CallOfOwnTool) -> _Run | None:
         run = self._runs.get(_key(call))
-        return run if run is not None and _same_claim(run.call.held_task, call.held_task) else None
+        if run is None or run.is_stopped or not _same_claim(run.call.held_task, call.held_task):
+            return None
+        return run
 
     def _of_claim(self, held_task: HeldTask) -> list[_Run]:
         return [run for run in self._runs.values() if _same_claim(run.call.held_task, held_task)]
 
     def _stop(self, runs: list[_Run]) -> list[asyncio.Task[None]]:
         for run in runs:
-            run.task.cancel()
+            run.stop()
             run.task.add_done_callback(partial(self._forget, run))
         return [run.task for run in runs if not run.task.done()]
 
-    def _forget(self, run: _Run, _ended: asyncio.Task[None]) -> None:
-        if self._runs.get(_key(run.call)) is run:
+    def _forget(self, run: _Run, _ended: asyncio.Task[Any]) -> None:
+        """Forgets the run when it and those before it have ended: the next one of the call waits for them."""
+        if self._runs.get(_key(run.call)) is not run:
+            return
+        if (going_on := run.going_on) is not None:
+            going_on.add_done_callback(partial(self._forget, run))
+        else:
             del self._runs[_key(run.call)]
 
 

@@ -114,11 +114,11 @@ class ToolStep:
         """
         while True:
             waits = any(self._is_unsafe_own(intent) for intent in running.values())
-            above = Interruption.DRAIN if waits else 0
+            ignoring = Interruption.DRAIN if waits else None
             try:
-                return await self._held_task.interrupts.guard(_first_done(running, until), above=above)
+                return await self._held_task.interrupts.guard(_first_done(running, until), ignoring=ignoring)
             except Interrupted as interrupted:
-                if interrupted.kind > above:
+                if interrupted.kind is not ignoring:
                     raise
 
     def _is_unsafe_own(self, intent: ToolIntent) -> bool:
@@ -168,13 +168,17 @@ class ToolStep:
     async def _execute_with_retries(
         self, intent: ToolIntent, limits: CallLimits, call: CallOfOwnTool | None
     ) -> Outcome:
-        """Retries until there is an outcome. Raises TryLater when the call gave no event for too long."""
+        """Retries until there is an outcome. Raises TryLater when the call gave no event for too long.
+
+        The service owes no event while an own tool runs here: after that the time counts from the first refusal, so
+        that the outcome of a long run is not given up.
+        """
         progress = self._held_task.progress
-        progress_at, failures = monotonic(), 0
+        progress_at, failures, is_refused = monotonic(), 0, False
 
         def take_event() -> None:
-            nonlocal progress_at
-            progress_at = monotonic()
+            nonlocal progress_at, is_refused
+            progress_at, is_refused = monotonic(), False
             progress.on_tool_progress()
 
         while True:
@@ -192,6 +196,8 @@ class ToolStep:
                 failures += 1
                 if call is not None and self._dependencies.own_runs.is_running(call):
                     take_event()  # to give up now would stop the tool in the middle
+                elif call is not None and not is_refused and error.reason != "TIMEOUT":
+                    progress_at, is_refused = monotonic(), True
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
                 if monotonic() + wait_seconds - progress_at >= PATIENCE_SECONDS:
                     raise

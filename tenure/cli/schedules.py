@@ -169,6 +169,7 @@ def _show_runs(context: Context, response: pb.GetScheduleResponse) -> None:
 PARTS: Final = {
     "goal": "goal",
     "function": "control.function",
+    "agent": "control.function",
     "given": "control.input_json",
     "model": "agent.model",
     "system": "agent.system",
@@ -280,7 +281,7 @@ def _spec(present: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskS
     """Returns the present spec with the changed fields, which are replaced and not merged."""
     spec, options = task_pb2.TaskSpec(), dict(changed)
     spec.CopyFrom(present)
-    if present.HasField("control"):
+    if present.HasField("control") and "agent" not in options:
         options.setdefault("function", present.control.function)
     new_spec = spec_of(request_of(options.pop("goal", present.goal), **options))
     paths = {PARTS[name] for name in changed}

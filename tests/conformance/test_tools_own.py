@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tenure.domain.errors import InvalidRequest, StaleEpoch, TryLater
+from tenure.domain.errors import InvalidRequest, LimitReached, StaleEpoch, TryLater
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as pb
@@ -348,3 +348,34 @@ async def test_a_stopping_service_sends_the_worker_elsewhere(tool_service: Start
         await caller.outcome()
     next_caller = await called(await tool_service(), own_request(owner, EffectClass.UNSAFE))
     await next_caller.ordered(2)
+
+
+async def test_a_full_service_takes_the_outcome_of_its_call(tool_service: StartTools, grants: Grants) -> None:
+    """Otherwise each call would keep its place until its timeout, and no outcome would ever be recorded."""
+    tools = await tool_service(max_accepted=1)
+    caller = await called(tools, own_request(grants.claim()))
+    await caller.ordered(1)
+    other = await called(tools, own_request(grants.claim()))
+    assert isinstance(await other.refusal(), LimitReached)
+    await caller.say(came_to(1))
+    assert (await caller.outcome()).status is OutcomeStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("effect", [EffectClass.KEYED, EffectClass.UNSAFE])
+async def test_no_caller_speaks_for_a_tool_of_the_service(
+    tool_service: StartTools, grants: Grants, tmp_path: Any, effect: EffectClass
+) -> None:
+    """An owner that calls a tool of the service its own can neither forge the outcome of the call nor end its run."""
+    marked = tmp_path / "marked"
+    tools = await tool_service(failpoints=f"tools.after_effect=1#touch({marked})->sleep(1000)")
+    owner = grants.claim()
+    arguments = '{"file": "f", "line": "x"}'
+    name = "append_record" if effect is EffectClass.KEYED else "append_record_unsafe"
+    forged = own_request(owner, effect, name=name, arguments=arguments, outcome=came_to(1, "forged"))
+    request = pb.ExecuteRequest(token=owner.token, call_id="1.0", tool=name, arguments_json=arguments)
+    caller = await called(tools, request)
+    await appear(marked)
+    assert (await (await called(tools, forged)).outcome()).content != "forged"
+    outcome = await caller.outcome()
+    assert (await record(tools, owner)).outcome.content == outcome.content
+    assert outcome.content != "forged"

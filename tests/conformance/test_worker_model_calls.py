@@ -393,6 +393,15 @@ async def test_a_function_may_cancel_its_own_work(functions: ModelFunctions) -> 
     await functions.check_bill(task_id)
 
 
+async def test_a_function_may_return_while_its_call_runs(functions: ModelFunctions) -> None:
+    """The call is settled with what it used, in the commit that ends the task."""
+    task_id = await functions.submit("hasty")
+    task = await functions.bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == (TaskState.SUCCEEDED, 1), task.message
+    assert await functions.kinds(task_id, 1) == ["ModelAttempt", "ModelFailure"]
+    assert (task.budget.used_tokens, task.budget.reserved_tokens) == (10, 0)
+
+
 async def test_watchers_see_the_text_while_it_is_written(functions: ModelFunctions) -> None:
     worker = await functions.worker()
     functions.bench.simulator.order_fault(drip_ms=100, count=1)

@@ -107,6 +107,21 @@ async def impatient(work: Work, given: dict[str, Any]) -> str:
     return str(answer["text"])
 
 
+async def hasty(work: Work, given: dict[str, Any]) -> str:
+    """Returns while its call runs."""
+    began = asyncio.Event()
+
+    async def run(report: ModelCallReport) -> ModelCallAnswer:
+        report.on_usage(TokenUsage(7, 3))
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    calling = asyncio.create_task(work.call_model("slow", request_of(given), run))
+    await asyncio.wait({calling, asyncio.create_task(began.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    return "done"
+
+
 class Overloaded(Exception):  # noqa: N818
     status_code = 429
     retry_after_seconds = 61
@@ -131,4 +146,4 @@ async def wrong(work: Work, given: dict[str, Any]) -> Any:
     return await work.call_model("wrong", request_of(given), run)
 
 
-FUNCTIONS = {"conversing": conversing, "catching": catching, "impatient": impatient, "wrong": wrong}
+FUNCTIONS = {"conversing": conversing, "catching": catching, "impatient": impatient, "hasty": hasty, "wrong": wrong}

@@ -297,3 +297,38 @@ def test_a_resolved_own_call_runs_again_beside_its_former_run() -> None:
     resolution = Resolution(3, DidNotHappen(runner_is_gone=True, runner_proven_gone=False), "looked", "person")
     request = replace(own_call(NEWER, effect=EffectClass.UNSAFE), resolution=resolution)
     assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), request, RUNNING) == RunCall(4)
+
+
+TAKEN = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "another has this name", detail="TOOL_NAME_TAKEN")
+SAID = Outcome(OutcomeStatus.SUCCEEDED, "done", call_attempt=3)
+
+
+def own_request(clear: Outcome | None = None, outcome: Outcome | None = None) -> CallRequest:
+    return replace(call_request(clear=clear), runs_at_caller=True, own_outcome=outcome)
+
+
+def test_an_own_unsafe_call_that_began_is_in_doubt() -> None:
+    """Its name was given to another tool while it ran: its effect may have happened."""
+    started = row(CallState.STARTED, EffectClass.UNSAFE, runner_alive=False)
+    assert decide(started, own_request(TAKEN), IDLE) == MarkInDoubt(3)
+    assert decide(started, own_request(TAKEN, SAID), IDLE) == MarkInDoubt(3)
+    ordered = RunnerIdentity(ME, 3, ordered=True)
+    assert decide(started, own_request(TAKEN, SAID), ordered) == ConcludeCall(SAID)
+
+
+def test_a_caller_decides_nothing_about_a_call_of_the_service() -> None:
+    for here, alive in ((RUNNING, True), (IDLE, True)):
+        running = row(CallState.STARTED, EffectClass.UNSAFE, runner_alive=alive)
+        assert decide(running, own_request(TAKEN, SAID), here) == JoinCall(3)
+    doubted = decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), own_request(TAKEN, SAID), IDLE)
+    assert isinstance(doubted, AnswerFromRecord)
+    assert doubted.outcome.status is OutcomeStatus.IN_DOUBT
+
+
+def test_a_callers_repeated_doubt_does_not_begin_anew() -> None:
+    doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE, doubt_note="it hung up")
+    unknown = replace(SAID, status=OutcomeStatus.TIMED_OUT, content="late")
+    verdict = decide(doubted, own_request(None, unknown), IDLE)
+    assert isinstance(verdict, AnswerFromRecord)
+    assert "it hung up" in verdict.outcome.content
+    assert decide(doubted, own_request(None, SAID), IDLE) == ConcludeCall(SAID)

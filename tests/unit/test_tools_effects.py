@@ -205,9 +205,9 @@ def test_a_superseded_run_keeps_its_successors_place() -> None:
         first, second = runs.add(call, 1), runs.add(call, 2)
         runs.remove(first)
         assert runs.find(call.key) is second
-        assert runs.attempt_of(call.key) == 2
+        assert runs.identity(uuid.uuid4(), call.key).running_attempt == 2
         runs.remove(second)
-        assert runs.attempt_of(call.key) is None
+        assert runs.identity(uuid.uuid4(), call.key).running_attempt is None
 
     asyncio.run(check())
 

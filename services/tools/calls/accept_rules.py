@@ -105,10 +105,14 @@ def admit_fence(row: ToolFenceRow, presented: Fence, *, close: bool) -> ToolFenc
 
 @dataclass(frozen=True, slots=True)
 class RunnerIdentity:
-    """The runner id of this process, and the attempt of the call that runs here, or None."""
+    """The runner id of this process, and the attempt of the call that runs here, or None.
+
+    `ordered`: the call's caller was ordered to run this attempt itself.
+    """
 
     runner_id: UUID
     running_attempt: int | None
+    ordered: bool = False
 
 
 def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> Verdict | AlreadyExists:
@@ -189,7 +193,8 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     runner is gone is wrong when the attempt runs in this process: then the call is joined.
     """
     resolution = request.resolution
-    if (late := _decide_own_outcome(row, request)) is not None:
+    late = _decide_own_outcome(row, request) if request.clear is None else None
+    if isinstance(late, ConcludeCall):  # a repeat of the doubt changes nothing
         return late
     if resolution is not None:
         match apply_resolution(resolution, row.call_attempt, runner_gone=row.runner_gone):
@@ -213,16 +218,23 @@ def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -
 
 
 def _decide_started(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
-    if request.runs_at_caller and request.fence == row.fence:
-        return _decide_own_run(row, request, here)
-    if request.runs_at_caller:
-        return _after_lost_runner(row, request)
+    if _is_run_by_caller(row, request, here):
+        return _decide_own_run(row, request, here) if request.fence == row.fence else _after_lost_runner(row, request)
     if here.running_attempt == row.call_attempt:
         return JoinCall(row.call_attempt)
     # A call whose record names this runner, but that does not run here, is treated like the call of a dead runner.
     if row.runner_alive and row.runner_id != here.runner_id:
         return JoinCall(row.call_attempt)
     return _after_lost_runner(row, request)
+
+
+def _is_run_by_caller(row: CallRow, request: CallRequest, here: RunnerIdentity) -> bool:
+    """Whether a started call is run by its caller: it may run it, or this process ordered it to.
+
+    A caller that only says so, with the name of a tool of this service, must not decide about that tool's call.
+    """
+    was_ordered = here.ordered and here.running_attempt == row.call_attempt
+    return request.runs_at_caller and (request.clear is None or was_ordered)
 
 
 def _decide_own_run(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:

@@ -21,7 +21,6 @@ from services.tools.calls.accept_rules import (
     JoinCall,
     MarkInDoubt,
     RunCall,
-    RunnerIdentity,
     Verdict,
 )
 from services.tools.calls.call_log import log_refusals
@@ -137,7 +136,7 @@ class Executor:
         """
 
         def enqueue(answer: Answer[Accepted]) -> None:
-            self._runner.check_room()
+            self._runner.check_room(job.request.key)
             self.accepts.enqueue(job, answer)
 
         follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
@@ -173,8 +172,7 @@ class Executor:
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [job.request for job in batch])
             verdicts = [
-                accepting.decide(job.request, RunnerIdentity(runner_id, self._runner.runs.attempt_of(job.request.key)))
-                for job in batch
+                accepting.decide(job.request, self._runner.runs.identity(runner_id, job.request.key)) for job in batch
             ]
             await accepting.write(postgres, runner_id)
         log_refusals(accepting.refusals)

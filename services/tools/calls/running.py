@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, NeverBegan, PutOff, ToolEffect
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
-from services.tools.calls.records import CallRequest, doubt_note, pack_outcome
+from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
 from services.tools.output import OutputStore
@@ -94,9 +94,12 @@ class Runner:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    def check_room(self) -> None:
-        """Raises LimitReached when this runner has `max_accepted` calls."""
-        if len(self._tasks) >= self._limits.max_accepted:
+    def check_room(self, key: CallKey) -> None:
+        """Raises LimitReached when this runner has `max_accepted` calls, and not this one among them.
+
+        The outcome of a call that its caller runs ends the call's run here: it must not wait for the room of its run.
+        """
+        if len(self._tasks) >= self._limits.max_accepted and self.runs.find(key) is None:
             raise LimitReached(
                 f"{self._limits.max_accepted} calls already run or wait on this replica; retry later",
                 reason="TOO_MANY_CALLS",

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 from uuid import UUID
 
+from services.tools.calls.accept_rules import RunnerIdentity
 from services.tools.calls.records import CallKey, CallRequest
 from tenure.domain.tools import Outcome, ProgramUsage, encode
 
@@ -273,10 +274,12 @@ class RunningCalls:
     def find(self, key: CallKey) -> RunningCall | None:
         return self._by_key.get(key)
 
-    def attempt_of(self, key: CallKey) -> int | None:
-        """Returns the attempt of the call that runs here, or None."""
+    def identity(self, runner_id: UUID, key: CallKey) -> RunnerIdentity:
+        """Returns what the rules of a request need to know of this process."""
         run = self._by_key.get(key)
-        return run.call_attempt if run is not None else None
+        if run is None:
+            return RunnerIdentity(runner_id, None)
+        return RunnerIdentity(runner_id, run.call_attempt, ordered=run.order is not None)
 
     def accompany(self, companion: Companion) -> None:
         """Registers a companion: `stop_task` ends its resources of the task."""

@@ -119,6 +119,7 @@ class ControlLoop(Loop):
                 return await self._call_tools(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
+                self._pending += self._watch.settlement()  # of a call that the function no longer waits for
                 return entries.Transition(TaskState.SUCCEEDED, Reason.FUNCTION_RETURNED, "", result)
             case Raised(failure=failure):
                 self._pending += [*self._watch.settlement(), (self._point.step, failure)]

@@ -89,8 +89,8 @@ MUTATIONS = (
         (
             Edit(
                 ACCEPT_RULES,
-                "    if request.runs_at_caller and request.fence == row.fence:\n        return _decide_own_run",
-                "    if request.runs_at_caller:\n        return _decide_own_run",
+                "_decide_own_run(row, request, here) if request.fence == row.fence else",
+                "_decide_own_run(row, request, here) if True else",
             ),
         ),
     ),

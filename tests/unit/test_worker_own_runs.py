@@ -1,0 +1,160 @@
+"""Runs of own tools in one process: each call once at a time, whatever the claims that come and go meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.worker import tool_step
+from services.worker.held_claims import HeldTask
+from services.worker.interrupts import Interrupted, Interruption
+from services.worker.own_calls import CallOfOwnTool, OwnRuns
+from tenure.control import EffectClass, OwnTool, OwnToolContext
+from tenure.domain.entries import ToolIntent
+from tenure.domain.errors import Unavailable
+from tenure.domain.fencing import Claims
+from tenure.domain.fold import ResumePoint
+from tenure.domain.task import TaskPolicy
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.v1 import token_pb2
+from tenure.v1 import tool_service_pb2 as pb
+from tenure.wire.common import duration
+from tests.support.patience import PATIENCE_SECONDS
+
+
+class Open:
+    async def wait_open(self) -> None:
+        """The trust window is open."""
+
+
+class Slow:
+    """A tool that cleans up until `cleaned` is set."""
+
+    def __init__(self) -> None:
+        self.began, self.now, self.most = 0, 0, 0
+        self.cleaned, self.changed = asyncio.Event(), asyncio.Event()
+        self.tool = OwnTool(
+            name="slow", description="", input_schema={"type": "object"}, effect=EffectClass.KEYED, run=self.run
+        )
+
+    async def run(self, _context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        self.began, self.now = self.began + 1, self.now + 1
+        self.most = max(self.most, self.now)
+        self.changed.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.cleaned.wait()
+            self.now -= 1
+        return ""
+
+    def call(self, epoch: int) -> CallOfOwnTool:
+        held = HeldTask(Claims("tasks/t1", "default", epoch, f"c{epoch}", "w1"), token_pb2.FencingToken(), "control")
+        return CallOfOwnTool(self.tool, ToolIntent("1.0", "", "slow", "{}"), held)
+
+    async def has_begun(self, times: int) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.began < times:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def order(runs: OwnRuns, call: CallOfOwnTool, attempt: int) -> None:
+    runs.order(call, pb.RunHere(call_attempt=attempt, idempotency_key="t1/1.0", timeout=duration(60)), lambda _: None)
+
+
+async def settled() -> None:
+    """Every coroutine has done what it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_run_that_cleans_up_is_never_joined_by_a_second() -> None:
+    """Its claim is stopped twice: by an interruption, and by the end of the loop. Then the worker gets the next."""
+    runs, slow = OwnRuns(cast("Any", Open())), Slow()
+    order(runs, slow.call(1), 1)
+    await slow.has_begun(1)
+    for _ in range(2):
+        runs.stop_claim(slow.call(1).held_task)
+        await settled()
+    order(runs, slow.call(2), 2)
+    await settled()
+    assert (slow.began, slow.most) == (1, 1)
+    slow.cleaned.set()
+    await slow.has_begun(2)
+    assert slow.most == 1
+    await runs.stopped(slow.call(2).held_task)
+
+
+async def test_a_third_claim_waits_for_the_run_of_the_first() -> None:
+    """The second one came and went while the first run cleaned up."""
+    runs, slow = OwnRuns(cast("Any", Open())), Slow()
+    order(runs, slow.call(1), 1)
+    await slow.has_begun(1)
+    runs.stop_claim(slow.call(1).held_task)
+    order(runs, slow.call(2), 2)
+    await settled()
+    runs.stop_claim(slow.call(2).held_task)
+    await settled()
+    order(runs, slow.call(3), 3)
+    await settled()
+    assert (slow.began, slow.most) == (1, 1)
+    slow.cleaned.set()
+    await slow.has_begun(2)
+    assert slow.most == 1
+    await runs.stopped(slow.call(3).held_task)
+
+
+class Service:
+    """A tool service that sends one event, stays silent, and then refuses; the next request gets the outcome."""
+
+    def __init__(self, silent_seconds: float) -> None:
+        self._silent_seconds, self.requests = silent_seconds, 0
+
+    async def execute(self, _token: Any, _intent: Any, on_event: Any, *_: Any) -> Outcome:
+        self.requests += 1
+        on_event()
+        if self.requests > 1:
+            return Outcome(OutcomeStatus.SUCCEEDED, "done")
+        await asyncio.sleep(self._silent_seconds)
+        raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED")
+
+
+def tool_step_with(service: Service, slow: Slow, effect: EffectClass) -> tuple[tool_step.ToolStep, HeldTask]:
+    held = slow.call(1).held_task
+    parts = cast("Any", SimpleNamespace(trust=Open(), tools=service, own_runs=OwnRuns(cast("Any", Open()))))
+    window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
+    ledger = cast("Any", SimpleNamespace(point=ResumePoint()))
+    step = tool_step.ToolStep(parts, held, ledger, TaskPolicy(), window)
+    step.use_own_tools([replace(slow.tool, effect=effect)])
+    return step, held
+
+
+async def test_a_long_own_call_outlives_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service owes no event while the worker runs the call. To give up would stop the tool in the middle."""
+    monkeypatch.setattr(tool_step, "PATIENCE_SECONDS", 0.3)
+    service = Service(silent_seconds=0.5)
+    step, _ = tool_step_with(service, Slow(), EffectClass.UNSAFE)
+    await step.run(1, [ToolIntent("1.0", "", "slow", "{}")])
+    assert service.requests == 2
+
+
+@pytest.mark.parametrize("kind", [Interruption.LATE, Interruption.END])
+async def test_all_but_a_drain_ends_the_wait_for_an_unsafe_own_call(kind: Interruption) -> None:
+    service = Service(silent_seconds=600)
+    step, held = tool_step_with(service, Slow(), EffectClass.UNSAFE)
+    running = asyncio.create_task(step.run(1, [ToolIntent("1.0", "", "slow", "{}")]))
+    await settled()
+    held.interrupts.request(Interruption.DRAIN)
+    await settled()
+    assert not running.done()
+    held.interrupts.withdraw(Interruption.DRAIN)
+    held.interrupts.request(kind, "now")
+    with pytest.raises(Interrupted):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await running
