@@ -66,7 +66,8 @@ class Reader:
 
     @asynccontextmanager
     async def running(self, command: str) -> AsyncIterator[Process]:
-        process = await self.start(command)
+        with (self.folder / "log.txt").open("ab") as log:
+            process = await self.start(command, stdout=log.fileno(), stderr=log.fileno())
         try:
             yield process
         finally:
@@ -76,9 +77,12 @@ class Reader:
                 await process.wait()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not holds():
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not holds():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            pytest.fail((self.folder / "log.txt").read_text(errors="replace"))
 
     @property
     def bank(self) -> list[str]:
