@@ -61,9 +61,10 @@ class Narrator:
     `is_plain` is for output without a terminal: lines are not cut, and a call gets a line when it begins. `is_verbose`
     shows the epochs of the claims.
 
-    `_answered_step` is the step of a function's newest model call. `_held` is the last answer, which is held back because
-    it may be the result: the result is printed once, at the end. `_later` are lines about a lost model call. The ledger
-    records the loss of the model call before the loss of the claim; the lines are printed after the loss of the claim.
+    `_answered_step` is the step of a function's newest model call. `_held` is the last answer, which is held back
+    because it may be the result: the result is printed once, at the end. `_later` are lines about a lost model call.
+    The ledger records the loss of the model call before the loss of the claim; the lines are printed after the loss of
+    the claim.
     """
 
     task: WatchedTask
