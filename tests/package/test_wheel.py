@@ -137,7 +137,7 @@ def test_the_command_works_without_extras(base: Environment, tmp_path: Path) -> 
         (("dev", "--replicas", "2"), "dev"),
         (("demo",), "dev"),
         (("keys", "create", "keys"), "server"),
-        (("certs", "create", "certs"), "server"),
+        (("keys", "certs", "create", "certs"), "server"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(
