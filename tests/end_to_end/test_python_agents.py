@@ -75,7 +75,7 @@ async def test_the_worker_of_the_page_takes_submits(installation: Installation, 
         "submit", "Say hello", "--agent", "support", "--queue", queue, "--no-max-cost", "--watch", address=address
     )
     assert submitted.code == Exit.OK, submitted.out
-    assert "support: model" in submitted.out
+    assert "Step 1  " in submitted.out
     refused = await tenure("submit", "Say hello", "--agent", "support", "--model", "m", address=address)
     assert refused.code == Exit.USAGE
     assert "chooses its model" in refused.err
