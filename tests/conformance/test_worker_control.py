@@ -116,12 +116,15 @@ async def test_a_function_is_run_to_its_result(functions: Functions) -> None:
 
 
 async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: Functions) -> None:
-    """One is killed in a step, which is made again; the next when the outcomes of its calls were known to it alone."""
+    """One is killed in a step, which is made again; the next when the outcomes of its calls were known to it alone.
+
+    The first moment after an execute is that of its step.
+    """
     killed = await functions.worker()
     task_id = await functions.submit("records")
     await functions.has_made("total", "gate")
     killed.kill()
-    dying = await functions.worker(failpoints="worker.after_execute=1#kill9")
+    dying = await functions.worker(failpoints="worker.after_execute=2#kill9")
     await functions.has_made("total", "gate", "gate")
     functions.open_gate()
     await functions.bench.died(dying)
