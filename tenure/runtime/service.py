@@ -124,4 +124,4 @@ async def serve(process: Process, server: RpcServer) -> None:
     """Serves until the process stops. The server drains before the parts that were opened earlier are closed."""
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
-    await process.run_until_stopped(freeze=True)
+    await process.run_until_stopped()
