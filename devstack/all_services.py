@@ -3,17 +3,21 @@
 Postgres and etcd run already, and the databases are migrated. All processes get the same environment, so the services
 cannot have a certificate each: they call each other on the loopback interface, without TLS. If one service ends, the
 others are stopped, and whoever started this process decides about a new start.
+
+The gateway serves HTTP too, on 127.0.0.1:8480 unless TENURE_GATEWAY_HTTP_LISTEN is set; empty: no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import Process
 from typing import Final
 
 from devstack import die_with_parent
+from devstack.options import HOST, HTTP_LISTEN, USUAL_PORTS
 from tenure.serve import SERVICES, command_line
 
 DRAIN_SECONDS: Final = 60.0
@@ -27,6 +31,9 @@ def main() -> int:
         asks = sys.argv[1:] in (["--help"], ["-h"])
         (sys.stdout if asks else sys.stderr).write(_USAGE)
         return 0 if asks else _WRONG_COMMAND
+    http = os.environ.setdefault(HTTP_LISTEN, f"{HOST}:{USUAL_PORTS['gateway-http']}")
+    if http:
+        sys.stderr.write(f"tenure: the gateway serves HTTP on {http}\n")
     return asyncio.run(_run())
 
 
