@@ -45,6 +45,7 @@ from tenure.runtime.rpc_status import PeerFailed
 from tenure.sdk.json_shape import PublicValue
 
 _log: Final = logging.getLogger(__name__)
+MAX_HEAD_BYTES: Final = 16 * 1024
 NO_STORE: Final = {"cache-control": "no-store"}
 _CORS_HEADERS: Final = ("authorization", "content-type", REQUEST_ID_HEADER, LAST_EVENT_ID, TENANT_HEADER)
 _CORS_METHODS: Final = ("GET", "POST", "PATCH", "DELETE")
@@ -101,6 +102,7 @@ class HttpApp:
 
         async def checked(request: Request) -> Response:
             try:
+                _check_head(request)
                 self._origins.check(request)
                 return await answer(request)
             except ClientDisconnect:
@@ -164,6 +166,14 @@ def _number_out_of_range(error: ValueError | OverflowError) -> Exception:
     if "out of range" in str(error).lower() or isinstance(error, OverflowError):
         return InvalidRequest(f"a number is too large: {error}")
     return error
+
+
+def _check_head(request: Request) -> None:
+    """Raises HttpRefusal. h11 bounds a head only while it is incomplete: one that comes at once may be larger."""
+    path_bytes = len(request.scope["raw_path"]) + len(request.scope["query_string"])
+    if path_bytes + sum(len(name) + len(value) for name, value in request.headers.raw) > MAX_HEAD_BYTES:
+        message = f"the path and the headers have more than {MAX_HEAD_BYTES:,} bytes"
+        raise HttpRefusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "HEADER_TOO_LARGE", message)
 
 
 async def _to_console(_request: Request) -> Response:

@@ -28,8 +28,10 @@ class ConsoleFiles(StaticFiles):
 
 
 def console_pages(folder: Path) -> list[Route | Mount]:
-    """Returns the routes of the console."""
-    files: Any = ConsoleFiles(directory=folder, html=True, check_dir=False)
+    """Returns the routes of the console; none without its files."""
+    if not folder.is_dir():
+        return []
+    files: Any = ConsoleFiles(directory=folder, html=True)
     return [Route("/console", _to_console, methods=["GET"]), Mount("/console", files)]
 
 

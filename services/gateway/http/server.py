@@ -14,7 +14,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.gateway.http.app import HttpApp
+from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
 from services.gateway.http.call import open_stubs
 from services.gateway.http.settings import HttpSettings
 from tenure.domain.outbound import is_loopback_host
@@ -24,7 +24,6 @@ from tenure.runtime.tls import MutualTlsSettings
 
 _log: Final = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 10_000
-MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_SECONDS: Final = 20.0
 """How long a connection may take for the head of a request."""
 TAKE_SECONDS: Final = 60.0
