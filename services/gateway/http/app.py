@@ -119,7 +119,7 @@ class HttpApp:
         call = Call(request, self._stubs)
         parameters = [(name, text) for name, text in request.query_params.multi_items() if name != TENANT_PARAMETER]
         query = read_query(route.query, parameters)
-        body = None if route.body is None else read_json(route.body, await json_body(request))
+        body = None if route.body is None else read_json(route.body, await _body_of(route, request))
         try:
             value = await route.handler(call, query, body)
         except (ValueError, OverflowError) as error:
@@ -174,6 +174,11 @@ def _check_head(request: Request) -> None:
     if path_bytes + sum(len(name) + len(value) for name, value in request.headers.raw) > MAX_HEAD_BYTES:
         message = f"the path and the headers have more than {MAX_HEAD_BYTES:,} bytes"
         raise HttpRefusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "HEADER_TOO_LARGE", message)
+
+
+async def _body_of(route: ApiRoute, request: Request) -> Any:
+    value = await json_body(request)
+    return value if route.prepare is None else route.prepare(value)
 
 
 async def _to_console(_request: Request) -> Response:

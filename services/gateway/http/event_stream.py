@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
@@ -11,6 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.http.json_text import json_text
+from tenure.domain.errors import TenureError
+from tenure.runtime.rpc_status import PeerFailed
+
+_log: Final = logging.getLogger(__name__)
 
 RETRY_MILLISECONDS: Final = 1000
 BEGINNING: Final = f"retry: {RETRY_MILLISECONDS}\n\n".encode()
@@ -46,6 +51,12 @@ class EventStream(Response):
             await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+        except TenureError as error:  # there is no way to say it: the connection breaks, and the client asks again
+            _log.info("a stream was cut", extra={"error": str(error)})
+            raise
+        except PeerFailed:
+            _log.exception("a stream was cut")
+            raise
         finally:
             for task in (sending, disconnect):
                 task.cancel()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.gateway.http import answers, operations, streams, tasks
+from services.gateway.http import ag_ui, ai_chat, answers, operations, streams, tasks
 from services.gateway.http import requests as req
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, TaskChangeEvent
@@ -34,7 +34,8 @@ class Bytes:
 class ApiRoute:
     """A route. `name`: of the operation. `path`: a part in braces is one text, with `:path` also with slashes.
 
-    `answer`: a public dataclass, EventsOf or Bytes. `body`: the dataclass of the body, None without a body.
+    `prepare`: makes the body of what another project's client sends. `answer`: a public dataclass, EventsOf or Bytes.
+    `body`: the dataclass of the body, None without a body.
     """
 
     method: str
@@ -45,6 +46,7 @@ class ApiRoute:
     answer: Any
     query: type[Any] = req.NoQuery
     body: type[Any] | None = None
+    prepare: Callable[[Any], Any] | None = None
     group: str = "tasks"
     status: int = 200
 
@@ -60,6 +62,7 @@ _WEBHOOK: Final = "/v1/webhooks/{webhook}"
 _SCHEDULES: Final[dict[str, Any]] = {"group": "schedules"}
 _WEBHOOKS: Final[dict[str, Any]] = {"group": "webhooks"}
 _OPERATIONS: Final[dict[str, Any]] = {"group": "operations"}
+_CHATS: Final[dict[str, Any]] = {"group": "chats"}
 _TENANTS: Final[dict[str, Any]] = {"group": "tenants"}
 
 ROUTES: Final = (
@@ -274,6 +277,26 @@ ROUTES: Final = (
         query=req.AuditQuery,
         name="list_audit_records",
         **_TENANTS,
+    ),
+    _route(
+        *("POST", "/v1/ai/chat", ai_chat.chat, Bytes("text/event-stream")),
+        "Begin a turn of a chat of the AI SDK, and stream it",
+        body=ai_chat.ChatBody,
+        prepare=ai_chat.chat_body,
+        **_CHATS,
+    ),
+    _route(
+        *("GET", "/v1/ai/chat/{chat_id}/stream", ai_chat.resume_chat, Bytes("text/event-stream")),
+        "Stream the turn of a chat that goes on again",
+        **_CHATS,
+    ),
+    _route(
+        *("POST", "/v1/ag-ui", ag_ui.run, Bytes("text/event-stream")),
+        "Run an agent by AG-UI",
+        body=ag_ui.RunBody,
+        prepare=ag_ui.run_body,
+        name="run_ag_ui",
+        **_CHATS,
     ),
     _route("GET", "/v1/me", operations.caller, answers.Caller, "Who the caller is", name="get_caller", **_TENANTS),
 )

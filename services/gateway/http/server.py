@@ -78,7 +78,9 @@ async def http_door(
         )
         config.load()
         config.ssl = None if files is None else _tls_context(files, tls)
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below it: each malformed request of a stranger
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # malformed requests; event_stream.py logs cut streams
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:

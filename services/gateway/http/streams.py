@@ -38,7 +38,7 @@ async def task_events(call: Call, query: req.EventsQuery, _body: None) -> Respon
 
     204 for a client that has seen the last entry: a browser does not connect again after it.
     """
-    after = _sequence_of(call, query.after_sequence)
+    after = sequence_of(call, query.after_sequence)
     task = await read_task(call)
     if task.state in _TERMINAL and after >= task.sequence:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"cache-control": "no-store"})
@@ -46,7 +46,8 @@ async def task_events(call: Call, query: req.EventsQuery, _body: None) -> Respon
     return await _stream(_task_parts(watch))
 
 
-def _sequence_of(call: Call, after_sequence: int) -> int:
+def sequence_of(call: Call, after_sequence: int) -> int:
+    """Returns the entry after which the client goes on. Raises InvalidRequest."""
     text = call.request.headers.get(LAST_EVENT_ID, "")
     if not text:
         return after_sequence
@@ -61,17 +62,16 @@ class TaskWatch:
     `state`: after the last event that was yielded. `sequence`: of the last entry.
     """
 
-    def __init__(self, call: Call, after_sequence: int, *, live: bool) -> None:
-        self._call, self._live = call, live
+    def __init__(self, call: Call, after_sequence: int, *, live: bool, task_id: str = "") -> None:
+        """`task_id` "": that of the path."""
+        self._call, self._live, self._task_id = call, live, task_id or call.path("task_id")
         self.sequence, self.state = after_sequence, ""
 
     async def events(self) -> AsyncGenerator[Event | None]:
         """Yields the events, None for a heartbeat, and returns after the entry that closes the task."""
         live_text, reconnect = LiveTextFilter(), StreamReconnect()
         while True:
-            request = api.WatchTaskRequest(
-                task_id=self._call.path("task_id"), after_sequence=self.sequence, live=self._live
-            )
+            request = api.WatchTaskRequest(task_id=self._task_id, after_sequence=self.sequence, live=self._live)
             try:
                 messages = self._call.many(self._call.stubs.tasks.WatchTask, request)
                 async with aclosing(messages):
@@ -132,7 +132,11 @@ async def _change_parts(call: Call, wanted: task_pb2.TaskFilter, after: str) -> 
 
 
 async def _stream(parts: AsyncGenerator[bytes]) -> EventStream:
-    """Returns the answer. Raises the error that comes before the first event, or soon."""
+    return EventStream(_with_problems(await first_parts(parts)))
+
+
+async def first_parts(parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Returns the same parts. Raises the error that comes before the first of them, or soon."""
     first = asyncio.create_task(_next(parts))
     try:
         await asyncio.wait({first}, timeout=FIRST_SECONDS)
@@ -141,28 +145,34 @@ async def _stream(parts: AsyncGenerator[bytes]) -> EventStream:
         raise
     if first.done():
         first.result()
-    return EventStream(_with_problems(first, parts))
+    return _from_first(first, parts)
 
 
 async def _next(parts: AsyncIterator[Any]) -> Any:
     return await anext(parts, None)
 
 
-async def _with_problems(first: asyncio.Task[Any], parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yields all parts. An error becomes the event `problem`; when this gateway drains, the stream just ends."""
+async def _from_first(first: asyncio.Task[Any], parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     try:
-        yield BEGINNING
-        part = await first
-        if part is not None:
+        if (part := await first) is not None:
             yield part
         async for following in parts:
             yield following
-    except Unavailable:
-        return
-    except (TenureError, PeerFailed) as error:
-        yield event_bytes("problem", problem_of(error))
     finally:
         if not first.done():
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
         await parts.aclose()
+
+
+async def _with_problems(parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yields all parts. An error becomes the event `problem`; when this gateway drains, the stream just ends."""
+    try:
+        async with aclosing(parts):
+            yield BEGINNING
+            async for part in parts:
+                yield part
+    except Unavailable:
+        return
+    except (TenureError, PeerFailed) as error:
+        yield event_bytes("problem", problem_of(error))
