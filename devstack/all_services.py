@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from typing import Final
 
 from devstack import die_with_parent
@@ -31,17 +32,17 @@ def main() -> int:
         asks = sys.argv[1:] in (["--help"], ["-h"])
         (sys.stdout if asks else sys.stderr).write(_USAGE)
         return 0 if asks else _WRONG_COMMAND
-    http = os.environ.setdefault(HTTP_LISTEN, f"{HOST}:{USUAL_PORTS['gateway-http']}")
-    if http:
+    return asyncio.run(_run(os.environ))
+
+
+async def _run(environment: Mapping[str, str]) -> int:
+    environment = {HTTP_LISTEN: f"{HOST}:{USUAL_PORTS['gateway-http']}", **environment}
+    if http := environment[HTTP_LISTEN]:
         sys.stderr.write(f"tenure: the gateway serves HTTP on {http}\n")
-    return asyncio.run(_run())
-
-
-async def _run() -> int:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    processes = {name: await _start(name) for name in SERVICES}
+    processes = {name: await _start(name, environment) for name in SERVICES}
     stopped = asyncio.create_task(stopping.wait(), name="stop")
     ends = {name: asyncio.create_task(process.wait(), name=name) for name, process in processes.items()}
     await asyncio.wait([stopped, *ends.values()], return_when=asyncio.FIRST_COMPLETED)
@@ -55,10 +56,11 @@ async def _run() -> int:
     return next((1 if code is None or code < 0 else code for code in [*ended.values(), *codes] if code), 0)
 
 
-async def _start(name: str) -> Process:
+async def _start(name: str, environment: Mapping[str, str]) -> Process:
     return await asyncio.create_subprocess_exec(
         *die_with_parent.command(command_line(name)),
         stdin=asyncio.subprocess.DEVNULL,
+        env=environment,
         start_new_session=True,  # Ctrl-C in the terminal is for this process, which drains the services
     )
 

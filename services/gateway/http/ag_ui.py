@@ -13,11 +13,11 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from services.gateway.http.ai_chat import answer_approval, approval_id
-from services.gateway.http.call import Call
+from services.gateway.http.call import HttpCall
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.chat_turn import turn_parts
-from services.gateway.http.conversation import Conversation, Turn
-from services.gateway.http.event_stream import EventStream
+from services.gateway.http.conversation import ChatThread, ChatTurn
+from services.gateway.http.event_stream import EventResponse
 from services.gateway.http.json_text import json_text
 from services.gateway.http.requests import NoQuery, SubmitBody
 from services.gateway.http.shapes import given, read_json
@@ -69,19 +69,19 @@ def run_body(value: Any) -> Any:
     return {name: value[name] for name in names if value.get(name) is not None}
 
 
-async def run(call: Call, _query: NoQuery, body: RunBody) -> Response:
+async def run(call: HttpCall, _query: NoQuery, body: RunBody) -> Response:
     """Begins or repeats a run, and streams it."""
     after = sequence_of(call, 0)
     props = body.forwardedProps if isinstance(body.forwardedProps, dict) else {}
     options = read_json(SubmitBody, props.get("task") or {})
-    conversation = Conversation(call, body.threadId, options)
+    conversation = ChatThread(call, body.threadId, options)
     turn = await _turn(call, conversation, body)
     writer = AgUiWriter(body.threadId, body.runId, turn.task_id)
-    return EventStream(await first_parts(turn_parts(call, turn, writer, after_sequence=after)))
+    return EventResponse(await first_parts(turn_parts(call, turn, writer, after_sequence=after)))
 
 
-async def _turn(call: Call, conversation: Conversation, body: RunBody) -> Turn:
-    turn: Turn | None = None
+async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> ChatTurn:
+    turn: ChatTurn | None = None
     for entry in body.resume:
         if not isinstance(entry, dict) or not isinstance(entry.get("interruptId"), str):
             raise InvalidRequest(violations=[("resume", "needs an interruptId in each entry")])

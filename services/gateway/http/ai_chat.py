@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from services.gateway.http.call import Call
+from services.gateway.http.call import HttpCall
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.chat_turn import turn_parts
-from services.gateway.http.conversation import Conversation, Turn
-from services.gateway.http.event_stream import EventStream
+from services.gateway.http.conversation import ChatThread, ChatTurn
+from services.gateway.http.event_stream import EventResponse
 from services.gateway.http.requests import NoQuery, SubmitBody
 from services.gateway.http.shapes import given
 from services.gateway.http.streams import first_parts
@@ -63,13 +63,13 @@ def chat_body(value: Any) -> Any:
     return {name: value[name] for name in ("id", "messages", "trigger", "task") if name in value}
 
 
-async def chat(call: Call, _query: NoQuery, body: ChatBody) -> Response:
+async def chat(call: HttpCall, _query: NoQuery, body: ChatBody) -> Response:
     """Begins or repeats the turn of the last message, and streams it."""
     if body.trigger != "submit-message":
         raise InvalidRequest(violations=[("trigger", "only submit-message: what a task did is not done again")])
     if not body.id or not body.messages or not isinstance(body.messages[-1], dict):
         raise InvalidRequest(violations=[("messages", "needs a chat with a message")])
-    conversation = Conversation(call, body.id, body.task or SubmitBody())
+    conversation = ChatThread(call, body.id, body.task or SubmitBody())
     last = body.messages[-1]
     if last.get("role") == "assistant":
         turn = await _answered(call, conversation, last)
@@ -82,22 +82,22 @@ async def chat(call: Call, _query: NoQuery, body: ChatBody) -> Response:
     return await _stream(call, turn, _message_id(turn))
 
 
-async def resume_chat(call: Call, _query: NoQuery, _body: None) -> Response:
+async def resume_chat(call: HttpCall, _query: NoQuery, _body: None) -> Response:
     """Streams the turn that goes on, from its beginning; 204 without one."""
-    turn = await Conversation(call, call.path("chat_id"), SubmitBody()).current()
+    turn = await ChatThread(call, call.path("chat_id"), SubmitBody()).current()
     if turn is None:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"cache-control": "no-store"})
     return await _stream(call, turn, _message_id(turn))
 
 
-def _message_id(turn: Turn) -> str:
+def _message_id(turn: ChatTurn) -> str:
     """Returns the id of the message that answers, the same one in each stream of the turn."""
     return f"{turn.task_id}-{turn.after_sequence}"
 
 
-async def _stream(call: Call, turn: Turn, message_id: str) -> Response:
+async def _stream(call: HttpCall, turn: ChatTurn, message_id: str) -> Response:
     parts = turn_parts(call, turn, UiMessageWriter(turn.task_id, message_id), last=DONE)
-    return EventStream(await first_parts(parts), HEADERS)
+    return EventResponse(await first_parts(parts), HEADERS)
 
 
 def _texts(message: dict[str, Any]) -> Iterator[str]:
@@ -115,7 +115,7 @@ def approval_id(task_id: str, wait: TaskWait) -> str:
     return f"{task_id}/{wait.wait_id}/{wait.call_digest}"
 
 
-async def answer_approval(call: Call, approval: str, *, approved: bool, comment: str, edited: Any = None) -> str:
+async def answer_approval(call: HttpCall, approval: str, *, approved: bool, comment: str, edited: Any = None) -> str:
     """Answers the wait that the approval is for, once, also when it is repeated. Returns the wait's id."""
     task_id, _, rest = approval.partition("/")
     wait_id, _, digest = rest.partition("/")
@@ -129,9 +129,9 @@ async def answer_approval(call: Call, approval: str, *, approved: bool, comment:
     return wait_id
 
 
-async def _answered(call: Call, conversation: Conversation, message: dict[str, Any]) -> Turn:
+async def _answered(call: HttpCall, conversation: ChatThread, message: dict[str, Any]) -> ChatTurn:
     """Answers the approvals of a message, and returns the turn that goes on."""
-    turn: Turn | None = None
+    turn: ChatTurn | None = None
     for part in message.get("parts") or []:
         approval = part.get("approval") if isinstance(part, dict) else None
         if not isinstance(approval, dict) or part.get("state") != "approval-responded":

@@ -44,7 +44,7 @@ class Signalled(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class FilePage(PublicValue):
+class FileListPage(PublicValue):
     """A page of files. The usage of the whole workspace is on the first page only."""
 
     files: tuple[TaskFile, ...]
@@ -102,7 +102,7 @@ class Workers(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class Claims(PublicValue):
+class ClaimList(PublicValue):
     """Live claims."""
 
     claims: tuple[info.ClaimInfo, ...]
@@ -140,7 +140,7 @@ class InDoubtPage(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools(PublicValue):
+class ToolList(PublicValue):
     """The tools that the tenant's tasks may call."""
 
     tools: tuple[info.ToolInfo, ...]
@@ -171,7 +171,7 @@ class AuditPage(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller(PublicValue):
+class KnownCaller(PublicValue):
     """The caller. `authenticated` false: this gateway knows no callers. `any_tenant`: it may name every tenant."""
 
     tenant: str
@@ -182,7 +182,7 @@ class Caller(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class Health(PublicValue):
+class HealthStatus(PublicValue):
     """`status`: SERVING, or NOT_SERVING while the gateway drains."""
 
     status: str

@@ -19,9 +19,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.http.answers import Health
+from services.gateway.http.answers import HealthStatus
 from services.gateway.http.body import json_body
-from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, Call, Stubs
+from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
 from services.gateway.http.console_pages import console_pages
 from services.gateway.http.json_text import json_bytes
 from services.gateway.http.openapi import openapi_document
@@ -116,7 +116,7 @@ class HttpApp:
         return checked
 
     async def _answer(self, route: ApiRoute, request: Request) -> Response:
-        call = Call(request, self._stubs)
+        call = HttpCall(request, self._stubs)
         parameters = [(name, text) for name, text in request.query_params.multi_items() if name != TENANT_PARAMETER]
         query = read_query(route.query, parameters)
         body = None if route.body is None else read_json(route.body, await _body_of(route, request))
@@ -131,15 +131,15 @@ class HttpApp:
 
     async def _health(self, _request: Request) -> Response:
         if self._stopping.is_set():
-            return json_response(Health("NOT_SERVING"), HTTPStatus.SERVICE_UNAVAILABLE)
-        return json_response(Health("SERVING"))
+            return json_response(HealthStatus("NOT_SERVING"), HTTPStatus.SERVICE_UNAVAILABLE)
+        return json_response(HealthStatus("SERVING"))
 
     async def _begin_session(self, request: Request) -> Response:
         """Verifies the key by a call, and sets the cookie."""
         body = read_json(SessionBody, await json_body(request))
         if not is_cookie_text(body.api_key):
             raise Unauthenticated("the text is no API key and no token", reason="API_KEY_INVALID")
-        call = Call(request, self._stubs, key=body.api_key)
+        call = HttpCall(request, self._stubs, key=body.api_key)
         response = json_response(await caller(call, NoQuery(), None))
         begin_session(request, response, body.api_key)
         return response

@@ -53,7 +53,7 @@ async def open_stubs(socket: Path) -> AsyncGenerator[Stubs]:
         yield Stubs(channel)
 
 
-class Call:
+class HttpCall:
     """A request, and the calls of the gRPC server that it makes, as its caller. Raises InvalidRequest, HttpRefusal."""
 
     def __init__(self, request: Request, stubs: Stubs, *, key: str = "") -> None:

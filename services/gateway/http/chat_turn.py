@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from services.gateway.http.call import Call
-from services.gateway.http.conversation import Turn
+from services.gateway.http.call import HttpCall
+from services.gateway.http.conversation import ChatTurn
 from services.gateway.http.event_stream import COMMENT
 from services.gateway.http.json_text import json_text
-from services.gateway.http.streams import TaskWatch
+from services.gateway.http.streams import EventWatch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.sdk.events import Event, TransitionEvent
 
@@ -34,7 +34,7 @@ def frame(data: dict[str, Any], event_id: int | None = None) -> bytes:
 
 
 async def turn_parts(
-    call: Call, turn: Turn, writer: TurnWriter, *, after_sequence: int = 0, last: bytes = b""
+    call: HttpCall, turn: ChatTurn, writer: TurnWriter, *, after_sequence: int = 0, last: bytes = b""
 ) -> AsyncGenerator[bytes]:
     """Yields the turn. The frames of an entry have its sequence as id; those up to `after_sequence` are left out.
 
@@ -45,7 +45,7 @@ async def turn_parts(
             yield frame(part)
     else:
         list(writer.begin())
-    watch = TaskWatch(call, turn.after_sequence, live=True, task_id=turn.task_id)
+    watch = EventWatch(call, turn.after_sequence, live=True, task_id=turn.task_id)
     async with aclosing(watch.events()) as events:
         async for event in events:
             if event is None:

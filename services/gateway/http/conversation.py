@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.gateway.http.call import Call
+from services.gateway.http.call import HttpCall
 from services.gateway.http.requests import SubmitBody
 from services.gateway.http.tasks import FORK_SECONDS, submit_of
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
@@ -27,17 +27,17 @@ _ANSWERED_BY_TEXT: Final = frozenset({task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """What a message began: the events of the task after this sequence, until the task has ended or waits."""
 
     task_id: str
     after_sequence: int
 
 
-class Conversation:
+class ChatThread:
     """The tasks of one conversation. `options`: of its first task."""
 
-    def __init__(self, call: Call, conversation_id: str, options: SubmitBody) -> None:
+    def __init__(self, call: HttpCall, conversation_id: str, options: SubmitBody) -> None:
         source = Source(SourceKind.CONVERSATION, conversation_id, exclusive=True)
         self._call, self._id = call, conversation_id
         self._options = replace(options, source=source)
@@ -49,7 +49,7 @@ class Conversation:
         listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
         return listed.tasks[0] if listed.tasks else None
 
-    async def say(self, message_id: str, text: str) -> Turn:
+    async def say(self, message_id: str, text: str) -> ChatTurn:
         """Begins the turn of a message, once, also when it is repeated. Raises the errors of the calls."""
         for tries_left in reversed(range(_TRIES)):
             task = await self.newest()
@@ -69,33 +69,33 @@ class Conversation:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def current(self) -> Turn | None:
+    async def current(self) -> ChatTurn | None:
         """Returns the turn that goes on, or None."""
         task = await self.newest()
         if task is None or task.state in TERMINAL_STATES:
             return None
-        begins = 1
+        start = 1
         async for entry in self._entries(task.task_id):
-            begins = _begin_of(entry) or begins
-        return Turn(task.task_id, begins)
+            start = _begin_of(entry) or start
+        return ChatTurn(task.task_id, start)
 
-    async def after_answer(self, task_id: str, wait_id: str) -> Turn:
+    async def after_answer(self, task_id: str, wait_id: str) -> ChatTurn:
         """Returns the turn that goes on after the answer of a wait. Raises NotFound."""
         async for entry in self._entries(task_id):
             if entry.body.wait_resolution.wait_id == wait_id:
-                return Turn(task_id, entry.sequence)
+                return ChatTurn(task_id, entry.sequence)
         raise NotFound(f"the task {task_id} had no wait {wait_id}")
 
-    async def _begin(self, task: task_pb2.Task | None, message_id: str, text: str) -> Turn:
+    async def _begin(self, task: task_pb2.Task | None, message_id: str, text: str) -> ChatTurn:
         tasks = self._call.stubs.tasks
         if task is None:
             request = submit_of(replace(self._options, goal=text), message_id)
             submitted = (await self._call.one(tasks.SubmitTask, request)).task
-            return Turn(submitted.task_id, 1)
+            return ChatTurn(submitted.task_id, 1)
         if task.state in TERMINAL_STATES:
             fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text)
             forked = (await self._call.one(tasks.ForkTask, fork, timeout=FORK_SECONDS)).task
-            return await self._turn_of(forked, message_id) or Turn(forked.task_id, 1)
+            return await self._turn_of(forked, message_id) or ChatTurn(forked.task_id, 1)
         if task.HasField("wait") and task.wait.kind in _ANSWERED_BY_TEXT:
             answer = api.ResumeTaskRequest(
                 task_id=task.task_id, wait_id=task.wait.wait_id, request_id=message_id, reply=text
@@ -104,9 +104,9 @@ class Conversation:
         else:
             message = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
             await self._call.one(tasks.SendMessage, message)
-        return await self._turn_of(task, message_id) or Turn(task.task_id, task.sequence)
+        return await self._turn_of(task, message_id) or ChatTurn(task.task_id, task.sequence)
 
-    async def _turn_of(self, task: task_pb2.Task, message_id: str) -> Turn | None:
+    async def _turn_of(self, task: task_pb2.Task, message_id: str) -> ChatTurn | None:
         """Returns the turn that the message began in this task, or None."""
         is_of_message = False
         async for entry in self._entries(task.task_id):
@@ -114,10 +114,10 @@ class Conversation:
             if entry.sequence == 1:
                 is_of_message = body.submitted.request_id == message_id
             elif is_of_message:
-                return Turn(task.task_id, _begin_of(entry) or 1)
+                return ChatTurn(task.task_id, _begin_of(entry) or 1)
             elif message_id in {body.user_message.request_id, body.wait_resolution.request_id}:
-                return Turn(task.task_id, entry.sequence)
-        return Turn(task.task_id, 1) if is_of_message else None
+                return ChatTurn(task.task_id, entry.sequence)
+        return ChatTurn(task.task_id, 1) if is_of_message else None
 
     async def _entries(self, task_id: str) -> AsyncGenerator[ledger_pb2.Entry]:
         after, more = 0, True

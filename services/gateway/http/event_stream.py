@@ -30,7 +30,7 @@ def event_bytes(kind: str, data: Any, event_id: str | int | None = None) -> byte
     return f"{identity}event: {kind}\ndata: {json_text(data)}\n\n".encode(errors="replace")
 
 
-class EventStream(Response):
+class EventResponse(Response):
     """An answer that sends what a generator yields, until the generator or the connection ends.
 
     The next part is asked for when the client has taken the last ones: a slow reader needs no memory here.

@@ -6,7 +6,7 @@ import time
 
 from services.gateway.http import answers
 from services.gateway.http import requests as req
-from services.gateway.http.call import Call
+from services.gateway.http.call import HttpCall
 from services.gateway.http.tasks import submit_of
 from services.gateway.tasks import spec_of
 from tenure.domain.errors import InvalidRequest
@@ -33,10 +33,10 @@ _TASK_FIELDS = {f"spec.{field}": f"task.{argument}" for field, argument in ARGUM
 """The fields of a schedule's task as its requests name them."""
 
 
-async def caller(call: Call, _query: req.NoQuery, _body: None) -> answers.Caller:
+async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.KnownCaller:
     known = await call.one(call.stubs.admin.GetCaller, admin.GetCallerRequest())
     permissions = tuple(PERMISSIONS.to_domain(one).value for one in known.permissions)
-    return answers.Caller(known.tenant, known.subject, permissions, known.authenticated, known.any_tenant)
+    return answers.KnownCaller(known.tenant, known.subject, permissions, known.authenticated, known.any_tenant)
 
 
 # Schedules.
@@ -53,7 +53,7 @@ def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
     return spec
 
 
-async def create_schedule(call: Call, _query: req.NoQuery, body: req.ScheduleBody) -> info.ScheduleInfo:
+async def create_schedule(call: HttpCall, _query: req.NoQuery, body: req.ScheduleBody) -> info.ScheduleInfo:
     request = schedule_pb.CreateScheduleRequest(
         name=body.name,
         spec=_spec(body.task),
@@ -69,18 +69,18 @@ async def create_schedule(call: Call, _query: req.NoQuery, body: req.ScheduleBod
     return convert.schedule_info(created.schedule)
 
 
-async def list_schedules(call: Call, query: req.Page, _body: None) -> answers.SchedulePage:
+async def list_schedules(call: HttpCall, query: req.Page, _body: None) -> answers.SchedulePage:
     request = schedule_pb.ListSchedulesRequest(page_size=query.page_size, page_token=query.page_token)
     page = await call.one(call.stubs.schedules.ListSchedules, request)
     return answers.SchedulePage(tuple(map(convert.schedule_info, page.schedules)), page.next_page_token)
 
 
-async def get_schedule(call: Call, query: req.ScheduleQuery, _body: None) -> info.ScheduleWithRuns:
+async def get_schedule(call: HttpCall, query: req.ScheduleQuery, _body: None) -> info.ScheduleWithRuns:
     request = schedule_pb.GetScheduleRequest(schedule=call.path("schedule"), run_count=query.runs)
     return convert.schedule_with_runs(await call.one(call.stubs.schedules.GetSchedule, request))
 
 
-async def update_schedule(call: Call, _query: req.NoQuery, body: req.ScheduleChangeBody) -> info.ScheduleInfo:
+async def update_schedule(call: HttpCall, _query: req.NoQuery, body: req.ScheduleChangeBody) -> info.ScheduleInfo:
     request = schedule_pb.UpdateScheduleRequest(
         schedule=call.path("schedule"),
         expected_revision=body.expected_revision,
@@ -100,24 +100,24 @@ async def update_schedule(call: Call, _query: req.NoQuery, body: req.ScheduleCha
     return convert.schedule_info(updated.schedule)
 
 
-async def pause_schedule(call: Call, _query: req.NoQuery, body: req.ReasonBody) -> info.ScheduleInfo:
+async def pause_schedule(call: HttpCall, _query: req.NoQuery, body: req.ReasonBody) -> info.ScheduleInfo:
     request = schedule_pb.PauseScheduleRequest(schedule=call.path("schedule"), reason=body.reason)
     return convert.schedule_info((await call.one(call.stubs.schedules.PauseSchedule, request)).schedule)
 
 
-async def resume_schedule(call: Call, _query: req.NoQuery, _body: None) -> info.ScheduleInfo:
+async def resume_schedule(call: HttpCall, _query: req.NoQuery, _body: None) -> info.ScheduleInfo:
     request = schedule_pb.ResumeScheduleRequest(schedule=call.path("schedule"))
     return convert.schedule_info((await call.one(call.stubs.schedules.ResumeSchedule, request)).schedule)
 
 
-async def trigger_schedule(call: Call, _query: req.NoQuery, body: req.TriggerBody) -> TaskInfo:
+async def trigger_schedule(call: HttpCall, _query: req.NoQuery, body: req.TriggerBody) -> TaskInfo:
     request = schedule_pb.TriggerScheduleRequest(
         schedule=call.path("schedule"), request_id=body.request_id or call.request_id
     )
     return task_info((await call.one(call.stubs.schedules.TriggerSchedule, request)).task)
 
 
-async def delete_schedule(call: Call, _query: req.NoQuery, _body: None) -> answers.Deleted:
+async def delete_schedule(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Deleted:
     request = schedule_pb.DeleteScheduleRequest(schedule=call.path("schedule"))
     return answers.Deleted((await call.one(call.stubs.schedules.DeleteSchedule, request)).deleted)
 
@@ -125,28 +125,28 @@ async def delete_schedule(call: Call, _query: req.NoQuery, _body: None) -> answe
 # Webhooks.
 
 
-async def list_webhooks(call: Call, query: req.Page, _body: None) -> answers.WebhookPage:
+async def list_webhooks(call: HttpCall, query: req.Page, _body: None) -> answers.WebhookPage:
     request = webhook_pb.ListWebhooksRequest(page_size=query.page_size, page_token=query.page_token)
     page = await call.one(call.stubs.webhooks.ListWebhooks, request)
     return answers.WebhookPage(tuple(map(convert.webhook_info, page.webhooks)), page.next_page_token)
 
 
-async def get_webhook(call: Call, _query: req.NoQuery, _body: None) -> info.WebhookInfo:
+async def get_webhook(call: HttpCall, _query: req.NoQuery, _body: None) -> info.WebhookInfo:
     request = webhook_pb.GetWebhookRequest(webhook=call.path("webhook"))
     return convert.webhook_info((await call.one(call.stubs.webhooks.GetWebhook, request)).webhook)
 
 
-async def pause_webhook(call: Call, _query: req.NoQuery, body: req.ReasonBody) -> info.WebhookInfo:
+async def pause_webhook(call: HttpCall, _query: req.NoQuery, body: req.ReasonBody) -> info.WebhookInfo:
     request = webhook_pb.PauseWebhookRequest(webhook=call.path("webhook"), reason=body.reason)
     return convert.webhook_info((await call.one(call.stubs.webhooks.PauseWebhook, request)).webhook)
 
 
-async def resume_webhook(call: Call, _query: req.NoQuery, _body: None) -> info.WebhookInfo:
+async def resume_webhook(call: HttpCall, _query: req.NoQuery, _body: None) -> info.WebhookInfo:
     request = webhook_pb.ResumeWebhookRequest(webhook=call.path("webhook"))
     return convert.webhook_info((await call.one(call.stubs.webhooks.ResumeWebhook, request)).webhook)
 
 
-async def deliveries(call: Call, query: req.DeliveriesQuery, _body: None) -> answers.DeliveryPage:
+async def deliveries(call: HttpCall, query: req.DeliveriesQuery, _body: None) -> answers.DeliveryPage:
     states = [webhook_pb.WebhookDeliveryState.Value(f"WEBHOOK_DELIVERY_STATE_{state}") for state in query.state]
     request = webhook_pb.ListWebhookDeliveriesRequest(
         webhook=call.path("webhook"), states=states, page_size=query.page_size, page_token=query.page_token
@@ -155,7 +155,7 @@ async def deliveries(call: Call, query: req.DeliveriesQuery, _body: None) -> ans
     return answers.DeliveryPage(tuple(map(convert.delivery_info, page.deliveries)), page.next_page_token)
 
 
-async def replay(call: Call, _query: req.NoQuery, body: req.ReplayBody) -> answers.Replayed:
+async def replay(call: HttpCall, _query: req.NoQuery, body: req.ReplayBody) -> answers.Replayed:
     request = webhook_pb.ReplayWebhookDeliveriesRequest(webhook=call.path("webhook"), delivery_id=body.delivery_id)
     done = await call.one(call.stubs.webhooks.ReplayWebhookDeliveries, request)
     return answers.Replayed(done.replayed, done.remaining)
@@ -164,34 +164,34 @@ async def replay(call: Call, _query: req.NoQuery, body: req.ReplayBody) -> answe
 # Workers, queues and leases.
 
 
-async def workers(call: Call, _query: req.NoQuery, _body: None) -> answers.Workers:
+async def workers(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Workers:
     listed = await call.one(call.stubs.admin.ListWorkers, admin.ListWorkersRequest())
     return answers.Workers(tuple(map(convert.worker_info, listed.workers)))
 
 
-async def drain(call: Call, _query: req.NoQuery, body: req.ReasonBody) -> answers.Workers:
+async def drain(call: HttpCall, _query: req.NoQuery, body: req.ReasonBody) -> answers.Workers:
     request = admin.DrainWorkerRequest(worker_id=call.path("worker_id"), reason=body.reason)
     drained = await call.one(call.stubs.admin.DrainWorker, request)
     return answers.Workers(tuple(map(convert.worker_info, drained.workers)))
 
 
-async def claims(call: Call, query: req.ClaimsQuery, _body: None) -> answers.Claims:
+async def claims(call: HttpCall, query: req.ClaimsQuery, _body: None) -> answers.ClaimList:
     listed = await call.one(call.stubs.admin.ListClaims, admin.ListClaimsRequest(task_id=query.task_id))
-    return answers.Claims(tuple(map(convert.claim_info, listed.claims)))
+    return answers.ClaimList(tuple(map(convert.claim_info, listed.claims)))
 
 
-async def queues(call: Call, _query: req.NoQuery, _body: None) -> answers.Queues:
+async def queues(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Queues:
     listed = await call.one(call.stubs.admin.ListQueues, admin.ListQueuesRequest())
     return answers.Queues(tuple(map(convert.queue_info, listed.queues)))
 
 
-async def leases(call: Call, query: req.LeasesQuery, _body: None) -> answers.LeasePage:
+async def leases(call: HttpCall, query: req.LeasesQuery, _body: None) -> answers.LeasePage:
     request = lease_pb.ListLeasesRequest(prefix=query.prefix, page_size=query.page_size, page_token=query.page_token)
     page = await call.one(call.stubs.leases.ListLeases, request)
     return answers.LeasePage(tuple(map(convert.lease_info, page.leases)), page.next_page_token, page.revision)
 
 
-async def refusals(call: Call, _query: req.NoQuery, _body: None) -> answers.RefusedWrites:
+async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.RefusedWrites:
     listed = await call.one(call.stubs.admin.ListRefusals, admin.ListRefusalsRequest(task_id=call.path("task_id")))
     of_ledger = [convert.refused_write_info("ledger", one) for one in listed.ledger]
     of_tools = [convert.refused_write_info("tools", one) for one in listed.tools]
@@ -201,7 +201,7 @@ async def refusals(call: Call, _query: req.NoQuery, _body: None) -> answers.Refu
 # Calls in doubt, tools.
 
 
-async def in_doubt(call: Call, query: req.InDoubtQuery, _body: None) -> answers.InDoubtPage:
+async def in_doubt(call: HttpCall, query: req.InDoubtQuery, _body: None) -> answers.InDoubtPage:
     request = admin.AdminServiceListInDoubtCallsRequest(
         task_id=query.task_id, all=query.all, page_size=query.page_size, page_token=query.page_token
     )
@@ -209,7 +209,7 @@ async def in_doubt(call: Call, query: req.InDoubtQuery, _body: None) -> answers.
     return answers.InDoubtPage(tuple(map(convert.in_doubt_call_info, page.calls)), page.next_page_token)
 
 
-async def resolve(call: Call, _query: req.NoQuery, body: req.ResolutionBody) -> TaskInfo:
+async def resolve(call: HttpCall, _query: req.NoQuery, body: req.ResolutionBody) -> TaskInfo:
     request = admin.ResolveInDoubtCallRequest(
         task_id=call.path("task_id"),
         call_id=call.path("call_id"),
@@ -231,26 +231,26 @@ def _decision(body: req.ResolutionBody) -> Decision:
             return Abandon()
 
 
-async def tools(call: Call, _query: req.NoQuery, _body: None) -> answers.Tools:
+async def tools(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.ToolList:
     listed = await call.one(call.stubs.admin.ListTools, admin.AdminServiceListToolsRequest())
-    return answers.Tools(tuple(map(convert.tool_info, listed.tools)))
+    return answers.ToolList(tuple(map(convert.tool_info, listed.tools)))
 
 
 # Tenants, usage and the audit log.
 
 
-async def list_tenants(call: Call, query: req.Page, _body: None) -> answers.TenantPage:
+async def list_tenants(call: HttpCall, query: req.Page, _body: None) -> answers.TenantPage:
     request = tenant_pb.ListTenantsRequest(page_size=query.page_size, page_token=query.page_token)
     page = await call.one(call.stubs.tenants.ListTenants, request)
     return answers.TenantPage(tuple(map(convert.tenant_info, page.tenants)), page.next_page_token)
 
 
-async def get_tenant(call: Call, _query: req.NoQuery, _body: None) -> info.TenantInfo:
+async def get_tenant(call: HttpCall, _query: req.NoQuery, _body: None) -> info.TenantInfo:
     request = tenant_pb.GetTenantRequest(tenant=call.path("name"))
     return convert.tenant_info((await call.one(call.stubs.tenants.GetTenant, request)).tenant)
 
 
-async def usage(call: Call, query: req.UsageQuery, _body: None) -> answers.UsagePage:
+async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> answers.UsagePage:
     tenant = call.path("name")
     request = tenant_pb.GetTenantUsageRequest(
         tenant=tenant,
@@ -267,7 +267,7 @@ async def usage(call: Call, query: req.UsageQuery, _body: None) -> answers.Usage
     return answers.UsagePage(tuple(convert.usage_info(tenant, one) for one in page.sums), page.next_page_token)
 
 
-async def audit(call: Call, query: req.AuditQuery, _body: None) -> answers.AuditPage:
+async def audit(call: HttpCall, query: req.AuditQuery, _body: None) -> answers.AuditPage:
     request = audit_pb.ListAuditRecordsRequest(
         page_size=query.page_size,
         page_token=query.page_token,

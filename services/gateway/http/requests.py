@@ -13,9 +13,11 @@ from enum import StrEnum
 from typing import Any
 
 from services.gateway.http.shapes import given
+from tenure.domain.audit import Decision
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.webhooks import DeliveryState
 
 # Tasks.
 
@@ -247,14 +249,6 @@ class ReasonBody:
 # Webhooks.
 
 
-class DeliveryState(StrEnum):
-    """The state of a delivery."""
-
-    PENDING = "PENDING"
-    DELIVERED = "DELIVERED"
-    DEAD = "DEAD"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesQuery(Page):
     """The deliveries to list."""
@@ -334,13 +328,6 @@ class UsageQuery(Page):
     root_task_id: str = given("of this tree only", "")
 
 
-class AuditDecision(StrEnum):
-    """Whether a call was carried out."""
-
-    ALLOWED = "ALLOWED"
-    DENIED = "DENIED"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditQuery(Page):
     """The audit records to list."""
@@ -349,4 +336,4 @@ class AuditQuery(Page):
     of_tenant: str = given("of this tenant", "")
     subject: str = given("of this caller", "")
     method: str = given("of this method, such as AdminService/DrainWorker", "")
-    decision: AuditDecision | None = given("ALLOWED or DENIED", None)
+    decision: Decision | None = given("ALLOWED or DENIED", None)

@@ -118,7 +118,13 @@ ROUTES: Final = (
         name="answer_wait",
     ),
     _route(
-        "GET", f"{_TASK}/files", tasks.files, answers.FilePage, "List files", query=req.FilesQuery, name="list_files"
+        "GET",
+        f"{_TASK}/files",
+        tasks.files,
+        answers.FileListPage,
+        "List files",
+        query=req.FilesQuery,
+        name="list_files",
     ),
     _route(
         *("GET", f"{_TASK}/files/{{path:path}}", tasks.read_file, Bytes("application/octet-stream")),
@@ -236,7 +242,7 @@ ROUTES: Final = (
         **_OPERATIONS,
     ),
     _route(
-        *("GET", "/v1/claims", operations.claims, answers.Claims),
+        *("GET", "/v1/claims", operations.claims, answers.ClaimList),
         "List live claims",
         query=req.ClaimsQuery,
         name="list_claims",
@@ -257,7 +263,7 @@ ROUTES: Final = (
         name="list_calls_in_doubt",
         **_OPERATIONS,
     ),
-    _route("GET", "/v1/tools", operations.tools, answers.Tools, "List tools", name="list_tools", **_OPERATIONS),
+    _route("GET", "/v1/tools", operations.tools, answers.ToolList, "List tools", name="list_tools", **_OPERATIONS),
     _route(
         "GET", "/v1/tenants", operations.list_tenants, answers.TenantPage, "List tenants", query=req.Page, **_TENANTS
     ),
@@ -298,5 +304,5 @@ ROUTES: Final = (
         name="run_ag_ui",
         **_CHATS,
     ),
-    _route("GET", "/v1/me", operations.caller, answers.Caller, "Who the caller is", name="get_caller", **_TENANTS),
+    _route("GET", "/v1/me", operations.caller, answers.KnownCaller, "Who the caller is", name="get_caller", **_TENANTS),
 )

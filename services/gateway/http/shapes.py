@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
@@ -51,7 +52,7 @@ def read_query(kind: type[T], items: Iterable[tuple[str, str]]) -> T:
     parameters: dict[str, list[str]] = {}
     for name, text in items:
         parameters.setdefault(name, []).append(text)
-    types_by_name, violations, values = _hints(kind), list[tuple[str, str]](), dict[str, Any]()
+    types_by_name, violations, values = _types_of(kind), list[tuple[str, str]](), dict[str, Any]()
     for name, texts in parameters.items():
         if name not in types_by_name:
             violations.append((name, f"is no parameter; there are {', '.join(types_by_name) or 'none'}"))
@@ -66,15 +67,15 @@ def read_query(kind: type[T], items: Iterable[tuple[str, str]]) -> T:
     return kind(**values)
 
 
-_HINTS: Final[dict[type[Any], dict[str, Any]]] = {}
+_TYPES: Final[dict[type[Any], dict[str, Any]]] = {}
 
 
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _types_of(kind: type[Any]) -> dict[str, Any]:
     """Returns the type of each field of a dataclass."""
-    known = _HINTS.get(kind)
+    known = _TYPES.get(kind)
     if known is None:
         types_by_name = get_type_hints(kind)
-        known = _HINTS[kind] = {one.name: types_by_name[one.name] for one in fields(kind)}
+        known = _TYPES[kind] = {one.name: types_by_name[one.name] for one in fields(kind)}
     return known
 
 
@@ -136,7 +137,7 @@ def _read_all(parts: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 def _read_object(kind: type[Any], value: dict[str, Any], where: str) -> Any:
-    types_by_name, prefix = _hints(kind), f"{where}." if where else ""
+    types_by_name, prefix = _types_of(kind), f"{where}." if where else ""
     violations = [
         (f"{prefix}{name}", f"is no field; there are {', '.join(types_by_name) or 'none'}")
         for name in value
@@ -199,11 +200,9 @@ def _time(value: Any, where: str) -> datetime:
 
 
 def _money(value: Any, where: str) -> Decimal:
-    try:
-        if isinstance(value, int | float | str) and not isinstance(value, bool):
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(InvalidOperation):  # said below
             return Decimal(str(value))
-    except InvalidOperation:
-        pass
     raise _Misfit((where, "must be an amount of US dollars, for example 0.5"))
 
 
@@ -279,7 +278,9 @@ class Schemas:
     def parameters(self, kind: type[Any]) -> list[Parameter]:
         """Returns the parameters of a query string."""
         return [
-            Parameter(one.name, self._parameter(_hints(kind)[one.name]), one.metadata.get(_TEXT, ""), _is_needed(one))
+            Parameter(
+                one.name, self._parameter(_types_of(kind)[one.name]), one.metadata.get(_TEXT, ""), _is_needed(one)
+            )
             for one in fields(kind)
         ]
 
@@ -312,7 +313,7 @@ class Schemas:
             self.components[name] = made  # before its fields: a dataclass may contain itself
             if kind.__doc__:
                 made["description"] = " ".join(kind.__doc__.split())
-            types_by_name = _hints(kind)
+            types_by_name = _types_of(kind)
             made["properties"] = {
                 one.name: self._described(one, self.of(types_by_name[one.name], is_request=is_request))
                 for one in fields(kind)

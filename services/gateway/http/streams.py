@@ -11,8 +11,8 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from services.gateway.http import requests as req
-from services.gateway.http.call import Call
-from services.gateway.http.event_stream import BEGINNING, COMMENT, EventStream, event_bytes
+from services.gateway.http.call import HttpCall
+from services.gateway.http.event_stream import BEGINNING, COMMENT, EventResponse, event_bytes
 from services.gateway.http.problems import problem_of
 from services.gateway.http.tasks import filter_of, read_task
 from tenure.client.reconnect import StreamReconnect
@@ -33,7 +33,7 @@ _TERMINAL: Final = frozenset(STATES.to_wire(state) for state in TERMINAL)
 MAX_SEQUENCE: Final = 2**53
 
 
-async def task_events(call: Call, query: req.EventsQuery, _body: None) -> Response:
+async def task_events(call: HttpCall, query: req.EventsQuery, _body: None) -> Response:
     """Streams the events of a task: each entry once, in order, with live text between them, until `end`.
 
     204 for a client that has seen the last entry: a browser does not connect again after it.
@@ -42,11 +42,11 @@ async def task_events(call: Call, query: req.EventsQuery, _body: None) -> Respon
     task = await read_task(call)
     if task.state in _TERMINAL and after >= task.sequence:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"cache-control": "no-store"})
-    watch = TaskWatch(call, after, live=query.live)
+    watch = EventWatch(call, after, live=query.live)
     return await _stream(_task_parts(watch))
 
 
-def sequence_of(call: Call, after_sequence: int) -> int:
+def sequence_of(call: HttpCall, after_sequence: int) -> int:
     """Returns the entry after which the client goes on. Raises InvalidRequest."""
     text = call.request.headers.get(LAST_EVENT_ID, "")
     if not text:
@@ -56,13 +56,13 @@ def sequence_of(call: Call, after_sequence: int) -> int:
     return int(text)
 
 
-class TaskWatch:
+class EventWatch:
     """The events of a task, across restarts of the connection to the gateway's own server.
 
     `state`: after the last event that was yielded. `sequence`: of the last entry.
     """
 
-    def __init__(self, call: Call, after_sequence: int, *, live: bool, task_id: str = "") -> None:
+    def __init__(self, call: HttpCall, after_sequence: int, *, live: bool, task_id: str = "") -> None:
         """`task_id` "": that of the path."""
         self._call, self._live, self._task_id = call, live, task_id or call.path("task_id")
         self.sequence, self.state = after_sequence, ""
@@ -101,20 +101,20 @@ def _may_be_opened_again(error: TryLater) -> bool:
     return error.metadata.get("outcome") == "unknown"
 
 
-async def _task_parts(watch: TaskWatch) -> AsyncGenerator[bytes]:
+async def _task_parts(watch: EventWatch) -> AsyncGenerator[bytes]:
     async with aclosing(watch.events()) as events:
         async for event in events:
             yield COMMENT if event is None else event_bytes(event.kind, event.to_json(), event.sequence)
     yield event_bytes("end", {"sequence": watch.sequence, "state": watch.state})
 
 
-async def changes(call: Call, query: req.ChangesQuery, _body: None) -> Response:
+async def changes(call: HttpCall, query: req.ChangesQuery, _body: None) -> Response:
     """Streams the changes of the tenant's tasks, for ever. The id of an event is its cursor."""
     after = call.request.headers.get(LAST_EVENT_ID, "") or query.after
     return await _stream(_change_parts(call, filter_of(query), after))
 
 
-async def _change_parts(call: Call, wanted: task_pb2.TaskFilter, after: str) -> AsyncGenerator[bytes]:
+async def _change_parts(call: HttpCall, wanted: task_pb2.TaskFilter, after: str) -> AsyncGenerator[bytes]:
     reconnect = StreamReconnect()
     while True:
         request = api.WatchTasksRequest(filter=wanted, after_cursor=after)
@@ -131,8 +131,8 @@ async def _change_parts(call: Call, wanted: task_pb2.TaskFilter, after: str) -> 
             await reconnect.wait(error)
 
 
-async def _stream(parts: AsyncGenerator[bytes]) -> EventStream:
-    return EventStream(_with_problems(await first_parts(parts)))
+async def _stream(parts: AsyncGenerator[bytes]) -> EventResponse:
+    return EventResponse(_with_problems(await first_parts(parts)))
 
 
 async def first_parts(parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from services.gateway.http import answers
 from services.gateway.http import requests as req
-from services.gateway.http.call import Call
+from services.gateway.http.call import HttpCall
 from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_file, task_info
@@ -68,12 +68,12 @@ def submit_of(body: req.SubmitBody, request_id: str = "") -> api.SubmitTaskReque
     )
 
 
-async def submit(call: Call, _query: req.NoQuery, body: req.SubmitBody) -> TaskInfo:
+async def submit(call: HttpCall, _query: req.NoQuery, body: req.SubmitBody) -> TaskInfo:
     with api_errors(_THIS_GATEWAY, ARGUMENTS):
         return await _task(call, call.stubs.tasks.SubmitTask, submit_of(body, call.request_id))
 
 
-async def list_tasks(call: Call, query: req.TasksQuery, _body: None) -> TaskPage:
+async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> TaskPage:
     wanted = filter_of(query, query.root_task_id, query.forked_from_task_id)
     order = task_pb2.TaskOrder.Value(f"TASK_ORDER_{query.order}")
     return await _page(call, wanted, query, order)
@@ -84,18 +84,18 @@ def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_ta
     return task_filter(query.state, query.label, query.queue, None, root_task_id, forked_from_task_id)
 
 
-async def get(call: Call, _query: req.NoQuery, _body: None) -> TaskInfo:
+async def get(call: HttpCall, _query: req.NoQuery, _body: None) -> TaskInfo:
     return task_info(await read_task(call))
 
 
-async def read_task(call: Call) -> task_pb2.Task:
+async def read_task(call: HttpCall) -> task_pb2.Task:
     """Returns the task of the path. Raises NotFound."""
     answer = await call.one(call.stubs.tasks.GetTask, api.GetTaskRequest(task_id=call.path("task_id")))
     task: task_pb2.Task = answer.task
     return task
 
 
-async def entries(call: Call, query: req.EntriesQuery, _body: None) -> answers.EntryPage:
+async def entries(call: HttpCall, query: req.EntriesQuery, _body: None) -> answers.EntryPage:
     request = api.ListTaskEntriesRequest(
         task_id=call.path("task_id"), after_sequence=query.after_sequence, page_size=query.limit
     )
@@ -103,38 +103,38 @@ async def entries(call: Call, query: req.EntriesQuery, _body: None) -> answers.E
     return answers.EntryPage(tuple(map(entry_event, page.entries)), page.more)
 
 
-async def explain(call: Call, _query: req.NoQuery, _body: None) -> answers.Explanation:
+async def explain(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Explanation:
     explained = await call.one(call.stubs.tasks.ExplainTask, api.ExplainTaskRequest(task_id=call.path("task_id")))
     return answers.Explanation(tuple(explained.lines), task_info(explained.task))
 
 
-async def tree(call: Call, query: req.Page, _body: None) -> TaskPage:
+async def tree(call: HttpCall, query: req.Page, _body: None) -> TaskPage:
     """The tasks of the whole tree that the task belongs to."""
     task = await read_task(call)
     root = task.root_task_id or task.task_id
     return await _page(call, task_pb2.TaskFilter(root_task_id=root), query, task_pb2.TASK_ORDER_NEWEST)
 
 
-async def wait(call: Call, query: req.WaitQuery, _body: None) -> answers.Waited:
+async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Waited:
     seconds = query.timeout_seconds
     request = api.WaitTaskRequest(task_id=call.path("task_id"), timeout=duration(seconds))
     waited = await call.one(call.stubs.tasks.WaitTask, request, timeout=max(seconds, 0.0) + _WAIT_MARGIN_SECONDS)
     return answers.Waited(waited.ended, task_info(waited.task))
 
 
-async def cancel(call: Call, _query: req.NoQuery, body: req.CancelBody) -> TaskInfo:
+async def cancel(call: HttpCall, _query: req.NoQuery, body: req.CancelBody) -> TaskInfo:
     request = api.CancelTaskRequest(task_id=call.path("task_id"), reason=body.reason)
     return await _task(call, call.stubs.tasks.CancelTask, request)
 
 
-async def send(call: Call, _query: req.NoQuery, body: req.MessageBody) -> TaskInfo:
+async def send(call: HttpCall, _query: req.NoQuery, body: req.MessageBody) -> TaskInfo:
     request = api.SendMessageRequest(
         task_id=call.path("task_id"), text=body.text, request_id=body.request_id or call.request_id
     )
     return await _task(call, call.stubs.tasks.SendMessage, request)
 
 
-async def fork(call: Call, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
+async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
     limits = limits_of(body.max_cost, False, body.max_tokens, body.max_steps)
     if body.timeout is not None:
         limits.timeout.CopyFrom(duration(body.timeout))
@@ -164,7 +164,7 @@ async def fork(call: Call, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
     return await _task(call, call.stubs.tasks.ForkTask, request, timeout=FORK_SECONDS)
 
 
-async def resume(call: Call, _query: req.NoQuery, body: req.AnswerBody) -> TaskInfo:
+async def resume(call: HttpCall, _query: req.NoQuery, body: req.AnswerBody) -> TaskInfo:
     """Answers the wait of the task."""
     edited = "" if body.edited_arguments is None else json.dumps(dict(body.edited_arguments), ensure_ascii=False)
     request = api.ResumeTaskRequest(
@@ -186,7 +186,7 @@ async def resume(call: Call, _query: req.NoQuery, body: req.AnswerBody) -> TaskI
     return await _task(call, call.stubs.tasks.ResumeTask, request)
 
 
-async def signal(call: Call, _query: req.NoQuery, body: req.SignalBody) -> answers.Signalled:
+async def signal(call: HttpCall, _query: req.NoQuery, body: req.SignalBody) -> answers.Signalled:
     request = api.ResumeTaskRequest(
         correlation_id=body.correlation_id,
         request_id=body.request_id or call.request_id,
@@ -196,7 +196,7 @@ async def signal(call: Call, _query: req.NoQuery, body: req.SignalBody) -> answe
     return answers.Signalled(sent.HasField("task"), sent.task.task_id)
 
 
-async def waits(call: Call, query: req.WaitsQuery, _body: None) -> TaskPage:
+async def waits(call: HttpCall, query: req.WaitsQuery, _body: None) -> TaskPage:
     """The tasks that wait, the earliest deadline first."""
     wanted = task_pb2.TaskFilter(states=_WAITING if query.external else _WAITING[:1])
     return await _page(call, wanted, query, task_pb2.TASK_ORDER_WAIT_DEADLINE)
@@ -205,7 +205,7 @@ async def waits(call: Call, query: req.WaitsQuery, _body: None) -> TaskPage:
 # Files.
 
 
-async def files(call: Call, query: req.FilesQuery, _body: None) -> answers.FilePage:
+async def files(call: HttpCall, query: req.FilesQuery, _body: None) -> answers.FileListPage:
     request = api.ListFilesRequest(
         task_id=call.path("task_id"),
         path=query.path,
@@ -214,14 +214,14 @@ async def files(call: Call, query: req.FilesQuery, _body: None) -> answers.FileP
     )
     page = await call.one(call.stubs.tasks.ListFiles, request)
     usage = page.usage if page.HasField("usage") else None
-    return answers.FilePage(
+    return answers.FileListPage(
         tuple(map(task_file, page.files)),
         page.next_page_token,
         *((None,) * 4 if usage is None else (usage.used_bytes, usage.used_files, usage.max_bytes, usage.max_files)),
     )
 
 
-async def read_file(call: Call, _query: req.NoQuery, _body: None) -> Response:
+async def read_file(call: HttpCall, _query: req.NoQuery, _body: None) -> Response:
     """Streams a file. A page must not run what an agent wrote: the browser saves it, and its scripts have no origin."""
     request = api.ReadFileRequest(task_id=call.path("task_id"), path=call.path("path"))
     parts = call.many(call.stubs.tasks.ReadFile, request)
@@ -244,12 +244,12 @@ async def _content(parts: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
 # Parts of the handlers.
 
 
-async def _task(call: Call, method: Any, request: Any, *, timeout: float | None = None) -> TaskInfo:
+async def _task(call: HttpCall, method: Any, request: Any, *, timeout: float | None = None) -> TaskInfo:
     return task_info((await call.one(method, request, timeout=timeout)).task)
 
 
 async def _page(
-    call: Call, wanted: task_pb2.TaskFilter, page: req.Page, order: task_pb2.TaskOrder.ValueType
+    call: HttpCall, wanted: task_pb2.TaskFilter, page: req.Page, order: task_pb2.TaskOrder.ValueType
 ) -> TaskPage:
     request = api.ListTasksRequest(filter=wanted, page_size=page.page_size, page_token=page.page_token, order=order)
     listed = await call.one(call.stubs.tasks.ListTasks, request)
