@@ -89,7 +89,8 @@ def _operation(route: ApiRoute, schemas: Schemas, problem: dict[str, Any]) -> di
 def _content(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
     match route.answer:
         case EventsOf(data):
-            return {"text/event-stream": {"schema": {"type": "string"}, "x-event-data": schemas.of(data)}}
+            kinds = {"anyOf": [schemas.of(kind) for kind in data]}
+            return {"text/event-stream": {"schema": {"type": "string"}, "x-event-data": kinds}}
         case Bytes(media_type):
             return {media_type: {}}
         case kind:

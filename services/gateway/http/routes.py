@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from services.gateway.http import ag_ui, ai_chat, answers, operations, streams, tasks
 from services.gateway.http import requests as req
+from tenure.sdk import events
 from tenure.sdk import operations_info as info
-from tenure.sdk.events import Event, TaskChangeEvent
+from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.task_info import TaskInfo, TaskPage
 
 Handler = Callable[..., Awaitable[Any]]
@@ -18,9 +19,9 @@ Handler = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class EventsOf:
-    """An answer of server-sent events."""
+    """An answer of server-sent events, with the dataclasses of their data."""
 
-    data: Any
+    data: tuple[type[Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ _OPERATIONS: Final[dict[str, Any]] = {"group": "operations"}
 _CHATS: Final[dict[str, Any]] = {"group": "chats"}
 _TENANTS: Final[dict[str, Any]] = {"group": "tenants"}
 
+TASK_EVENTS: Final = tuple(
+    kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+)
+
 ROUTES: Final = (
     _route("POST", "/v1/tasks", tasks.submit, TaskInfo, "Submit a task", body=req.SubmitBody, status=201),
     _route("GET", "/v1/tasks", tasks.list_tasks, TaskPage, "List tasks, the newest first", query=req.TasksQuery),
@@ -76,7 +81,7 @@ ROUTES: Final = (
         name="list_entries",
     ),
     _route(
-        *("GET", f"{_TASK}/events", streams.task_events, EventsOf(Event)),
+        *("GET", f"{_TASK}/events", streams.task_events, EventsOf(TASK_EVENTS)),
         "Stream the events of a task until it ends",
         query=req.EventsQuery,
     ),
@@ -142,7 +147,7 @@ ROUTES: Final = (
         name="resolve_call",
     ),
     _route(
-        *("GET", "/v1/changes", streams.changes, EventsOf(TaskChangeEvent)),
+        *("GET", "/v1/changes", streams.changes, EventsOf((TaskChangeEvent, HeartbeatEvent))),
         "Stream the changes of all tasks",
         query=req.ChangesQuery,
         name="task_changes",
