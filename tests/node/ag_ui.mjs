@@ -6,6 +6,8 @@ import { HttpAgent } from "@ag-ui/client";
 
 const options = JSON.parse(process.argv[2]);
 const agent = new HttpAgent({ url: options.url, threadId: options.threadId });
+// A broken connection rejects the run, and once more a promise that nobody can reach.
+process.on("unhandledRejection", () => {});
 const events = [];
 let breaks = 0;
 let interrupts = [];

@@ -131,7 +131,7 @@ class AgUiWriter:
         """Yields the beginning of the run."""
         yield {"type": "RUN_STARTED", **self._run}
 
-    def event(self, event: Event) -> Iterator[dict[str, Any]]:
+    def event(self, event: Event, *, is_end: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG002  each wait ends a run
         """Yields the events of an event."""
         match event:
             case ModelAttemptEvent(attempt_number=1):

@@ -36,6 +36,7 @@ from tenure.sdk.events import (
     ToolIntentEvent,
     ToolOutcomeEvent,
     TransitionEvent,
+    WaitResolutionEvent,
 )
 from tenure.sdk.task_info import TaskWait
 from tenure.v1 import task_service_pb2 as api
@@ -96,7 +97,7 @@ def _message_id(turn: ChatTurn) -> str:
 
 
 async def _stream(call: HttpCall, turn: ChatTurn, message_id: str) -> Response:
-    parts = turn_parts(call, turn, UiMessageWriter(turn.task_id, message_id), last=DONE)
+    parts = turn_parts(call, turn, UiMessageWriter(turn.task_id, message_id), passes_answered=True, last=DONE)
     return EventResponse(await first_parts(parts), HEADERS)
 
 
@@ -153,12 +154,13 @@ class UiMessageWriter:
         self._task_id, self._message_id = task_id, message_id
         self._text = ChatText()
         self._in_step = self._has_text = False
+        self._approvals = dict[str, str]()
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Yields the beginning of the message."""
         yield {"type": "start", "messageId": self._message_id}
 
-    def event(self, event: Event) -> Iterator[dict[str, Any]]:
+    def event(self, event: Event, *, is_end: bool) -> Iterator[dict[str, Any]]:
         """Yields the chunks of an event."""
         match event:
             case ModelAttemptEvent(attempt_number=1):
@@ -185,7 +187,11 @@ class UiMessageWriter:
             case ToolOutcomeEvent():
                 yield self._outcome(event)
             case TransitionEvent():
-                yield from self._transition(event)
+                yield from self._transition(event, is_end=is_end)
+            case WaitResolutionEvent(wait_kind=WaitKind.TOOL_APPROVAL) if event.wait_id in self._approvals:
+                is_approved = event.answer != DENY
+                approval = {"approvalId": self._approvals[event.wait_id], "approved": is_approved}
+                yield {"type": "tool-approval-response", **approval, "reason": event.comment}
 
     def _discard(self) -> Iterator[dict[str, Any]]:
         if self._text.has_open:
@@ -209,7 +215,7 @@ class UiMessageWriter:
             return {"type": "tool-output-available", **call, "output": event.content}
         return {"type": "tool-output-error", **call, "errorText": event.content or event.status.value}
 
-    def _transition(self, event: TransitionEvent) -> Iterator[dict[str, Any]]:
+    def _transition(self, event: TransitionEvent, *, is_end: bool) -> Iterator[dict[str, Any]]:
         wait = event.wait
         data = {"task_id": self._task_id, "state": event.state.value, "reason": event.reason, "message": event.message}
         yield {
@@ -220,7 +226,7 @@ class UiMessageWriter:
         if event.state is TaskState.WAITING_USER:
             yield from map(_text_chunk, self._text.close())
             if wait is not None and wait.kind is WaitKind.TOOL_APPROVAL:
-                identity = approval_id(self._task_id, wait)
+                identity = self._approvals[wait.wait_id] = approval_id(self._task_id, wait)
                 yield {
                     "type": "tool-approval-request",
                     "approvalId": identity,
@@ -228,7 +234,8 @@ class UiMessageWriter:
                 }
             elif wait is not None and wait.question:
                 yield from _whole_text(f"wait-{wait.wait_id}", wait.question)
-            yield from self._finish("tool-calls")
+            if is_end:
+                yield from self._finish("tool-calls")
         elif event.state is TaskState.SUCCEEDED:
             if not self._has_text and event.result:  # of a function, whose answer no model gave
                 yield from _whole_text("result", event.result)

@@ -135,6 +135,6 @@ def _begin_of(entry: ledger_pb2.Entry) -> int:
     body = entry.body
     if body.HasField("forked"):
         return int(entry.sequence + body.forked.copied_entries)
-    is_answer = body.HasField("wait_resolution")
+    is_answer = body.wait_resolution.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_REPLY
     is_message = body.HasField("user_message") and bool(body.user_message.request_id)
     return int(entry.sequence) if is_answer or is_message else 0

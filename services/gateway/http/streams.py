@@ -19,7 +19,7 @@ from tenure.client.reconnect import StreamReconnect
 from tenure.domain.errors import InvalidRequest, TenureError, TryLater, Unavailable
 from tenure.domain.states import TERMINAL
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.sdk.events import Event
+from tenure.sdk.events import Event, LiveTextEvent
 from tenure.sdk.from_wire import change_event
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import task_pb2
@@ -42,7 +42,7 @@ async def task_events(call: HttpCall, query: req.EventsQuery, _body: None) -> Re
     task = await read_task(call)
     if task.state in _TERMINAL and after >= task.sequence:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"cache-control": "no-store"})
-    watch = EventWatch(call, after, live=query.live)
+    watch = EventWatch(call, task.task_id, after, task.sequence, live=query.live)
     return await _stream(_task_parts(watch))
 
 
@@ -59,12 +59,13 @@ def sequence_of(call: HttpCall, after_sequence: int) -> int:
 class EventWatch:
     """The events of a task, across restarts of the connection to the gateway's own server.
 
-    `state`: after the last event that was yielded. `sequence`: of the last entry.
+    `state`: after the last event that was yielded. `sequence`: of the last entry. `newest`: the sequence of the task
+    when the stream begins: live text that comes before that entry waits for it.
     """
 
-    def __init__(self, call: HttpCall, after_sequence: int, *, live: bool, task_id: str = "") -> None:
-        """`task_id` "": that of the path."""
-        self._call, self._live, self._task_id = call, live, task_id or call.path("task_id")
+    def __init__(self, call: HttpCall, task_id: str, after_sequence: int, newest: int, *, live: bool) -> None:
+        self._call, self._live, self._task_id, self._newest = call, live, task_id, newest
+        self._early = list[LiveTextEvent]()
         self.sequence, self.state = after_sequence, ""
 
     async def events(self) -> AsyncGenerator[Event | None]:
@@ -79,8 +80,12 @@ class EventWatch:
                         reconnect.succeeded()
                         event = live_text.public_event(message)
                         self._note(message)
-                        if event is not None or message.HasField("heartbeat"):
+                        if isinstance(event, LiveTextEvent) and self.sequence < self._newest:
+                            self._early.append(event)
+                        elif event is not None or message.HasField("heartbeat"):
                             yield event
+                        for piece in self._waited(message):
+                            yield piece
             except Unavailable as error:
                 if not _may_be_opened_again(error):
                     raise
@@ -94,6 +99,16 @@ class EventWatch:
             to_state = message.entry.body.transition.to_state
             if to_state != task_pb2.TASK_STATE_UNSPECIFIED:
                 self.state = state_name(to_state)
+
+    def _waited(self, message: api.WatchTaskResponse) -> list[LiveTextEvent]:
+        """Returns the live text that waited for this entry; none of a step whose answer has come."""
+        entry = message.entry
+        if entry.body.HasField("assistant_message"):
+            self._early = [piece for piece in self._early if piece.step > entry.step]
+        if self.sequence < self._newest:
+            return []
+        waited, self._early = self._early, []
+        return waited
 
 
 def _may_be_opened_again(error: TryLater) -> bool:
