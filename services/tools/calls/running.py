@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
+from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
@@ -125,7 +126,7 @@ class Runner:
                 retry_after_seconds=1.0,
             )
 
-    async def ready_start(self, work: ToolWork) -> ReadyStart | None:
+    async def ready_start(self, work: ToolWork, runner_id: UUID) -> ReadyStart | None:
         """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
 
         None: the lane is full, or this runner ends. Pass the place to `begin` or `give_back`. The time in which the
@@ -135,7 +136,7 @@ class Runner:
         if lane.locked() or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
             return None
         await lane.acquire()
-        ready = ReadyStart(lane, _MayBegin(self._liveness))
+        ready = ReadyStart(lane, _MayBegin(self._liveness, runner_id))
         self._ready.add(ready)
         return ready
 
@@ -322,7 +323,7 @@ class Runner:
 
     async def _mark(self, run: RunningCall) -> MayBegin:
         """Writes the STARTED mark. The time in which the effect may begin counts from before the mark was sent."""
-        may_begin = _MayBegin(self._liveness)
+        may_begin = _MayBegin(self._liveness, self._liveness.runner_id)
         run.marked = True
         try:
             marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt))
@@ -343,6 +344,10 @@ class Runner:
         if state is not CallState.ACCEPTED:
             raise Superseded
         run.call_attempt += 1
+
+    async def release_first_start(self, key: CallKey) -> None:
+        """Releases the start of a call that may run again and does not run here, for as long as it takes."""
+        await _retry_until_written(lambda: release_start(self._pool, StartMark(key, 1)))
 
     async def _release(self, run: RunningCall) -> None:
         """Releases the start, for as long as it takes: a mark that stays would make other replicas wait for the runner.
@@ -389,8 +394,8 @@ def _timeout_seconds(run: RunningCall, tool: Tool) -> float:
 class _MayBegin:
     """The permission to begin an effect, from just before its start is written. See `effects.MayBegin`."""
 
-    def __init__(self, liveness: Liveness) -> None:
-        self._liveness, self._runner_id = liveness, liveness.runner_id
+    def __init__(self, liveness: Liveness, runner_id: UUID) -> None:
+        self._liveness, self._runner_id = liveness, runner_id
         self._before = _now() + BEGINS_WITHIN_SECONDS
 
     def in_time(self) -> bool:
