@@ -130,4 +130,4 @@ async def serve(process: Process, server: RpcServer, *doors: AbstractAsyncContex
     for door in doors:
         await process.open(door)
     _log.info("listening", extra={"address": server.address})
-    await process.run_until_stopped(freeze=True)
+    await process.run_until_stopped()
