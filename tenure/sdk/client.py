@@ -11,6 +11,7 @@ from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
 from tenure.sdk.connection import GatewayConnection
+from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.from_wire import change_event, json_of, task_info
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
@@ -32,11 +33,8 @@ from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
 from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-<<<<<<< HEAD
-=======
-from tenure.wire.common import SOURCES, STATES, duration
+from tenure.wire.common import duration
 from tenure.wire.task import policy_to_wire
->>>>>>> 564d721e22c0fa590ef6b2c17690db517c908ba8
 from tenure.wire.tool import tool_to_domain
 
 if TYPE_CHECKING:
