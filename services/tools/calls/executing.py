@@ -136,7 +136,7 @@ class Executor:
         """
 
         def enqueue(answer: Answer[Accepted]) -> None:
-            self._runner.check_room(job.request.key)
+            self._runner.check_room(job.request)
             self.accepts.enqueue(job, answer)
 
         follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
