@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from services.gateway.admin import AdminServicer
@@ -13,6 +15,8 @@ from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
+from services.gateway.http.local_socket import local_socket
+from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers
@@ -82,6 +86,7 @@ class GatewaySettings:
     )
     jwt: JwtSettings = group(JwtSettings, "TENURE_GATEWAY_JWT_")
     limit: LimitSettings = group(LimitSettings, "TENURE_GATEWAY_LIMIT_")
+    http: HttpSettings = group(HttpSettings, "TENURE_GATEWAY_HTTP_")
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
@@ -106,6 +111,9 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     )
     if settings.authentication != CERTIFICATES:
         security = security.for_clients((await client_authentication(process, settings, peers)).authenticate)
+    local = await process.open(local_socket()) if settings.http.listen else None
+    if local is not None:  # a caller by HTTP has no certificate
+        security = security.for_local_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
@@ -116,6 +124,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),
         limiter=settings.limit.limiter(),
+        local_socket=local,
     )
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
@@ -128,7 +137,24 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
     server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditForwarder(peers))
-    await serve(process, server)
+    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process)]))
+
+
+def _http_door(
+    settings: GatewaySettings, security: Security, local: Path, process: Process
+) -> AbstractAsyncContextManager[str]:
+    """Returns the HTTP door. Its libraries are imported by gateways that have one."""
+    from services.gateway.http.server import http_door
+
+    return http_door(
+        settings.http,
+        local,
+        process.stopping,
+        security.files,
+        settings.common.tls,
+        is_authenticated=security.files is not None or settings.authentication != CERTIFICATES,
+        allow_insecure_network=settings.common.allow_insecure_network,
+    )
 
 
 async def client_authentication(process: Process, settings: GatewaySettings, peers: Peers) -> ClientAuthentication:

@@ -7,11 +7,9 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
-from tenure.domain.states import TaskState
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
 from tenure.sdk.connection import GatewayConnection
-from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.from_wire import change_event, json_of, task_info
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
@@ -26,10 +24,10 @@ from tenure.sdk.submit_request import (
     submit_request,
 )
 from tenure.sdk.task import Task
+from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.common import SOURCES, STATES
 from tenure.wire.tool import tool_to_domain
 
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from tenure.runtime.tls import ClientTls
 
 T = TypeVar("T")
-
-States = TaskState | str | Iterable[TaskState | str]
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -296,7 +292,7 @@ class Client:
         state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
         most tasks; None: all. Raises InvalidRequest.
         """
-        wanted = _filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
         with self._connection.errors():
             client = self._connection.client()
             async with aclosing(client.list_tasks(wanted, limit=2**31 if limit is None else limit)) as listed:
@@ -319,7 +315,7 @@ class Client:
 
         page_size: 1 to 500. page_token: of the previous page; empty: the first page. Otherwise as `tasks`.
         """
-        wanted = _filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
         request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token)
         with self._connection.errors():
             client = self._connection.client()
@@ -341,7 +337,7 @@ class Client:
         without a gap or a repeat. after: the `cursor` of an earlier event; empty: from now. Raises OutOfRange
         (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
         """
-        wanted = _filter(state, labels, queue, source, "", "")
+        wanted = task_filter(state, labels, queue, source, "", "")
         with self._connection.errors():
             client = self._connection.client()
             async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:
@@ -378,33 +374,3 @@ class Client:
 def _returned(result: Any) -> ResultType[Any]:
     """Returns the type in which a function's result is read; None: the JSON value."""
     return ResultType("", json_of) if result is None else result_type_of(result)
-
-
-def _filter(
-    state: States,
-    labels: Mapping[str, str] | None,
-    queue: str,
-    source: Source | None,
-    root_task_id: str,
-    forked_from_task_id: str,
-) -> task_pb2.TaskFilter:
-    wanted = None
-    if source is not None:
-        wanted = task_pb2.SourceFilter(
-            kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
-        )
-    return task_pb2.TaskFilter(
-        states=[_state(each) for each in ((state,) if isinstance(state, str) else state)],
-        labels=dict(labels or {}),
-        queue=queue,
-        source=wanted,
-        root_task_id=root_task_id,
-        forked_from_task_id=forked_from_task_id,
-    )
-
-
-def _state(state: TaskState | str) -> task_pb2.TaskState.ValueType:
-    try:
-        return STATES.to_wire(TaskState(state.upper()))
-    except ValueError:
-        raise invalid_argument("state", f"must be one of {', '.join(TaskState)}, not {state!r}") from None
