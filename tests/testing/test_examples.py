@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+from tenure import TransitionEvent
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.testing import TaskHandle, Tenure, WorkerHandle, tool
 from tenure.testing.script import Script
@@ -174,25 +175,38 @@ class Show:
         return sorted({(call, content) for _, call, content in map(json.loads, lines)})
 
     def check(self, *, kills: int) -> None:
-        """Each effect happened once, each model call was repeated once for each kill at most, and the bills agree."""
+        """Each effect happened once, each model call was repeated once for each kill at most, and the bills agree.
+
+        On a busy machine a claim may be lost without a kill: then that repeats a call, too.
+        """
         assert self.task.result().value == self.example.result
         assert [call for call, _ in self.effects] == sorted(self.example.tools)
         calls = self.task.model_calls
         answered = [call for call in calls if call.ending == "ANSWERED"]
         assert tuple(call.step for call in answered) == self.example.models
         assert {call.ending for call in calls} <= {"ANSWERED", "LOST"}
-        assert len(calls) <= len(answered) + kills
+        assert len(calls) <= len(answered) + max(kills, self._losses)
         self._check_bills()
 
+    @property
+    def _losses(self) -> int:
+        """How often the task lost its worker."""
+        changes = [entry for entry in self.task.entries() if isinstance(entry, TransitionEvent)]
+        return sum(change.reason in {"WORKER_LOST", "LEASE_EXPIRED"} for change in changes)
+
     def _check_bills(self) -> None:
-        """The ledger has for each answer what the provider billed; the budget has the bills, and reserves nothing."""
+        """The ledger has for each answer what the provider billed; the budget has the bills, and reserves nothing.
+
+        The bill of a lost call is an estimate, until a worker that was not killed reports what it used.
+        """
         billed = {call["attempt"]: _tokens(call) for call in self.tenure.model.requests}
         calls = self.task.model_calls
         for call in calls:
             if call.ending == "ANSWERED":
                 assert call.usage.total == billed[f"{self.task.id}/{call.step}/{call.attempt_number}"]
         budget = self.task.info.budget
-        assert budget.used_tokens == sum(call.usage.total for call in calls)
+        answers = sum(call.usage.total for call in calls if call.ending == "ANSWERED")
+        assert answers <= budget.used_tokens <= sum(call.usage.total for call in calls)
         assert budget.reserved_tokens == 0
         assert not budget.reserved_cost_usd
         if all(call.ending == "ANSWERED" for call in calls):
@@ -309,6 +323,7 @@ def test_the_research_tree_asks_each_sub_agent_once(tenure: Tenure, at: str) -> 
     assert len(tenure.model.requests) <= 2 * len(topics)
     budget, calls = task.info.budget, [call for each in tenure.tasks for call in each.model_calls]
     assert sum(call.ending == "ANSWERED" for call in calls) == len(topics)
-    assert budget.used_tokens == sum(call.usage.total for call in calls)
+    answers = sum(call.usage.total for call in calls if call.ending == "ANSWERED")
+    assert answers <= budget.used_tokens <= sum(call.usage.total for call in calls)
     assert budget.reserved_tokens == 0
     assert not budget.reserved_cost_usd
