@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from services.gateway.admin import AdminServicer
+from services.gateway.agents import AgentForwarder
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
@@ -31,6 +32,7 @@ from tenure.runtime.security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
@@ -136,6 +138,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
+    server.add("tenure.v1.AgentService", add_AgentServiceServicer_to_server, AgentForwarder(peers))
     server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditForwarder(peers))
     await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process)]))
 

@@ -306,4 +306,5 @@ def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
         control=request.control if request.HasField("control") else None,
         result_schema_json=request.result_schema_json,
         start_time=request.start_time if request.HasField("start_time") else None,
+        agent_pin=request.agent_pin if request.HasField("agent_pin") else None,
     )

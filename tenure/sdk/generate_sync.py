@@ -75,7 +75,7 @@ class SyncClient:
 
     @property
     def raw(self) -> SyncStubs:
-        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`."""
+        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `agents` and so on."""
         return SyncStubs(self._calls, lambda: self._client.raw)
 
 '''
