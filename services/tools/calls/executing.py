@@ -143,7 +143,7 @@ class Executor:
         """
 
         def enqueue(answer: Answer[Accepted]) -> None:
-            self._runner.check_room(job.request.key)
+            self._runner.check_room(job.request)
             self.accepts.enqueue(job, partial(self._pass_on, job, answer))
 
         follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
