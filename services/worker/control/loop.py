@@ -49,6 +49,7 @@ from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
 from tenure.runtime import metrics
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -66,8 +67,9 @@ class ControlLoop(Loop):
         control = self._spec.control
         assert control is not None, "a task of the control loop has a function"
         function = self._function(control)
-        async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
-            transition = await self._serve(run)
+        with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
+            async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
+                transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
 
