@@ -12,11 +12,11 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.formatting import count_text, harmless, one_line, seconds_text
+from tenure.cli.formatting import count_text, one_line, seconds_text
 from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.tasks import call_order
 from tenure.client import Client
 from tenure.domain import semconv
-from tenure.domain.fencing import describe_epoch
 from tenure.domain.spans import AttributeValue, SpanEvent, TaskSpan
 from tenure.domain.traces import TracedTask, TraceProjection
 from tenure.sdk.traces import trace_span
@@ -72,7 +72,7 @@ def trace(context: Context, task: str) -> None:
 def _below(given_task: task_pb2.Task, tasks: list[task_pb2.Task]) -> list[task_pb2.Task]:
     """Returns the task and all its sub-agents, parents first."""
     tree = {given_task.task_id: given_task}
-    for one in sorted(tasks, key=lambda one: one.depth):
+    for one in sorted(tasks, key=lambda one: (one.depth, call_order(one))):
         if one.parent_task_id in tree:
             tree[one.task_id] = one
     return list(tree.values())
@@ -143,8 +143,8 @@ class _Waterfall:
         return _Row(depth, name, span.started_ns, max(ended_ns, span.started_ns), mark, style, goes_on)
 
     def _line(self, row: _Row) -> Text:
-        name = one_line(harmless("  " * row.depth + row.name).replace("  ", "\u00a0\u00a0"), self._name_width)
-        name = name.replace("\u00a0", " ").ljust(self._name_width)
+        indent = "  " * row.depth
+        name = f"{indent}{one_line(row.name, self._name_width - len(indent))}".ljust(self._name_width)
         first = self._column(row.began_ns)
         if row.mark == _MOMENT:
             took, bar = f"at {seconds_text((row.began_ns - self._began_ns) / 10**9)}", _MOMENT
@@ -193,14 +193,9 @@ def _event_text(event: SpanEvent) -> str:
     attributes = event.attributes
     if event.name == semconv.EVENT_TAKEOVER:
         workers = f"{attributes[semconv.FROM_WORKER]} → {attributes[semconv.WORKER]}"
-        epochs = f"epoch {_epoch(attributes[semconv.FROM_EPOCH])} → {_epoch(attributes[semconv.EPOCH])}"
-        return f"takeover {workers} ({attributes[semconv.REASON]}, {epochs})"
+        return f"takeover {workers} ({attributes[semconv.REASON]})"
     values = " ".join(_value_text(value) for value in attributes.values() if not isinstance(value, bool))
     return f"{event.name.removeprefix('tenure.').replace('_', ' ')} {values}".strip()
-
-
-def _epoch(value: AttributeValue) -> str:
-    return describe_epoch(int(str(value)))
 
 
 def _value_text(value: AttributeValue) -> str:

@@ -139,6 +139,8 @@ class TraceExporter:
         self._exported.value += len(batch.spans)
         if batch.exported:
             await turn.note(batch.exported)
+        note_progress()
+        await turn.keep()
 
     def _note_lag(self) -> None:
         metrics.gauge("tenure_trace_export_lag_seconds", time.monotonic() - self._complete_at)
