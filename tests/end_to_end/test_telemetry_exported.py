@@ -88,6 +88,7 @@ async def test_kills_lose_no_span(collector: Collector, tmp_path: Path) -> None:
             owner = (await installation.until(new[0], "tool_intent")).actor
             await restarted(stack, owner)
             exporting.clear()
+            task_ids.append(await installation.submit("sim-e2e-keyed-paced", f"late-{len(task_ids)}"))
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await exporting.wait()
             await restarted(stack, replica)
