@@ -43,6 +43,8 @@ class StackOptions:
     Without `postgres_dsn`, `etcd_endpoints` or `anthropic_api_key` the stack starts the embedded Postgres, the embedded
     etcd and the simulator.
 
+    `http`: the gateways serve HTTP too, each on a port of its own.
+
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
 
@@ -68,6 +70,7 @@ class StackOptions:
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tls: bool = False
     movable_clock: bool = False
+    http: bool = False
 
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
@@ -196,7 +199,9 @@ USUAL_PORTS: Final = {
     "worker-1": 8474,
     "worker-2": 8475,
     "simulator": 8476,
+    "gateway-http": 8480,
 }
+HTTP_LISTEN: Final = "TENURE_GATEWAY_HTTP_LISTEN"
 # Below the range of ports for outgoing connections of Linux (from 32768) and macOS (from 49152): sooner or later such a
 # connection would have the port of a service that is being restarted.
 FREE_PORTS: Final = range(20_000, 32_000)

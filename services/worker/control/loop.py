@@ -53,6 +53,7 @@ from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
+REVISION_NOT_HERE: Final = "REVISION_NOT_HERE"
 
 Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
 
@@ -66,6 +67,7 @@ class ControlLoop(Loop):
         self._begin()
         control = self._spec.control
         assert control is not None, "a task of the control loop has a function"
+        self._check_revision(control)
         function = self._function(control)
         with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
             async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
@@ -78,6 +80,13 @@ class ControlLoop(Loop):
             return self._dependencies.functions[control.function]
         except KeyError:  # an earlier process with this worker id offered the function
             raise Unavailable(f"this worker has no function {control.function}") from None
+
+    def _check_revision(self, control: ControlWork) -> None:
+        """Raises Unavailable (REVISION_NOT_HERE) for a task of other code: the task returns to the queue unchanged."""
+        pin = self._spec.agent_pin
+        if pin is None or not pin.needs_build or self._dependencies.digests.get(control.function) == pin.digest:
+            return
+        raise Unavailable(f"this worker does not have the code of {pin.reference}", reason=REVISION_NOT_HERE)
 
     async def _serve(self, run: FunctionRun) -> entries.Transition:
         """Answers the function's requests until the task must leave this worker."""
