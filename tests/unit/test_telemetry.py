@@ -29,7 +29,7 @@ from tenure.runtime.request_context import (
     traceparent,
     within_trace,
 )
-from tenure.runtime.settings import Secret, load
+from tenure.runtime.settings import ConfigurationError, Secret, load
 from tenure.runtime.telemetry import MetricsExport, telemetry
 
 
@@ -213,6 +213,19 @@ async def test_each_signal_goes_where_its_own_variable_says(
     Exporting.traces = False
     settings = load(TraceSettings, given, prefix="TENURE_CHECKPOINT_TRACES_")
     assert bool(settings.endpoint) is exports
+
+
+@pytest.mark.parametrize("address", ["http://collector:4317", "collector:4317", "grpc://10.1.2.3:4317"])
+def test_content_is_not_sent_in_clear_text(address: str) -> None:
+    given = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "TENURE_CHECKPOINT_TRACES_CONTENT": "true"}
+    with pytest.raises(ConfigurationError, match="others could read prompts"):
+        load(TraceSettings, given, prefix="TENURE_CHECKPOINT_TRACES_")
+    for safe in (
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector:4317"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:1"},
+    ):
+        load(TraceSettings, {**given, **safe}, prefix="TENURE_CHECKPOINT_TRACES_")
+    load(TraceSettings, {**given, "TENURE_CHECKPOINT_TRACES_ALLOW_INSECURE": "1"}, prefix="TENURE_CHECKPOINT_TRACES_")
 
 
 def test_a_requests_url_is_logged_without_secrets(logged: Any) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.runtime.settings import setting
-from tenure.runtime.telemetry import DISABLED, ENDPOINT, TRACES_ENDPOINT, endpoint
+from tenure.runtime.telemetry import DISABLED, ENDPOINT, TRACES_ENDPOINT, endpoint, is_plain
 
 PREFIX: Final = "TENURE_CHECKPOINT_TRACES_"
 
@@ -24,6 +25,7 @@ class TraceSettings:
     traces_endpoint: str = setting("the collector of traces", default="", variable=TRACES_ENDPOINT)
     disabled: str = setting("true: nothing is exported", default="", variable=DISABLED)
     content: bool = setting("export prompts, answers, arguments and results with traces", default=False)
+    allow_insecure: bool = setting("send content to another machine without TLS: others can read it", default=False)
     redact: str = setting(
         "module:function that gets the name and text of each content, and returns the text", default=""
     )
@@ -36,6 +38,13 @@ class TraceSettings:
 
     def problems(self) -> Iterator[str]:
         """Yields violated relations between the settings."""
+        # Whatever the scheme is, or if there is none: only https:// is TLS.
+        is_exposed = is_plain(self.endpoint) and is_clear_text(f"http://{self.endpoint.rpartition('://')[2]}")
+        if self.content and is_exposed and not self.allow_insecure:
+            yield (
+                f"{PREFIX}CONTENT: others could read prompts and results on their way to {origin_only(self.endpoint)}: "
+                f"use https://, or set {PREFIX}ALLOW_INSECURE=true"
+            )
         if self.redact and not self.content:
             yield f"{PREFIX}REDACT needs {PREFIX}CONTENT=true: without it no content is exported"
         elif self.redact:
