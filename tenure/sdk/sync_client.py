@@ -13,7 +13,7 @@ from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
 from tenure.runtime.tls import ClientTls
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
-from tenure.sdk.client import Client, States, SubmitOptions
+from tenure.sdk.client import Client, SubmitOptions
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.loop_thread import LoopCalls, SyncStubs
 from tenure.sdk.submit_request import (
@@ -21,6 +21,7 @@ from tenure.sdk.submit_request import (
     Seconds,
 )
 from tenure.sdk.task import Task
+from tenure.sdk.task_filter import States
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
 
 T = TypeVar("T")
