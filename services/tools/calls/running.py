@@ -20,8 +20,8 @@ from typing import Final, Self, TypeVar
 from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
-from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
-from services.tools.calls.records import CallRequest, doubt_note, pack_outcome
+from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
+from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
 from services.tools.output import OutputStore
@@ -31,12 +31,11 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
-from tenure.runtime import semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.logs import log_context
 from tenure.runtime.postgres import Pool
-from tenure.runtime.telemetry import span
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -181,22 +180,10 @@ class Runner:
         """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
         log_fields = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
-        attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: tool.name,
-            semconv.TOOL_CALL_ID: run.key.call_id,
-            semconv.TASK_ID: run.request.claims.task_id,
-            semconv.EPOCH: epoch,
-        }
         ending: Outcome | Exception | None = None
         try:
-            parent = run.request.traceparent
-            with (
-                log_context(**log_fields),
-                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=parent) as tool_span,
-            ):
+            with log_context(**log_fields), within_trace(run.request.traceparent):
                 ending = await self._perform(run, work, ready)
-                tool_span.set_attributes(outcome_attributes(ending))
         except Superseded as superseded:
             ending = superseded
         except RunnerStopped:
