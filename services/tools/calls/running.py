@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
@@ -26,7 +27,7 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
-from tenure.runtime import semconv
+from tenure.runtime import metrics, semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.logs import log_context
@@ -79,11 +80,19 @@ class Runner:
         self._writers, self._limits = writers, limits
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sampling = ExitStack()
 
     async def __aenter__(self) -> Self:
+        self._sampling.enter_context(metrics.on_sample(self._sample))
         return self
 
+    def _sample(self) -> None:
+        """Reports the calls that this runner has, running or waiting for their lane."""
+        metrics.gauge("tenure_tool_calls_held", len(self._tasks))
+        metrics.gauge("tenure_tool_calls_held_max", self._limits.max_accepted)
+
     async def __aexit__(self, *_: object) -> None:
+        self._sampling.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.drain_seconds)
         await self.runs.stop_all(StopReason.DRAINED)
@@ -118,7 +127,9 @@ class Runner:
     async def _carry_out(self, run: RunningCall, work: ToolWork) -> None:
         """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
-        log_fields = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        claims = run.request.claims
+        log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        log_fields["claim"] = claims.claim_id
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: tool.name,
@@ -160,7 +171,7 @@ class Runner:
                 return run.ending
             raise
         await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
-        count_outcome(tool.name, outcome)
+        count_outcome(run.request, outcome)
         return outcome
 
     async def _conclude(self, run: RunningCall, tool: Tool, fault: Exception) -> Outcome | Exception:

@@ -10,6 +10,7 @@ from typing import Final
 
 from services.worker.claim_ledger import StepEntry, size_bytes
 from services.worker.model_attempt import MIN_OUTPUT_TOKENS, answer_attributes, billed, call_attributes
+from services.worker.model_metrics import count_model_call
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
 from tenure.control.failures import CallFailure
 from tenure.domain import entries
@@ -99,6 +100,7 @@ class AttemptReport:
                 answer = checked_answer(await self._within_timeout(run))
                 self.on_usage(answer.usage, answer.request_id)
                 chat.set_attributes(answer_attributes(answer))
+                count_model_call(self.reserved.model, monotonic() - began)
                 return answer
         finally:
             self._is_over = True
