@@ -173,7 +173,7 @@ async def serve_metrics(listen: str, name: str = "gateway", **common: Any) -> No
     process = Process()
     settings = SimpleNamespace(metrics_listen=Address(listen), common=CommonSettings(**common))
     try:
-        await service._serve_metrics(process, name, settings)  # type: ignore[arg-type]  # the part that it reads
+        await service._serve_metrics(process, name, settings)
     finally:
         await process.close()
 
