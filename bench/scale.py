@@ -26,15 +26,22 @@ POLL_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 5.0
 PICKUP_MS: Final = 5000.0
 TAKEOVER_MS: Final = 2000.0
+LONG_LEASES: Final = {
+    "TENURE_COORDINATOR_TTL_SECONDS": "15",
+    "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS": "4.5",
+    "TENURE_COORDINATOR_START_TIMEOUT_SECONDS": "15",
+}
+"""On a full machine a renewal waits for seconds. With the default, 5 s, sessions of live workers expire."""
 HOW: Final = (
-    "A development stack with two coordinators, whose tasks go on for the whole time. A turn is a streamed answer of "
-    "2,400 bytes, then a call of append_record with a delay, or in every second turn a question that a person answers"
-    " later; about half of the tasks wait at any time. Workers are killed (SIGKILL) and replaced at a steady rate, "
-    "and each service is restarted (SIGTERM) once, of the coordinators one. Times are those of the ledger's records "
-    "of state changes. Pickup: QUEUED to RUNNING, after a submit or an answer. Takeover from the kill: SIGKILL to "
-    "RUNNING on another worker; from its detection: the record that the worker is lost to RUNNING. Lost: ended before"
-    " its time, or without a new entry after the last fault. Memory: proportional set size beyond that of the idle "
-    "stack, divided by all tasks; the simulator's processes are not Tenure's, but share the cores."
+    "A development stack with two coordinators and leases of 15 s, whose tasks go on for the whole time. A turn "
+    "is a streamed answer of 2,400 bytes, then a call of append_record with a delay, or in every second turn a "
+    "question that a person answers later; about half of the tasks wait at any time. Workers are killed (SIGKILL)"
+    " and replaced at a steady rate, and each service is restarted (SIGTERM) once, of the coordinators one. Times"
+    " are those of the ledger's records of state changes. Pickup: QUEUED to RUNNING, after a submit or an answer."
+    " Takeover from the kill: SIGKILL to RUNNING on another worker; from its detection: the record that the "
+    "worker is lost to RUNNING. Lost: ended before its time, or without a new entry after the last fault. Memory:"
+    " proportional set size beyond that of the idle stack, divided by all tasks; the simulator's processes are "
+    "not Tenure's, but share the cores."
 )
 
 
@@ -164,6 +171,7 @@ async def _run(plan: Plan, options: Options) -> AsyncIterator[Run]:
         environment={
             "gateway": {"TENURE_GATEWAY_LIMIT_CALLS_PER_SECOND": "10000", "TENURE_GATEWAY_LIMIT_CLIENT_PERCENT": "100"},
             "tools": {"TENURE_TOOLS_MAX_RUNNING": "1024"},
+            "coordinator": LONG_LEASES,
         },
     )
     models = tuple(f"sim-{file.stem}" for file in files)

@@ -14,7 +14,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.runtime.postgres import Pool
 from tenure.runtime.postgres import connection as pool_connection
 
-LOST: Final = (Reason.WORKER_LOST, Reason.LEASE_EXPIRED)
+LOST: Final = (Reason.WORKER_LOST, Reason.LEASE_EXPIRED, Reason.CLAIM_LOST)
 """The reasons with which a coordinator puts the task of a lost worker back into the queue."""
 TAKEOVER_SECONDS: Final = 30.0
 """A task that is put back later than this after a kill was lost for another reason."""

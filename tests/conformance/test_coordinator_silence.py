@@ -101,6 +101,21 @@ async def test_a_short_sleep_of_the_only_replica_evicts_no_worker(fleet: Fleet) 
     await again.commit(grant, 1, transition=SUCCEEDED)
 
 
+async def test_a_worker_that_gave_up_an_attach_keeps_its_claims(fleet: Fleet) -> None:
+    first, second = await fleet.coordinator(), await fleet.coordinator()
+    worker = await fleet.worker(first)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    hasty = await worker.reattach(second.address, renews=False)  # the busy replica's Welcome comes too late for it
+    await hasty.break_off()
+    await worker.break_off()
+    await asyncio.sleep(1.5)  # longer than the grace for a worker that is said to be dead
+    again = fleet.keep(await worker.reattach(first.address))
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    await again.commit(grant, 1, transition=SUCCEEDED)
+
+
 async def test_workers_that_left_a_silent_etcd_keep_their_claims(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)

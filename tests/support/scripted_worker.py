@@ -61,8 +61,8 @@ class ScriptedWorker:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._renew(interval))]
         return self
 
-    async def reattach(self, address: str = "") -> ScriptedWorker:
-        """The same worker over another stream, with what it holds."""
+    async def reattach(self, address: str = "", *, renews: bool = True) -> ScriptedWorker:
+        """The same worker over another stream, with what it holds. `renews`: not if it gave up on Welcome."""
         hello = pb.Hello()
         hello.CopyFrom(self.hello)
         hello.session_id = self.session_id
@@ -70,6 +70,8 @@ class ScriptedWorker:
         hello.holdings.extend(self._held_tasks())
         other = ScriptedWorker(address or self._address, self._ledger, tls=self._tls)
         other.hello, other.held, other.progress = hello, dict(self.held), dict(self.progress)
+        if not renews:
+            other.freeze()
         return await other.attach()
 
     def freeze(self) -> None:

@@ -92,9 +92,10 @@ class SessionStreamServer:
             try:
                 await self._serve(requests, context)
             finally:
-                # When this replica was silent, the worker is alive and attaches to another replica.
+                # When this replica was silent, the worker is alive and attaches to another replica. A worker that comes
+                # back and leaves before its first renewal gave up waiting for a late Welcome.
                 silent_seconds = session.silent_seconds(asyncio.get_running_loop().time())
-                self._was_silent = silent_seconds >= session.timing.unanswered_seconds
+                self._was_silent = session.renewed_at is None or silent_seconds >= session.timing.unanswered_seconds
         if session.error is not None:
             raise session.error
 
