@@ -97,6 +97,13 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter(
             "tenure_requeued_total", _COORDINATOR, "lost claims whose tasks were queued again", reason="the reason code"
         ),
+        _seconds(
+            "tenure_loss_detection_seconds",
+            _COORDINATOR,
+            "from the last sign of life of a worker to the moment at which its claims were found lost: the loss went "
+            "unnoticed for at most as long. A takeover takes this time and its pickup",
+            reason="the reason code",
+        ),
         _counter(
             "tenure_broken_sessions_total",
             _COORDINATOR,

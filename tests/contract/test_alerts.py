@@ -91,7 +91,7 @@ def promtool(*arguments: str | Path) -> str:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed: on Debian it is in the package prometheus")
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -47,6 +47,7 @@ NOTHING_FOUND = 1
 """The exit code of grep without a match, which is an answer too."""
 TOOLS = {"mcp_servers": {"away": {"url": "http://127.0.0.1:9/mcp"}}}
 PROMETHEUS_READS = 3
+GOAL = "a goal that no log has"
 
 
 class Traffic:
@@ -65,7 +66,7 @@ class Traffic:
         await install.until(paced, "tool_intent", lambda entry: entry.step == 2)
         lost = install.owner(await install.client.get(paced))
         lost.kill()
-        self.task_id = await install.submit("sim-one-tool")
+        self.task_id = await install.submit("sim-one-tool", GOAL)
         await install.ended(self.task_id)
         await install.ended(await install.submit("sim-error-429"))
         await install.ended(await install.submit("sim-one-tool", limits=task_pb2.Limits(max_tokens=300)))
@@ -196,11 +197,30 @@ async def test_the_numbers_are_those_of_the_traffic(traffic: Traffic) -> None:
                         sums[key] = sums.get(key, 0) + sample.value
     assert sums["tenure_pickup_seconds_count", "NEW"] >= TENANTS + 4
     assert sums["tenure_pickup_seconds_count", "TAKEOVER"] == 1
+    assert sums["tenure_loss_detection_seconds_count", "WORKER_LOST"] == 1
     assert sums["tenure_tenant_tasks_ended_total", "SUCCEEDED"] >= TENANTS
     assert sums["tenure_budget_stops_total", "TOKEN_LIMIT"] == 1
     assert sums["tenure_model_calls_total", "RATE_LIMITED"] == 2
     assert sums["tenure_tool_calls_total", "built-in"] >= 2
     assert sums["tenure_webhook_attempts_total", "failed"] >= 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_logs_show_the_way_of_a_task_and_no_content(traffic: Traffic) -> None:
+    texts = {name: service.log() for name, service in traffic.stack.services.items()}
+    assert [name for name, text in texts.items() if GOAL in text] == []
+    lines = [json.loads(line) for text in texts.values() for line in text.splitlines() if line.startswith("{")]
+    own = [line for line in lines if line.get("task") == traffic.task_id]
+    assert {"gateway", "coordinator", "worker"} <= {line["service"] for line in own}
+    for line in own:
+        if line["service"] == "worker":
+            assert line["epoch"]
+            assert line["claim"]
+    requests = [line for line in lines if line["logger"] == "tenure.requests"]
+    submits = [line for line in requests if line["method"].endswith("/SubmitTask")]
+    assert {line["tenant"] for line in submits} >= {"default", *(f"tenant-{number}" for number in range(TENANTS))}
+    assert all(line["code"] == "OK" and line["seconds"] >= 0 for line in submits)
+    assert {line["service"] for line in requests if line["level"] == "INFO"} == {"gateway"}
 
 
 def commands_of(page: Path) -> list[str]:
