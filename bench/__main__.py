@@ -40,7 +40,7 @@ NAMES: Final = (
 )
 LONG_NAMES: Final = ("large_tables", "long_task", "scale")
 """Measurements of 5 to 20 minutes each, which run only when they are named."""
-COMPARED: Final = ("commits", "one_agent")
+COMPARED: Final = ("commits", "one_agent", "steps", "programs")
 """The measurements with ratios of the baseline."""
 Measure = Callable[[Options], Awaitable[list[Section]]]
 

@@ -44,7 +44,7 @@ class NullAgent:
 
     async def begin(self, task: HeldTask) -> None:
         """Reserves the tokens of the first step."""
-        await self._commit(task, task.commit((), reserve=_reserve(task.step)))
+        await self._commit(task, beginning(task))
 
     async def step(self, task: HeldTask, *, last: bool = False) -> float:
         """Commits answer and intent, executes the call, commits its outcome. Returns the seconds.
@@ -52,28 +52,42 @@ class NullAgent:
         The last commit also has the reservation of the next step, or with `last` the end of the task.
         """
         began = perf_counter()
-        intent = ToolIntent(call_id(task.step, 0), f"toolu_{task.step}", TOOL, ARGUMENTS)
-        await self._commit(
-            task, task.commit([_answer(task.step, intent, self.answer_text(task.step)), new_entry(task.step, intent)])
-        )
+        intent = intent_of(task)
+        await self._commit(task, answered(task, intent, self.answer_text(task.step)))
         outcome = await self.tools.execute(task.token, intent, _ignore_progress, _LIMITS, None)
         assert outcome.detail == NOT_SET_UP, f"the unconfigured tool returned {outcome}"
-        await self._finish(task, intent, outcome, last=last)
+        await self._commit(task, finished(task, intent, outcome, last=last))
         return perf_counter() - began
-
-    async def _finish(self, task: HeldTask, intent: ToolIntent, outcome: Outcome, *, last: bool) -> None:
-        entry = new_entry(task.step, ToolOutcome(intent.call_id, outcome))
-        task.step += 1
-        if last:
-            ending = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
-            await self._commit(task, task.commit([entry], transition=ending))
-        else:
-            await self._commit(task, task.commit([entry], reserve=_reserve(task.step)))
 
     async def _commit(self, task: HeldTask, request: pb.CommitRequest) -> None:
         response = await self.ledger.commit(request)
         assert not request.HasField("reserve") or response.reserve.HasField("granted"), "the reservation was denied"
         task.acknowledged(response)
+
+
+def beginning(task: HeldTask) -> pb.CommitRequest:
+    """Returns the commit before the first step."""
+    return task.commit((), reserve=_reserve(task.step))
+
+
+def intent_of(task: HeldTask) -> ToolIntent:
+    """Returns the call of the task's present step."""
+    return ToolIntent(call_id(task.step, 0), f"toolu_{task.step}", TOOL, ARGUMENTS)
+
+
+def answered(task: HeldTask, intent: ToolIntent, text: str) -> pb.CommitRequest:
+    """Returns the commit of the answer and its intent."""
+    return task.commit([_answer(task.step, intent, text), new_entry(task.step, intent)])
+
+
+def finished(task: HeldTask, intent: ToolIntent, outcome: Outcome, *, last: bool) -> pb.CommitRequest:
+    """Returns the commit of the outcome, and moves the task to its next step."""
+    entry = new_entry(task.step, ToolOutcome(intent.call_id, outcome))
+    task.step += 1
+    if last:
+        ending = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
+        return task.commit([entry], transition=ending)
+    return task.commit([entry], reserve=_reserve(task.step))
 
 
 def _ignore_progress() -> None:

@@ -53,7 +53,7 @@ async def _with_pauses(starts: Starts, rounds: int) -> Section:
     for name in names:
         section.add_latencies(name, samples[name])
     for name in (COLD, WARM, EXECUTE):
-        _add_ratios(section, name, samples[name], samples[BARE_BUBBLEWRAP])
+        _add_ratios(section, name, samples[name], samples[BARE_BUBBLEWRAP], is_compared=name == EXECUTE)
     section.add("found a warm sandbox", 100 * (starts.warm.warm_runs - warm_runs_before) / rounds, "%")
     return section
 
@@ -74,8 +74,11 @@ async def _busy(starts: Starts, rounds: int) -> Section:
     return section
 
 
-def _add_ratios(section: Section, name: str, seconds: list[float], bare: list[float]) -> None:
-    """Adds the ratios of the percentiles p50 and p99."""
+def _add_ratios(
+    section: Section, name: str, seconds: list[float], bare: list[float], *, is_compared: bool = False
+) -> None:
+    """Adds the ratios of the percentiles p50 and p99. The baseline has only the p50: a p99 needs many samples."""
     for label, share in (("p50", 0.5), ("p99", 0.99)):
         ratio = percentile(seconds, share) / percentile(bare, share)
-        section.add(f"{name}, {label}, against bare bwrap", ratio, "times")
+        what = f"{name}, {label}, against bare bwrap"
+        section.add_rounds(what, [ratio], "times", is_compared=is_compared and label == "p50")

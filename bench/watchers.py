@@ -1,15 +1,19 @@
-"""Measures a thousand watchers on one gateway: memory, processor time, and the time from a commit to its event."""
+"""Measures a thousand watchers on one gateway, by gRPC and by HTTP: memory, processor time, and the time from a commit
+to its event.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import aiohttp
 import yaml
 
 from bench.figures import Section, at_most
@@ -33,7 +37,8 @@ HOW: Final = (
     f"Watchers of {CLIENTS} clients in one process on one gateway: most of them on a task of their own, whose steps "
     f"take {SLOW_SECONDS:g} s, the others all on one task, whose steps take {BUSY_SECONDS:g} s. An answer is streamed "
     "in pieces of 80 characters. The time is from an entry's recorded_at, when its transaction began, to its receipt. "
-    "Without live text, then with it. All streams are opened at once; the figures of that time are apart. "
+    "Without live text, then with it; then the same by server-sent events, each watcher with a connection of its own. "
+    "All streams are opened at once; the figures of that time are apart. "
     "Memory: of the gateway and the checkpoint service, beyond that without watchers, divided by the watchers."
 )
 
@@ -59,6 +64,27 @@ class Watchers:
             if event.HasField("entry") and (recorded := event.entry.record_time.ToNanoseconds() / 1e9) > began:
                 self.delays.append(now - recorded)
 
+    async def watch_by_http(self, session: aiohttp.ClientSession, url: str) -> None:
+        """The same by server-sent events. `url`: of the events of the task."""
+        began, first = time.time(), True
+        async with session.get(url) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if not line.startswith(b"data: "):
+                    continue
+                now = time.time()
+                self.open, first = self.open + first, False
+                if line.startswith(b'data: {"kind":"live_text"'):
+                    self.pieces += 1
+                elif (recorded := _recorded_at(line)) > began:
+                    self.delays.append(now - recorded)
+
+
+def _recorded_at(line: bytes) -> float:
+    """Returns the time in the beginning of an entry: parsing the whole entry would measure this process."""
+    _, found, after = line[:400].partition(b'"recorded_at":"')
+    return datetime.fromisoformat(after[:27].decode()).timestamp() if found else 0.0
+
 
 @dataclass(slots=True)
 class _Bench:
@@ -68,18 +94,27 @@ class _Bench:
     shared: str
     sharing: int
     settling: float
+    session: aiohttp.ClientSession
 
     @property
     def count(self) -> int:
         return len(self.own) + self.sharing
 
+    def _by_grpc(self, watchers: Watchers, number: int, task_id: str, live: bool) -> Coroutine[Any, Any, None]:
+        return watchers.watch(self.clients[number % len(self.clients)], task_id, live=live)
+
+    def _by_http(self, watchers: Watchers, _number: int, task_id: str, live: bool) -> Coroutine[Any, Any, None]:
+        url = f"{self.stack.http_url}/v1/tasks/{task_id}/events?live={str(live).lower()}"
+        return watchers.watch_by_http(self.session, url)
+
     @asynccontextmanager
-    async def watching(self, *, live: bool) -> AsyncIterator[Watchers]:
+    async def watching(self, *, live: bool, by_http: bool) -> AsyncIterator[Watchers]:
         """Opens all streams, and cancels them at the end of the block."""
         watchers = Watchers()
+        watch: Callable[..., Coroutine[Any, Any, None]] = self._by_http if by_http else self._by_grpc
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(watchers.watch(self.clients[number % len(self.clients)], task_id, live=live))
+                group.create_task(watch(watchers, number, task_id, live))
                 for number, task_id in enumerate([*self.own, *[self.shared] * self.sharing])
             ]
             async with asyncio.timeout(STARTING_SECONDS):
@@ -107,11 +142,11 @@ async def measure(options: Options) -> list[Section]:
     options.tell("watchers: starting the stack")
     async with _bench(options, own, sharing) as bench:
         before = memory_by_kind(bench.stack)
-        for live in (False, True):
-            what = f"{bench.count:,} watchers{' with live text' if live else ''}"
+        for live, by_http in ((False, False), (True, False), (False, True), (True, True)):
+            what = f"{bench.count:,} watchers{' by HTTP' if by_http else ''}{' with live text' if live else ''}"
             options.tell(f"watchers: {what}")
             use = ProcessUse(bench.stack)
-            async with bench.watching(live=live) as watchers:
+            async with bench.watching(live=live, by_http=by_http) as watchers:
                 use.start()
                 pieces_before = watchers.pieces
                 await asyncio.sleep(seconds)
@@ -146,6 +181,7 @@ async def _bench(options: Options, own: int, sharing: int) -> AsyncIterator[_Ben
         workers=2,
         slots=512,
         scenario_files=files,
+        http=True,
         environment={
             "gateway": {
                 "TENURE_GATEWAY_LIMIT_CALLS": "64",
@@ -155,6 +191,10 @@ async def _bench(options: Options, own: int, sharing: int) -> AsyncIterator[_Ben
         },
     )
     async with Stack(stack_options) as stack, AsyncExitStack() as opened:
+        connector = aiohttp.TCPConnector(limit=0)
+        session = await opened.enter_async_context(
+            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=2**20)
+        )
         clients = [await opened.enter_async_context(Client(stack.gateway_address)) for _ in range(CLIENTS)]
         limit = asyncio.Semaphore(SUBMITS_AT_ONCE)
 
@@ -165,7 +205,7 @@ async def _bench(options: Options, own: int, sharing: int) -> AsyncIterator[_Ben
 
         task_ids = await asyncio.gather(*(submit("sim-watched-own") for _ in range(own)))
         settling = options.choose(smoke=0.5, quick=SETTLING_SECONDS, full=SETTLING_SECONDS)
-        bench = _Bench(stack, clients, list(task_ids), await submit("sim-watched-shared"), sharing, settling)
+        bench = _Bench(stack, clients, list(task_ids), await submit("sim-watched-shared"), sharing, settling, session)
         await bench.all_running()
         yield bench
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
+from bench.bare_agents import BareAgents
 from bench.cpu import CpuMeter
 from bench.figures import Section
 from bench.options import Options
@@ -18,6 +19,7 @@ from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.wire.tool import tool_to_domain
 
 AT_ONCE: Final = 32
 STEPS: Final = 10
@@ -29,7 +31,8 @@ HOW: Final = (
     "of 2,400 bytes and a call of list_files, then a final answer. The bench reads the ends in the ledger's "
     "table; with 'each task waited for' a client waits for each task through WaitTask. The simulator's "
     "processor time is not Tenure's, but it shares the cores. A step lasts from the record of one model call to "
-    "that of the next."
+    "that of the next. The library alone: as many conversations at once with the same model, tools and answers in "
+    "this process, whose steps nobody records and whose calls nobody runs; both take turns."
 )
 SUCCEEDED: Final = "SUCCEEDED"
 _ENDED: Final = "select count(*)::int from tasks where ended_at is not null and task_id = any(%b::text[]::uuid[])"
@@ -122,15 +125,32 @@ async def measure_worker_steps(options: Options) -> Section:
                 await stack.add_worker().wait_ready()
             description = f"{workers} worker{'s' if workers > 1 else ''}{', each task waited for' if watched else ''}"
             options.tell(f"steps: {description}")
-            _add(section, description, await bench.wave(seconds, watched=watched))
+            if (workers, watched) == (1, False):
+                await _beside_bare(section, bench, description, options)
+            else:
+                _add(section, description, [await bench.wave(seconds, watched=watched)])
     return section
 
 
-def _add(section: Section, description: str, wave: _Wave) -> None:
-    section.add(f"{description}: steps", wave.per_second, "/s")
-    section.add_latencies(f"{description}: a step", wave.latencies)
-    for name, value in wave.cpu.items():
-        section.add(f"{description}: CPU of {name}", value, "µs a step")
+async def _beside_bare(section: Section, bench: _Bench, description: str, options: Options) -> None:
+    """Adds the waves of one worker, and their share of what the library alone reaches in turn with them."""
+    tools = [tool.definition for tool in (await bench.client.tools()).tools]
+    agents = BareAgents(bench.stack.model_url, MODEL, tuple(map(tool_to_domain, tools)), AT_ONCE)
+    waves, bare = [], []
+    for _ in range(options.choose(smoke=1, quick=3, full=3)):
+        bare.append(await agents.steps_per_second(options.choose(smoke=0.1, quick=2.0, full=5.0)))
+        waves.append(await bench.wave(options.choose(smoke=0.1, quick=2.0, full=5.0), watched=False))
+    section.add_rounds("the library alone: steps", bare, "/s")
+    _add(section, description, waves)
+    shares = [100 * wave.per_second / base for wave, base in zip(waves, bare, strict=True)]
+    section.add_rounds(f"{description}: share of the library alone", shares, "%", is_compared=True)
+
+
+def _add(section: Section, description: str, waves: list[_Wave]) -> None:
+    section.add_rounds(f"{description}: steps", [wave.per_second for wave in waves], "/s")
+    section.add_latencies(f"{description}: a step", [value for wave in waves for value in wave.latencies])
+    for name in waves[0].cpu:
+        section.add_rounds(f"{description}: CPU of {name}", [wave.cpu[name] for wave in waves], "µs a step")
 
 
 def _pids(stack: Stack) -> dict[str, int]:

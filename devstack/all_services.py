@@ -3,17 +3,22 @@
 Postgres and etcd run already, and the databases are migrated. All processes get the same environment, so the services
 cannot have a certificate each: they call each other on the loopback interface, without TLS. If one service ends, the
 others are stopped, and whoever started this process decides about a new start.
+
+The gateway serves HTTP too, on 127.0.0.1:8480 unless TENURE_GATEWAY_HTTP_LISTEN is set; empty: no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from typing import Final
 
 from devstack import die_with_parent
+from devstack.options import HOST, HTTP_LISTEN, USUAL_PORTS
 from tenure.serve import SERVICES, command_line
 
 DRAIN_SECONDS: Final = 60.0
@@ -27,14 +32,17 @@ def main() -> int:
         asks = sys.argv[1:] in (["--help"], ["-h"])
         (sys.stdout if asks else sys.stderr).write(_USAGE)
         return 0 if asks else _WRONG_COMMAND
-    return asyncio.run(_run())
+    return asyncio.run(_run(os.environ))
 
 
-async def _run() -> int:
+async def _run(environment: Mapping[str, str]) -> int:
+    environment = {HTTP_LISTEN: f"{HOST}:{USUAL_PORTS['gateway-http']}", **environment}
+    if http := environment[HTTP_LISTEN]:
+        sys.stderr.write(f"tenure: the gateway serves HTTP on {http}\n")
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    processes = {name: await _start(name) for name in SERVICES}
+    processes = {name: await _start(name, environment) for name in SERVICES}
     stopped = asyncio.create_task(stopping.wait(), name="stop")
     ends = {name: asyncio.create_task(process.wait(), name=name) for name, process in processes.items()}
     await asyncio.wait([stopped, *ends.values()], return_when=asyncio.FIRST_COMPLETED)
@@ -48,10 +56,11 @@ async def _run() -> int:
     return next((1 if code is None or code < 0 else code for code in [*ended.values(), *codes] if code), 0)
 
 
-async def _start(name: str) -> Process:
+async def _start(name: str, environment: Mapping[str, str]) -> Process:
     return await asyncio.create_subprocess_exec(
         *die_with_parent.command(command_line(name)),
         stdin=asyncio.subprocess.DEVNULL,
+        env=environment,
         start_new_session=True,  # Ctrl-C in the terminal is for this process, which drains the services
     )
 

@@ -46,6 +46,8 @@ class StackOptions:
     `metrics`: each service serves its metrics on a loopback port. The file of `Layout.metrics_targets` lists them for
     Prometheus.
 
+    `http`: the gateways serve HTTP too, each on a port of its own.
+
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
 
@@ -72,6 +74,7 @@ class StackOptions:
     tls: bool = False
     metrics: bool = False
     movable_clock: bool = False
+    http: bool = False
 
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
@@ -211,7 +214,9 @@ USUAL_PORTS: Final = {
     "tools metrics": 9473,
     "worker-1 metrics": 9474,
     "worker-2 metrics": 9475,
+    "gateway-http": 8480,
 }
+HTTP_LISTEN: Final = "TENURE_GATEWAY_HTTP_LISTEN"
 # Below the range of ports for outgoing connections of Linux (from 32768) and macOS (from 49152): sooner or later such a
 # connection would have the port of a service that is being restarted.
 FREE_PORTS: Final = range(20_000, 32_000)

@@ -14,6 +14,7 @@ from devstack.clock import install_clock, shift_defaults
 from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
+    HTTP_LISTEN,
     REPLICATED,
     HeldAddresses,
     Layout,
@@ -63,6 +64,12 @@ class Stack:
     def gateway_address(self) -> str:
         """The addresses of all gateways for a client, separated by commas."""
         return self._dialled("gateway")
+
+    @property
+    def http_url(self) -> str:
+        """The URL of the first gateway for HTTP; "" without the option `http`."""
+        address = self.services["gateway"].environment.get(HTTP_LISTEN)
+        return f"{'https' if self.options.tls else 'http'}://{address}" if address else ""
 
     @property
     def model_url(self) -> str:
@@ -119,7 +126,8 @@ class Stack:
         """Returns the addresses of all parts by name. The addresses of replicas are separated by commas."""
         served = {kind: self._dialled(kind) for kind in REPLICATED}
         workers = {worker.name: worker.address for worker in self.workers}
-        return {**served, **workers, "etcd": self.etcd_endpoints, "model": self.model_url}
+        http = {"http": self.http_url} if self.http_url else {}
+        return {**served, **http, **workers, "etcd": self.etcd_endpoints, "model": self.model_url}
 
     def _dialled(self, kind: str) -> str:
         return ",".join(replica.address for replica in self.replicas(kind))
@@ -239,6 +247,8 @@ class Stack:
         environment = environment_of(kind, name, address, self.options, self.layout, self._known_addresses)
         if self.options.metrics:
             environment.setdefault(metrics_variable(kind), self._choose_address(f"{name} metrics"))
+        if kind == "gateway" and self.options.http and HTTP_LISTEN not in environment:
+            environment[HTTP_LISTEN] = self._choose_address(f"{name}-http")
         log_path = self.layout.logs / f"{name}.log"
         self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
         return self.services[name]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
     from tenure.domain.waits import WaitKind
     from tenure.runtime.tls import ClientTls
+    from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
     from tenure.sdk.client import Client
     from tenure.sdk.errors import (
         BudgetExceeded,
@@ -94,6 +95,7 @@ _DOMAIN_ERRORS: Final = (
     "PermissionDenied TryLater Unavailable LimitReached"
 )
 _MODULES: Final = {
+    "tenure.sdk.agent_info": "AgentDetails AgentInfo AgentRegistration AgentRevisionInfo",
     "tenure.sdk.client": "Client",
     "tenure.sdk.sync_client": "SyncClient SyncTask",
     "tenure.sdk.task": "Task",
@@ -116,6 +118,10 @@ _MODULES: Final = {
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "AgentDetails",
+    "AgentInfo",
+    "AgentRegistration",
+    "AgentRevisionInfo",
     "AlreadyExists",
     "AssistantMessageEvent",
     "AttemptLostEvent",

@@ -22,6 +22,5 @@ webhooks/         webhooks and their deliveries
 entries.py        entry kinds, and reading entries in pages
 not_found.py      the error for a missing or pruned task
 queries.py        the SQL statements and the connections that run them
-sql_arrays.py     packed arrays as parameters of the hot statements
 sql/              statements and migrations; an applied migration never changes, its checksum is verified
 """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.checkpoint.agents.servicer import AgentServicer
 from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
@@ -62,6 +63,7 @@ from tenure.runtime.service import CommonSettings, metrics_setting, run_service,
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
+from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
@@ -225,9 +227,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     )
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
-    server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
-    server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyServicer(pool))
-    server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditServicer(pool))
+    _serve_tenants(server, pool)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
@@ -241,6 +241,14 @@ def _look(duties: Duties, pool: Pool) -> QueueDepths:
     duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("backlog", Backlog(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     return depths
+
+
+def _serve_tenants(server: RpcServer, pool: Pool) -> None:
+    """Adds the services of tenants, of their agents and keys, and of the audit log."""
+    server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
+    server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyServicer(pool))
+    server.add("tenure.v1.AgentService", add_AgentServiceServicer_to_server, AgentServicer(pool))
+    server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditServicer(pool))
 
 
 def _notify(duties: Duties, replicas: ReplicaNotifications) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.numeric import Int8BinaryDumper
 
-from services.checkpoint.sql_arrays import register_columns
 from tenure.runtime.postgres import connection, in_transaction
 from tenure.runtime.sql import Migrations, Queries
 
@@ -48,7 +47,6 @@ def prepare_connection(connection: BoundedConnection) -> None:
     statement.
     """
     connection.adapters.register_dumper(int, Int8BinaryDumper)
-    register_columns(connection.adapters)
 
 
 async def fetch_all(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:

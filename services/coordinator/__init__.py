@@ -12,6 +12,7 @@ lease_store/           the keys in etcd
 etcd/                  the client of etcd
 ledger_client.py       the client of the checkpoint service
 tools_client.py        the client of the tool service
+worker_agents.py       registers the agents of workers in the registries of their tenants
 operator_requests.py   lists of workers and claims, transfer, drain
 in_doubt_waits.py      ends waits for resolutions that are no longer needed
 pruned_tasks.py        makes the tool service forget pruned tasks

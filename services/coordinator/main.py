@@ -30,6 +30,7 @@ from services.coordinator.sessions.own_session import OwnSession
 from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.tools_client import ToolsClient
+from services.coordinator.worker_agents import WorkerAgents
 from tenure.domain.access import Role
 from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.audit import RefusalLog
@@ -127,6 +128,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
         issuer,
         operator_requests,
         pools,
+        WorkerAgents(checkpoint, pools),
         process.stopping,
     )
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)

@@ -103,6 +103,7 @@ def worker_to_wire(session: HeldSession, claim_count: int, pools: WorkerPools, *
         priorities=record.priorities,
         pool="" if pool is None else pool.name,
         tenants=[] if pool is None else sorted(pool.tenants or ()),
+        build=record.build,
     )
 
 

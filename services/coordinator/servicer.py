@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from services.coordinator.operator_requests import OperatorRequests
     from services.coordinator.pools import WorkerPools
     from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
+    from services.coordinator.worker_agents import WorkerAgents
 
 _HELLO_SECONDS: Final = 10.0
 
@@ -42,8 +43,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         issuer: Issuer,
         operator_requests: OperatorRequests,
         pools: WorkerPools,
+        worker_agents: WorkerAgents,
         stopping: asyncio.Event,
     ) -> None:
+        self._worker_agents = worker_agents
         self._pools = pools
         self._operator_requests = operator_requests
         self._store = store
@@ -74,6 +77,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._sessions.detach(session)
             if stream.ending not in SESSION_GOES_ON:
                 self._takeover.begin(session, announced=stream.ending is StreamEnd.GOODBYE)
+
+    async def RegisterWorkerAgents(
+        self, request: pb.RegisterWorkerAgentsRequest, _context: Any
+    ) -> pb.RegisterWorkerAgentsResponse:
+        """Registers the agents and functions of a worker."""
+        return await self._worker_agents.register(request, current_principal())
 
     async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
         """Lists the live sessions of workers."""

@@ -9,6 +9,7 @@ pending_text.py   live text that waits for its reader, within bounds
 task_changes.py   WatchTasks: the changes of all tasks of a tenant
 explain.py        ExplainTask: reads what the services know about a task
 explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)
+agents.py         AgentService, forwarded
 admin.py          AdminService: lists and requests of operators
 in_doubt.py       lists and resolutions of calls in doubt
 forwarding.py     LeaseService, ScheduleService, TenantService and WebhookService, forwarded

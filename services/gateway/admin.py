@@ -8,9 +8,12 @@ from typing import Any
 from services.gateway.in_doubt import list_in_doubt, operator_request_of
 from services.gateway.peers import Peers, read_task, with_retries
 from services.gateway.tasks import caller, new_id
+from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
+from tenure.runtime.access_control import ANYONE, current_principal
+from tenure.runtime.request_context import current_tenant
 from tenure.runtime.schema_process import validate_in_child
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -18,6 +21,7 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.admin_service_pb2_grpc import AdminServiceServicer
+from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import seconds, state_name
 
 
@@ -26,6 +30,16 @@ class AdminServicer(AdminServiceServicer):
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
+
+    async def GetCaller(self, _request: api.GetCallerRequest, _context: Any) -> api.GetCallerResponse:
+        principal = current_principal()
+        return api.GetCallerResponse(
+            tenant=current_tenant(),
+            subject=caller(),
+            permissions=[PERMISSIONS.to_wire(one) for one in Permission if one in principal.permissions],
+            authenticated=principal is not ANYONE,
+            any_tenant=principal.tenant is None,
+        )
 
     async def ListInDoubtCalls(
         self, request: api.AdminServiceListInDoubtCallsRequest, _context: Any

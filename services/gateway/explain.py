@@ -7,10 +7,11 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from services.gateway.explanation import CallFact, Facts, WorkerFact, explain, span
+from services.gateway.explanation import CallFact, Facts, PinFact, WorkerFact, explain, span
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import agent_service_pb2 as agents
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -18,7 +19,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.common import CALL_STATES, STATES, seconds, unix_seconds
-from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
+from tenure.wire.task import budget_to_domain, held_back_seconds, pin_to_domain, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
 T = TypeVar("T")
@@ -38,14 +39,15 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
         task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
     )
     entries = (await with_retries(lambda: peers.checkpoint.ListEntries(page))).entries
-    claims, workers, calls, refusals, caps = await asyncio.gather(
+    claims, workers, calls, refusals, caps, builds = await asyncio.gather(
         _unless_away(_claims(peers, task_id)),
         _unless_away(_workers(peers)),
         _unless_away(_calls(peers, task_id)),
         _unless_away(_refusals(peers, task_id)),
         _unless_away(_caps(peers)),
+        _unless_away(_builds(peers, task)),
     )
-    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), now=time.time())
+    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), builds, now=time.time())
     return api.ExplainTaskResponse(lines=explain(facts), task=task)
 
 
@@ -57,6 +59,7 @@ def gather_facts(
     calls: Sequence[tool_pb2.CallTrail] | None,
     refusals: int | None,
     caps: Sequence[str] = (),
+    builds: Sequence[str] | None = (),
     *,
     now: float,
 ) -> Facts:
@@ -91,7 +94,15 @@ def gather_facts(
         refusals=refusals,
         caps=tuple(caps),
         error_class=moved[-1].body.transition.error_class if moved else "",
+        pin=_pin(task, builds),
     )
+
+
+def _pin(task: task_pb2.Task, builds: Sequence[str] | None) -> PinFact | None:
+    if not task.spec.HasField("agent_pin"):
+        return None
+    pin = pin_to_domain(task.spec.agent_pin)
+    return PinFact(pin.reference, pin.needs_build, None if builds is None else tuple(builds))
 
 
 def _until_too_long(task: task_pb2.Task, moved: Sequence[ledger_pb2.Entry], now: float) -> float | None:
@@ -120,6 +131,7 @@ def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:
         tuple(worker.loops) or ("messages",),
         worker.draining,
         not worker.tenants or tenant in worker.tenants,
+        worker.build,
     )
 
 
@@ -174,6 +186,16 @@ async def _caps(peers: Peers) -> Sequence[str]:
     tenant = (await peers.tenants.GetTenant(tenants.GetTenantRequest(), timeout=_TIMEOUT_SECONDS)).tenant
     reached = (use for use in tenant.quotas if use.hard_reached)
     return [describe_use(use.quota.kind, use.used, use.quota.most) for use in reached]
+
+
+async def _builds(peers: Peers, task: task_pb2.Task) -> Sequence[str]:
+    """Returns the builds that can run the task, if it needs one."""
+    pin = task.spec.agent_pin
+    if not pin.needs_build:
+        return ()
+    request = agents.GetAgentRequest(name=pin.agent, revision=pin.revision)
+    (revision,) = (await peers.agents.GetAgent(request, timeout=_TIMEOUT_SECONDS)).revisions
+    return [each.build for each in revision.builds]
 
 
 async def _unless_away(awaitable: Awaitable[T]) -> T | None:

@@ -10,7 +10,7 @@ from tenure.domain.budget import Budget, money_text, usd
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
-from tenure.domain.task import offered_function
+from tenure.domain.task import offered_function, plain_loop
 
 MAX_LINES: Final = 10
 _MAX_NAMES: Final = 3
@@ -64,13 +64,29 @@ REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerFact:
-    """A live worker, and the queues and loops that it serves. `takes_tenant`: its pool has the task's tenant."""
+    """A live worker, and the queues and loops that it serves. `takes_tenant`: its pool has the task's tenant.
+
+    `build`: of its code; "": none.
+    """
 
     worker_id: str
     queues: tuple[str, ...]
     loops: tuple[str, ...]
     draining: bool = False
     takes_tenant: bool = True
+    build: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PinFact:
+    """The revision that a task is pinned to. `builds`: those that can run it; None: the registry did not answer.
+
+    `needs_build` False: any worker with the agent, or without code, can run it.
+    """
+
+    reference: str
+    needs_build: bool = False
+    builds: tuple[str, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +106,7 @@ class Facts:
     service that knows them did not answer. `lease_seconds` 0: the task has no claim. `waits_for`: the question or the
     event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
     queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
-    `caps`: the quotas that the task's tenant has reached, as text.
+    `caps`: the quotas that the task's tenant has reached, as text. `pin`: the revision of its agent.
     """
 
     state: TaskState
@@ -119,6 +135,7 @@ class Facts:
     error_class: str = ""
     refusals: int | None = 0
     caps: tuple[str, ...] = ()
+    pin: PinFact | None = None
 
 
 def explain(facts: Facts) -> list[str]:
@@ -188,6 +205,8 @@ def _workers(facts: Facts) -> str:
     if facts.workers is None:
         return "The workers are unknown, because no coordinator answers"
     serving = _serving(facts.workers, facts)
+    if not serving and facts.pin is not None and facts.pin.needs_build:
+        return _no_build(facts.pin, facts.workers, facts)
     if not serving:
         others = len(facts.workers)
         attached = (
@@ -205,6 +224,25 @@ def _workers(facts: Facts) -> str:
         return f"All workers that serve queue {facts.queue} and {_loop(facts)} are draining"
     names = _names([worker.worker_id for worker in ready])
     return f"Workers that serve queue {facts.queue} and {_loop(facts)}: {names}"
+
+
+def _no_build(pin: PinFact, workers: Sequence[WorkerFact], facts: Facts) -> str:
+    """Returns which build the task needs, and which builds the workers of its queue have instead."""
+    plain = plain_loop(facts.loop)
+    others = sorted({worker.build for worker in workers if facts.queue in worker.queues and plain in worker.loops})
+    named = ", ".join(build or "none" for build in others[:_MAX_NAMES])
+    attached = f"the workers with {_function(facts)} have: {named}" if others else f"no worker has {_function(facts)}"
+    return f"It is pinned to {pin.reference}, which needs {_builds(pin)}: no attached worker has it; {attached}"
+
+
+def _builds(pin: PinFact) -> str:
+    if pin.builds is None:
+        return "a build that is unknown, because the registry does not answer"
+    return f"the build {' or '.join(pin.builds[:_MAX_NAMES])}"
+
+
+def _function(facts: Facts) -> str:
+    return f"the function {offered_function(facts.loop)}"
 
 
 def _calls(facts: Facts) -> Iterator[str]:
@@ -288,13 +326,18 @@ def _needed_to_start(facts: Facts) -> str:
         return "a worker with a free slot"
     if serving and not any(worker.takes_tenant for worker in serving):
         return "a worker of a pool that has its tenant: start one, or add the tenant to a pool in the file of pools"
+    if facts.pin is not None and facts.pin.needs_build:
+        needed = _builds(facts.pin)
+        return f"a worker of {needed} that serves queue {facts.queue}: start one; or tenure fork --revision N"
     return f"a new worker that serves queue {facts.queue} and {_loop(facts)}: start one"
 
 
 def _loop(facts: Facts) -> str:
     """Returns the loop, or the control function, that a worker must offer to run the task."""
-    function = offered_function(facts.loop)
-    return f"the function {function}" if function else f"loop {facts.loop}"
+    if not offered_function(facts.loop):
+        return f"loop {facts.loop}"
+    pinned = facts.pin is not None and facts.pin.needs_build
+    return f"{_function(facts)} as {facts.pin.reference}" if facts.pin is not None and pinned else _function(facts)
 
 
 def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from services.gateway.admin import AdminServicer
+from services.gateway.agents import AgentForwarder
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
+from services.gateway.http.local_socket import local_socket
+from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers
@@ -27,6 +32,7 @@ from tenure.runtime.security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
@@ -83,6 +89,7 @@ class GatewaySettings:
     )
     jwt: JwtSettings = group(JwtSettings, "TENURE_GATEWAY_JWT_")
     limit: LimitSettings = group(LimitSettings, "TENURE_GATEWAY_LIMIT_")
+    http: HttpSettings = group(HttpSettings, "TENURE_GATEWAY_HTTP_")
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
@@ -107,6 +114,9 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     )
     if settings.authentication != CERTIFICATES:
         security = security.for_clients((await client_authentication(process, settings, peers)).authenticate)
+    local = await process.open(local_socket()) if settings.http.listen else None
+    if local is not None:  # a caller by HTTP has no certificate
+        security = security.for_local_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
@@ -117,6 +127,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),
         limiter=settings.limit.limiter(),
+        local_socket=local,
     )
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
@@ -128,8 +139,26 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
+    server.add("tenure.v1.AgentService", add_AgentServiceServicer_to_server, AgentForwarder(peers))
     server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditForwarder(peers))
-    await serve(process, server)
+    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process)]))
+
+
+def _http_door(
+    settings: GatewaySettings, security: Security, local: Path, process: Process
+) -> AbstractAsyncContextManager[str]:
+    """Returns the HTTP door. Its libraries are imported by gateways that have one."""
+    from services.gateway.http.server import http_door
+
+    return http_door(
+        settings.http,
+        local,
+        process.stopping,
+        security.files,
+        settings.common.tls,
+        is_authenticated=security.files is not None or settings.authentication != CERTIFICATES,
+        allow_insecure_network=settings.common.allow_insecure_network,
+    )
 
 
 async def client_authentication(process: Process, settings: GatewaySettings, peers: Peers) -> ClientAuthentication:

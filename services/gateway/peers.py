@@ -18,6 +18,7 @@ from tenure.runtime.rpc_client import PEER, open_channel
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.security import NO_SECURITY, Security
 from tenure.v1 import task_pb2
+from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
@@ -31,6 +32,7 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these names exist for type checkers only
+    from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
     from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
     from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
@@ -79,6 +81,7 @@ class Peers:
         self.webhooks: WebhookServiceAsyncStub
         self.api_keys: ApiKeyServiceAsyncStub
         self.audit: AuditServiceAsyncStub
+        self.agents: AgentServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         channels = [
@@ -98,6 +101,7 @@ class Peers:
         self.webhooks = WebhookServiceStub(channels[0])
         self.api_keys = ApiKeyServiceStub(channels[0])
         self.audit = AuditServiceStub(channels[0])
+        self.agents = AgentServiceStub(channels[0])
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -14,6 +14,7 @@ loop.py             the common part of all loops: open, work, close out
 task_loop.py        the loop `messages` of agents
 replay.py           the loop `replay`: an agent whose tool calls are answered from the record of another task
 control/            the loop `control` of control functions
+agents.py           the definitions of this worker's agents and functions, and their registration
 dependencies.py     the clients and defaults that all loops share
 
 claim_ledger.py     a claim's ledger: Open, commits, the fold

@@ -29,7 +29,7 @@ class ModelDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """The dependencies that all tasks of the process share."""
+    """The dependencies that all tasks of the process share. `digests`: of the definitions of the functions."""
 
     ledger: LedgerClient
     tools: ToolsClient
@@ -39,6 +39,7 @@ class Dependencies:
     reports: UsageReports
     own_runs: OwnRuns
     functions: Mapping[str, Function] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def in_reach(self) -> bool:

@@ -11,12 +11,14 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from services.worker.agents import SILENCE_SECONDS as REGISTRATION_SILENCE_SECONDS
+from services.worker.agents import WorkerAgentRegistration, definitions_of, digests_of
 from services.worker.control.functions import NO_FUNCTIONS, load_functions
 from services.worker.dependencies import Dependencies, ModelDefaults
 from services.worker.frame_client import SILENCE_SECONDS as STREAM_SILENCE_SECONDS
@@ -35,6 +37,7 @@ from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
 from tenure.control import Function
 from tenure.domain.access import Role
+from tenure.domain.agents import BUILD, BUILD_RULE
 from tenure.domain.live_address import problem_of
 from tenure.domain.session_secret import MIN_BYTES, holder_proof
 from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
@@ -86,6 +89,10 @@ class WorkerSettings:
     slots: int = setting("the maximum number of tasks at a time", default=16, minimum=1, maximum=1024)
     reserved_slots_high: int = setting("slots reserved for HIGH tasks", default=0, minimum=0)
     reserved_slots_normal: int = setting("further slots reserved for NORMAL and HIGH tasks", default=0, minimum=0)
+    build: str = setting("the build of its code: pins tasks to the revisions of this code (default: none)", default="")
+    agent_tenants: tuple[str, ...] = setting(
+        "the tenants in whose registries its agents go (default: those of its pool, or default)", default=()
+    )
     queues: tuple[str, ...] = setting("the queues to take tasks from", default=("default",))
     priorities: tuple[str, ...] = setting("the priority tiers to take tasks of", default=("HIGH", "NORMAL", "LOW"))
     loops: tuple[str, ...] = setting("the loops to offer: messages, control", default=(DEFAULT_LOOP,))
@@ -153,14 +160,17 @@ class WorkerSettings:
     def _identity_problems(self) -> Iterator[str]:
         if self.id and not WORKER_ID.match(self.id):
             yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
+        if self.build and not BUILD.match(self.build):
+            yield f"TENURE_WORKER_BUILD: {self.build!r} is not {BUILD_RULE}"
         if self.advertise and (problem := problem_of(self.advertise)):
             yield f"TENURE_WORKER_ADVERTISE: {self.advertise!r}: {problem}"
 
     def identity(
-        self, port: int, functions: Iterable[str], session_secret: bytes, certificate_name: str = ""
+        self, port: int, functions: Mapping[str, str], session_secret: bytes, certificate_name: str = ""
     ) -> WorkerIdentity:
         """Returns the identity that Hello sends to coordinators. Each control function is offered as a loop.
 
+        `functions`: the digests of their definitions. A worker with a build also offers these revisions.
         A worker bound to all interfaces advertises its host name, if gateways can connect to such a name.
         `certificate_name`: a worker with a certificate may only have its name, or that name with "-" and more.
         """
@@ -168,13 +178,14 @@ class WorkerSettings:
         host_name = re.sub(r"[^a-zA-Z0-9.-]", "-", socket.gethostname()).lstrip(".-")[:80] or "worker"
         own_name = f"{certificate_name}-{host_name}" if certificate_name else host_name
         worker_id = self.id or f"{own_name[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(3)}"
-        loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions))
+        revisions = [offered_loop(name, digest) for name, digest in functions.items() if self.build]
+        loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions), *revisions)
         tiers = tuple(Priority[name] for name in self.priorities)
         address = self.advertise or f"{host}:{port}"
         if problem := problem_of(address):  # for example a host name of digits only
             _log.warning("no live text: set TENURE_WORKER_ADVERTISE", extra={"address": address, "why": problem})
             address = ""
-        return WorkerIdentity(worker_id, self.queues, loops, address, tiers, session_secret)
+        return WorkerIdentity(worker_id, self.queues, loops, address, tiers, session_secret, self.build)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +209,11 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
     duties = await process.open(Duties())
     security = Security.load(settings.common, Role.WORKER, settings.listen, access_rules)
     functions = load_functions(settings.control_modules, functions)
-    dependencies = await _open_dependencies(process, settings, security, trust, duties, functions)
+    definitions = definitions_of(functions, settings.build)
+    dependencies = replace(
+        await _open_dependencies(process, settings, security, trust, duties, functions),
+        digests=digests_of(definitions),
+    )
     session_secret = secrets.token_bytes(MIN_BYTES)
     live_text = LiveServicer(held_tasks, holder_proof(session_secret))
     server = await _serve_live_text(process, settings, security, live_text)
@@ -217,7 +232,7 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
             metrics.gauge("tenure_worker_slots", number, state=state)
 
     addresses = settings.coordinator_addresses
-    identity = settings.identity(server.port, dependencies.functions, session_secret, security.name)
+    identity = settings.identity(server.port, dependencies.digests, session_secret, security.name)
     session = WorkerSession(addresses, identity, held_tasks, trust, free_slots, security)
     supervisor = await process.open(
         Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots)
@@ -227,6 +242,12 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
         "attendance", AttachmentHealth(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
     )
     process.enter(metrics.on_sample(sample_slots))
+    if definitions:
+        channel = await process.open(open_channel(addresses, tls=security.peer(Role.COORDINATOR)))
+        registration = WorkerAgentRegistration(
+            channel, identity.worker_id, settings.build, settings.agent_tenants, definitions
+        )
+        duties.start("agents", registration.run, may_end=True, silence_seconds=REGISTRATION_SILENCE_SECONDS)
     await process.run_until_stopped()
     await drain(session, held_tasks, settings.drain_seconds)
 

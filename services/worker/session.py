@@ -61,6 +61,7 @@ class WorkerIdentity:
     live_address: str
     tiers: tuple[Priority, ...] = ()
     session_secret: bytes = field(default=b"", repr=False)
+    build: str = ""
 
 
 class _Attached(NamedTuple):
@@ -233,6 +234,7 @@ class WorkerSession:
             loops=self._identity.loops,
             live_address=self._identity.live_address,
             session_secret=self._identity.session_secret,
+            build=self._identity.build,
         )
 
     def _lose_attachment(self, error: Exception) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, Protocol, get_type_hints, overload, runtime_checkable
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.json_schema import JsonSchemaMode
 
 from tenure.agents.execution import executing
 from tenure.control.work import Function, Work
+from tenure.domain.agents import AgentContent, AgentKind
 
 MAX_PROBLEM_CHARACTERS: Final = 1000
+_CONTENT: Final = "_tenure_content"
+"""The attribute of a function in a worker's table that describes it: the table has functions of users, too."""
 
 
 class InputMismatch(ValueError):  # noqa: N818  the name says what is wrong
@@ -24,10 +29,14 @@ class InputMismatch(ValueError):  # noqa: N818  the name says what is wrong
 
 @dataclass(frozen=True, slots=True)
 class DurableFunction:
-    """A function under the name by which tasks ask for it: `tenure submit --function NAME`, or `--agent NAME`."""
+    """A function under the name by which tasks ask for it: `tenure submit --function NAME`, or `--agent NAME`.
+
+    `describe`: returns what its revisions fix besides the code, see docs/versions.md; None: nothing.
+    """
 
     name: str
     run: Function
+    describe: Callable[[], AgentContent] | None = None
 
 
 @runtime_checkable
@@ -50,8 +59,16 @@ def function_table(items: Iterable[Any]) -> dict[str, Function]:
             )
         if named.name in table:
             raise ValueError(f"two agents or functions are named {named.name}: tasks find them by their names")
+        if named.describe is not None:
+            vars(named.run)[_CONTENT] = named.describe
         table[named.name] = named.run
     return table
+
+
+def content_of(run: Function) -> AgentContent | None:
+    """Returns what the revisions of a function fix besides the code; None: it says nothing of itself."""
+    describe: Callable[[], AgentContent] | None = vars(run).get(_CONTENT)
+    return None if describe is None else describe()
 
 
 Body = Callable[..., Awaitable[Any]]
@@ -62,23 +79,34 @@ def function(body: Body, /) -> DurableFunction: ...
 
 
 @overload
-def function(*, name: str = "") -> Callable[[Body], DurableFunction]: ...
+def function(*, name: str = "", version: str = "") -> Callable[[Body], DurableFunction]: ...
 
 
-def function(body: Body | None = None, /, *, name: str = "") -> DurableFunction | Callable[[Body], DurableFunction]:
+def function(
+    body: Body | None = None, /, *, name: str = "", version: str = ""
+) -> DurableFunction | Callable[[Body], DurableFunction]:
     """Makes a coroutine function durable: `async def month_end(work: Work, order: Order) -> Receipt`.
 
     The parameter after the work, if there is one, is the task's input, validated by its annotation. What the function
     returns is the task's result, written as its annotation says. Its model calls and tools are recorded by `work`, and
-    so are those of durable agents that it runs. Raises TypeError for a function of another shape.
+    so are those of durable agents that it runs. version: of the code; tasks of one version may go on under any build
+    that has it (docs/versions.md). Raises TypeError for a function of another shape.
     """
     if body is None:
-        return lambda decorated: function(decorated) if not name else _durable(decorated, name)
-    return _durable(body, name or body.__name__)
+        return lambda decorated: _durable(decorated, name or decorated.__name__, version)
+    return _durable(body, name or body.__name__, version)
 
 
-def _durable(body: Body, name: str) -> DurableFunction:
+def _durable(body: Body, name: str, version: str) -> DurableFunction:
     takes_input, given_type, result_type = _signature(body)
+
+    def describe() -> AgentContent:
+        return AgentContent(
+            AgentKind.FUNCTION,
+            input_schema_json=schema_json(given_type, "validation") if takes_input else "",
+            output_schema_json=schema_json(result_type, "serialization"),
+            version=version,
+        )
 
     @wraps(body)
     async def run(work: Work, given: Any) -> Any:
@@ -87,7 +115,15 @@ def _durable(body: Body, name: str) -> DurableFunction:
             result = await body(work, *arguments)
         return result_type.dump_python(result, mode="json")
 
-    return DurableFunction(name, run)
+    return DurableFunction(name, run, describe)
+
+
+def schema_json(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> str:
+    """Returns the JSON Schema of a type; "" for a type that has none."""
+    try:
+        return json.dumps(adapter.json_schema(mode=mode), sort_keys=True)
+    except PydanticUserError:
+        return ""
 
 
 def _signature(body: Body) -> tuple[bool, TypeAdapter[Any], TypeAdapter[Any]]:

@@ -26,7 +26,9 @@ class Worker:
     a key of a model its agents talk to the simulator.
 
     coordinators, checkpoints, tools: addresses, host:port. queues: the queues to take tasks from. slots: the most tasks
-    at a time. settings: further variables. Raises TypeError and ValueError for items that no worker can run.
+    at a time. build: of the code, such as a commit's hash or an image's tag: tasks are pinned to the revisions of this
+    code (docs/versions.md). tenants: in whose registries the agents go; "default" without any. settings: further
+    variables. Raises TypeError and ValueError for items that no worker can run.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class Worker:
         tools: Sequence[str] = (),
         queues: Sequence[str] = (),
         slots: int | None = None,
+        build: str = "",
+        tenants: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.functions = function_table(items)
@@ -49,6 +53,8 @@ class Worker:
             "TOOLS_ADDRESS": ",".join(tools),
             "QUEUES": ",".join(queues),
             "SLOTS": "" if slots is None else str(slots),
+            "BUILD": build,
+            "AGENT_TENANTS": ",".join(tenants),
         }
         self._settings = {f"{PREFIX}{name}": value for name, value in given.items() if value} | dict(settings or {})
 

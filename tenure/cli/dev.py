@@ -82,6 +82,8 @@ def _running(stack: Stack) -> Table:
     for kind, role in ROLES.items():
         for replica in stack.replicas(kind):
             table.add_row(replica.name, replica.address, role if replica.name == kind else "another replica")
+    if stack.http_url:
+        table.add_row("http", stack.http_url, "the public API by HTTP: JSON and server-sent events; the console")
     for worker in stack.workers:
         table.add_row(worker.name, worker.address, f"runs up to {stack.options.slots} tasks at once")
     table.add_row("sandbox", "", _sandbox_text(stack))
@@ -283,6 +285,7 @@ def stack_options(
         data_dir=data or context.data_dir,
         usual_ports=True,
         metrics=True,
+        http=True,
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
         anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),
         openai_api_key=context.environment.get("OPENAI_API_KEY", ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tenure.cli.admin import admin
+from tenure.cli.agents import agents
 from tenure.cli.api_keys import api_keys
 from tenure.cli.completion import completion
 from tenure.cli.demo.command import demo
@@ -43,7 +44,9 @@ def add_commands(root: Group) -> None:
     keys.add_command(certs)
     root.add_section("Daily", (submit, watch, get, list_tasks, waits, resume, cancel, fork, files, explain))
     root.add_section("Services", (dev, demo, serve))
-    root.add_section("More, by subject", (tasks, tools, schedules, webhooks, leases, workers, tenants, keys, admin))
+    root.add_section(
+        "More, by subject", (tasks, agents, tools, schedules, webhooks, leases, workers, tenants, keys, admin)
+    )
     root.add_section("Shell", (completion,))
     _add_former_names(root)
 

@@ -285,6 +285,7 @@ def _spec(present: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskS
         options.setdefault("function", present.control.function)
     new_spec = spec_of(request_of(options.pop("goal", present.goal), **options))
     paths = {PARTS[name] for name in changed}
+    paths |= {"agent_pin"} if paths & {"control.function"} else set()
     paths |= CAPS if paths & CAPS else set()  # setting one of them unsets the other
     FieldMask(paths=sorted(paths)).MergeMessage(new_spec, spec, replace_message_field=True, replace_repeated_field=True)
     return spec

@@ -67,6 +67,9 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 @click.option("--timeout", type=DURATION, default=None, help="The time from the fork to its end, for example 10m.")
 @result_schema_option("A file with another JSON Schema of the result; an empty file: any text.")
 @click.option(
+    "--revision", "agent_revision", type=click.IntRange(min=1), default=None, help="Another revision of TASK's agent."
+)
+@click.option(
     "--request-id",
     default="",
     help="Makes the command safe to repeat: a repeat with the same id creates no second task.",
@@ -118,6 +121,7 @@ def fork_request(
     request_id: str = "",
     result_schema: str | None = None,
     without_files: bool = False,
+    agent_revision: int | None = None,
 ) -> api.ForkTaskRequest:
     """Returns the fork that the options describe, without its task id. Raises UsageError for options that exclude each
     other.
@@ -147,6 +151,7 @@ def fork_request(
             all_tools=all_tools,
             limits=limits,
             result_schema_json=result_schema,
+            agent_revision=agent_revision or 0,
         ),
     )
     if at is not None:

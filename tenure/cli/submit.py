@@ -23,6 +23,7 @@ from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, SOURCE
 from tenure.cli.tasks import result_schema_option
 from tenure.cli.watch import watch_task
 from tenure.client import Client
+from tenure.domain.agents import read_reference
 from tenure.domain.task import Source, SourceKind
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.v1 import task_pb2
@@ -132,8 +133,10 @@ LEASE_LOST: Final = {
 @click.command(short_help="Submit a task: GOAL for an agent, or a control function.")
 @click.argument("goal", required=False, default="")
 @click.option("--watch", "watched", is_flag=True, help="Show the task's steps until it ends.")
-@click.option("--function", metavar="NAME", default="", help="Run this control function instead of an agent.")
-@click.option("--agent", metavar="NAME", default="", help="Give GOAL to this agent in Python: see docs/agents.md.")
+@click.option(
+    "--function", metavar="NAME[@REVISION]", default="", help="Run this control function instead of an agent."
+)
+@click.option("--agent", metavar="NAME[@REVISION]", default="", help="Give GOAL to this agent.")
 @click.option(
     "--input",
     "given",
@@ -313,7 +316,8 @@ def request_of(
         raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
     if source is not None and conversation:
         raise click.UsageError("--source and --conversation cannot be given together")
-    function = _function(function, agent, goal, has_own=bool(model or system or tools or no_tools or max_output_tokens))
+    named = _function(function, agent, goal, has_own=bool(model or system or tools or no_tools or max_output_tokens))
+    function, agent_revision = _revision(named)
     source = source or Source(_source_kind(function, conversation), conversation)
     if exclusive and not source.source_id:
         raise click.UsageError("--exclusive works only with --conversation or --source KIND/ID")
@@ -364,7 +368,16 @@ def request_of(
         control=task_pb2.ControlWork(function=function, input_json=_text(given)) if function else None,
         result_schema_json=result_schema or "",
         start_time=None if start_time is None else timestamp(start_time),
+        agent_pin=task_pb2.AgentPin(revision=agent_revision) if agent_revision else None,
     )
+
+
+def _revision(named: str) -> tuple[str, int]:
+    """Returns the function and the revision of `support@7`; 0 for `support`. Raises UsageError."""
+    try:
+        return read_reference(named) if named else ("", 0)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _function(function: str, agent: str, goal: str, *, has_own: bool) -> str:
@@ -374,7 +387,7 @@ def _function(function: str, agent: str, goal: str, *, has_own: bool) -> str:
     if function:
         raise click.UsageError("--agent and --function cannot be given together")
     if has_own:
-        raise click.UsageError("the code of an agent in Python chooses its model, system prompt and tools")
+        raise click.UsageError("the agent chooses its model, system prompt and tools itself")
     if not goal:
         raise click.UsageError("give a GOAL: the agent begins with it")
     return agent

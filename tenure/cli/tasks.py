@@ -54,6 +54,7 @@ from tenure.cli.parameters import DURATION, LABEL, filter_of, find_task, source_
 from tenure.cli.tools import in_doubt_text
 from tenure.cli.waits import wait_rows
 from tenure.client import Client
+from tenure.domain.agents import reference
 from tenure.domain.budget import money_text, usd
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TaskState
@@ -192,6 +193,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("state", Text(why(task.state, task.reason, task.message), state_style(state))),
         ("goal", one_line(goal_text(task.spec), 4 * context.console.width)),
         ("agent", " · ".join(part for part in (model_text(task.spec), _tools(task)) if part)),
+        ("revision", _revision(task)),
         ("held by", task.owner),
         ("epoch" if task.owner else "last epoch", epoch),
         ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
@@ -227,6 +229,13 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         context.console.print()
         is_plain = not context.console.is_terminal
         context.console.print(result_shown(task, is_plain=is_plain), soft_wrap=is_plain)
+
+
+def _revision(task: task_pb2.Task) -> str:
+    """Returns the revision that the task is pinned to."""
+    pin = task.spec.agent_pin
+    ramped = ", by its ramp" if pin.ramped else ""
+    return f"{reference(pin.agent, pin.revision)}{ramped}" if pin.revision else ""
 
 
 def _parent(task: task_pb2.Task) -> str:

@@ -112,12 +112,15 @@ def _renewals(claim: coordinator_service_pb2.Claim) -> str:
 
 
 def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Worker]) -> None:
-    table = make_table("WORKER", "HOLDS", "QUEUES", "SINCE", "COORDINATOR", "LIVE TEXT AT")
+    listed = list(listed)
+    build = ("BUILD",) if any(worker.build for worker in listed) else ()
+    table = make_table("WORKER", "HOLDS", "QUEUES", *build, "SINCE", "COORDINATOR", "LIVE TEXT AT")
     for worker in listed:
         table.add_row(
             worker.worker_id,
             f"{worker.claim_count}{', draining' if worker.draining else ''}",
             ", ".join(worker.queues),
+            *([worker.build or "-"] if build else []),
             ago(worker.start_time),
             worker.coordinator_id,
             worker.live_address,

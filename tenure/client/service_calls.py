@@ -1,10 +1,11 @@
-"""The client's calls about schedules, tenants, API keys and webhooks."""
+"""The client's calls about schedules, tenants, API keys, agents and webhooks."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as key_pb
 from tenure.v1 import audit_service_pb2 as audit_pb
 from tenure.v1 import schedule_service_pb2 as pb
@@ -13,6 +14,7 @@ from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tenure.wire.webhook_service import new_secret, with_secret
 
 if TYPE_CHECKING:
+    from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
     from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
     from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
@@ -145,6 +147,56 @@ class ApiKeyCalls:
             self.api_keys.RevokeApiKey, key_pb.RevokeApiKeyRequest(key_id=key_id)
         )
         return answer.api_key
+
+
+# Agents and their revisions.
+
+
+class AgentCalls:
+    """A mixin of Client, which has the stub and `_call`."""
+
+    agents: AgentServiceAsyncStub
+    _call: Callable[..., Awaitable[Any]]
+
+    async def register_agent(
+        self, name: str, definition: agent_pb.AgentDefinition, *, make_current: bool = False
+    ) -> agent_pb.RegisterAgentResponse:
+        """Registers an agent without code: the same definition is the same revision. Raises LimitReached."""
+        request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
+        answer: agent_pb.RegisterAgentResponse = await self._call(self.agents.RegisterAgent, request)
+        return answer
+
+    async def list_agents(self) -> AsyncGenerator[agent_pb.Agent]:
+        """Yields all agents of the tenant, by name."""
+        request = agent_pb.ListAgentsRequest(page_size=_PAGE)
+        while True:
+            page: agent_pb.ListAgentsResponse = await self._call(self.agents.ListAgents, request)
+            for agent in page.agents:
+                yield agent
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                return
+
+    async def get_agent(self, name: str, revision: int = 0) -> agent_pb.GetAgentResponse:
+        """Returns an agent with its revisions; `revision`: only this one, with its definition. Raises NotFound."""
+        request = agent_pb.GetAgentRequest(name=name, revision=revision)
+        answer: agent_pb.GetAgentResponse = await self._call(self.agents.GetAgent, request)
+        return answer
+
+    async def ramp_agent(self, name: str, revision: int, basis_points: int, reason: str = "") -> agent_pb.Agent:
+        """Sends a part of the new tasks to a revision; 10,000 makes it current, 0 ends its ramp.
+
+        Raises NotFound, WrongState (AGENT_REVISION_RETIRED, AGENT_REVISION_CURRENT).
+        """
+        request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
+        answer: agent_pb.RampAgentResponse = await self._call(self.agents.RampAgent, request)
+        return answer.agent
+
+    async def retire_agent_revision(self, name: str, revision: int, reason: str = "") -> agent_pb.AgentRevision:
+        """Retires a revision for good. Raises NotFound, WrongState (AGENT_REVISION_IN_USE)."""
+        request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
+        answer: agent_pb.RetireAgentRevisionResponse = await self._call(self.agents.RetireAgentRevision, request)
+        return answer.revision
 
 
 class AuditCalls:

@@ -186,6 +186,7 @@ def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: f
         control=None,
         result_schema_json="",
         start_time=None,
+        agent_pin=parent.agent_pin if parent.control is None else None,
     )
 
 

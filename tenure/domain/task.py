@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Final
 
+from tenure.domain.agents import AgentPin
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.timeouts import Timeouts
 from tenure.domain.waits import Escalations
@@ -176,7 +177,8 @@ class Source:
 class TaskSpec:
     """Everything that the submit of a task fixes. `result_schema_json` "": any text is a valid result.
 
-    `start_time`: no worker starts the task earlier; None: at once.
+    `start_time`: no worker starts the task earlier; None: at once. `agent_pin`: the revision of its agent; None: the
+    agent has no revisions.
     """
 
     goal: str
@@ -190,24 +192,39 @@ class TaskSpec:
     control: ControlWork | None = None
     result_schema_json: str = ""
     start_time: datetime | None = None
+    agent_pin: AgentPin | None = None
 
     @property
     def dispatch_loop(self) -> str:
         """The loop that a worker must offer to get the task: the agent's loop, or the one of the control function."""
-        return self.agent.loop if self.control is None else offered_loop(self.control.function)
+        if self.control is None:
+            return self.agent.loop
+        pin = self.agent_pin
+        return offered_loop(self.control.function, pin.digest if pin is not None and pin.needs_build else "")
 
 
-def offered_loop(function: str) -> str:
-    """Returns the loop name under which workers offer a control function.
+DIGEST_CHARACTERS: Final = 16
+"""How much of a revision's digest a loop has: with the function's name, no other revision has the same."""
 
-    The loop carries the function's name, so that only workers with that function get its tasks.
+
+def offered_loop(function: str, digest: str = "") -> str:
+    """Returns the loop name under which workers offer a control function, or one revision of it.
+
+    The loop carries the function's name, so that only workers with that function get its tasks. With the digest of a
+    revision, only workers with the code of that revision get them.
     """
-    return f"{CONTROL_LOOP}.{function}"
+    revision = f"@{digest[:DIGEST_CHARACTERS]}" if digest else ""
+    return f"{CONTROL_LOOP}.{function}{revision}"
+
+
+def plain_loop(loop: str) -> str:
+    """Returns the name of a loop without the revision."""
+    return loop.partition("@")[0]
 
 
 def offered_function(loop: str) -> str:
     """Returns the control function that a loop name stands for, or "" for a loop of agents."""
-    kind, _, function = loop.partition(".")
+    kind, _, function = plain_loop(loop).partition(".")
     return function if kind == CONTROL_LOOP else ""
 
 

@@ -27,6 +27,7 @@ postgres.py              the pool, sessions, transactions, and psycopg's errors 
 dedicated_connection.py  a connection for one writing loop
 batching.py              group commit: many items in one write
 sql.py                   named statements and migrations
+sql_arrays.py            packed arrays as parameters of hot statements
 
 Security:
 security.py              the security of one process, made from its settings

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tenure.domain.access import EVERYTHING, Access, Permission, Principal, check_access, process_of
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.certificate_files import CertificateFiles, TrustedCallers
-from tenure.runtime.request_context import DEFAULT_TENANT, named_tenant
+from tenure.runtime.request_context import DEFAULT_TENANT, is_local, named_tenant
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 Authenticate = Callable[[Any, Metadata], Awaitable[Principal]]
@@ -146,5 +146,14 @@ def certificate_authentication(files: CertificateFiles) -> Authenticate:
             raise Unauthenticated("the caller has no certificate with an identity", reason="NO_IDENTITY")
         trusted.check(verified["x509_pem_cert"][0])
         return process_of([identity.decode("utf-8", "replace") for identity in identities], files.installation)
+
+    return authenticate
+
+
+def by_socket(local: Authenticate, others: Authenticate) -> Authenticate:
+    """Returns an authentication that uses `local` for calls over the server's own Unix socket."""
+
+    async def authenticate(context: Any, metadata: Metadata) -> Principal:
+        return await (local if is_local(context.peer()) else others)(context, metadata)
 
     return authenticate

@@ -29,6 +29,7 @@ from tenure.runtime.process import note_progress, resting
 from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 _log: Final = logging.getLogger(__name__)
+DRAINING: Final = "DRAINING"
 AGAIN: Final = RetryPolicy(initial_seconds=0.02, factor=2.0, cap_seconds=1.0)
 
 Item = TypeVar("Item")
@@ -135,12 +136,12 @@ class Batcher(Generic[Item, Result]):
                 await self._settle(batch)
         finally:
             interrupted = Unavailable(
-                "the service stopped while this was being written", reason="DRAINING", metadata=OUTCOME_UNKNOWN
+                "the service stopped while this was being written", reason=DRAINING, metadata=OUTCOME_UNKNOWN
             )
             for waiting in batch:
                 waiting.resolve(interrupted)
             for waiting in self._queue:
-                waiting.resolve(Unavailable("the service stopped before this was written", reason="DRAINING"))
+                waiting.resolve(Unavailable("the service stopped before this was written", reason=DRAINING))
             self._queue.clear()
             self._queue_bytes = 0
 

@@ -13,7 +13,7 @@ from typing import Self
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from tenure.runtime.pipelined_transaction import PipelinedTransaction, pipelined_transaction
+from tenure.runtime.pipelined_transaction import PipelinedTransaction, SingleStatements, pipelined_transaction
 from tenure.runtime.postgres import (
     BinaryCursor,
     BoundedConnection,
@@ -81,6 +81,12 @@ class DedicatedConnection:
             finally:
                 if connection.info.transaction_status is not TransactionStatus.IDLE:
                     await self.close()
+
+    @asynccontextmanager
+    async def statements(self) -> AsyncIterator[SingleStatements]:
+        """Yields what runs each statement in a transaction of its own. Raises domain errors, as `use`."""
+        async with self.use() as connection:
+            yield SingleStatements(connection)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PipelinedTransaction]:

@@ -107,6 +107,7 @@ declare("tools.after_life", "the runner row is written, the process does not kno
 declare("tools.before_renewal", "the runner's row is about to expire")
 declare("tools.after_renewal", "the runner's row is renewed, the process does not know")
 declare("tools.before_accept", "the call is received, nothing is written")
+declare("tools.after_first_write", "a new call is recorded, and as STARTED if it can begin; the process does not know")
 declare("tools.after_accept", "the call is recorded as ACCEPTED, not as STARTED")
 declare("tools.before_start", "the call is about to be recorded as STARTED")
 declare("tools.before_effect", "the call is recorded as STARTED, the effect not begun")
@@ -213,6 +214,11 @@ async def failpoint(name: str) -> None:
     armed = _armed.get(name)
     if armed is not None:
         await armed.hit()
+
+
+def failpoint_armed(*names: str) -> bool:
+    """Whether one of these failpoints is armed. A shortcut past them is not taken then, so that they are reached."""
+    return not _armed.keys().isdisjoint(names)
 
 
 def failpoint_enabled(switch: str) -> bool:

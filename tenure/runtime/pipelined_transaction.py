@@ -55,6 +55,27 @@ async def pipelined_transaction(connection: BoundedConnection) -> AsyncIterator[
     await transaction.commit()
 
 
+class SingleStatements:
+    """Runs each statement in a transaction of its own, in one round trip. For one coroutine at a time.
+
+    It costs less processor time than psycopg's `execute`.
+    """
+
+    def __init__(self, connection: BoundedConnection) -> None:
+        self._statements = connection.prepared_statements
+
+    @property
+    def backend_pid(self) -> int:
+        """The process id of the session at the server."""
+        return self._statements.pgconn.backend_pid
+
+    async def execute(self, query: bytes, params: Mapping[str, Any] | None = None) -> Rows:
+        """Runs a statement with placeholders `%(name)b`. Raises psycopg's errors."""
+        rows = Rows(self._statements.transformer)
+        await self._statements.run([_Queued(*self._statements.bound(query, params or {}), rows)])
+        return rows
+
+
 class PipelinedTransaction:
     """A transaction in which statements wait for the next fetch. For one coroutine at a time."""
 
@@ -70,7 +91,7 @@ class PipelinedTransaction:
 
     async def execute(self, query: bytes, params: Mapping[str, Any] | None = None) -> Rows:
         """Queues a statement with placeholders `%(name)b`."""
-        rows = Rows(self, self._statements.transformer)
+        rows = Rows(self._statements.transformer, self)
         self._queued.append(_Queued(*self._statements.bound(query, params or {}), rows))
         return rows
 
@@ -106,15 +127,15 @@ class PipelinedTransaction:
             await self.flush()
 
     def _plain(self, command: bytes) -> _Queued:
-        return _Queued(*self._statements.bound(command, {}), Rows(self, self._statements.transformer))
+        return _Queued(*self._statements.bound(command, {}), Rows(self._statements.transformer, self))
 
 
 class Rows:
-    """The rows of one statement of a pipelined transaction."""
+    """The rows of one statement. `transaction`: in which the statement may still wait."""
 
     __slots__ = ("_result", "_transaction", "_transformer")
 
-    def __init__(self, transaction: PipelinedTransaction, transformer: abc.Transformer) -> None:
+    def __init__(self, transformer: abc.Transformer, transaction: PipelinedTransaction | None = None) -> None:
         self._transaction, self._transformer = transaction, transformer
         self._result: PGresult | None = None
 
@@ -125,7 +146,7 @@ class Rows:
 
     async def fetchall(self) -> list[Any]:
         """Returns all rows as tuples. Runs the queued statements first."""
-        if self._result is None:
+        if self._result is None and self._transaction is not None:
             await self._transaction.flush()
         result = self._result
         assert result is not None, "the flush ran the statement"

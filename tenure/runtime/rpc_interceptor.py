@@ -38,7 +38,7 @@ from tenure.runtime import metrics
 from tenure.runtime.access_control import AccessControl, Metadata, current_principal
 from tenure.runtime.audit import Audit, NoAudit
 from tenure.runtime.call_limiter import Answered, CallLimiter, uncounted
-from tenure.runtime.request_context import continue_trace, set_tenant
+from tenure.runtime.request_context import connection_of, continue_trace, peer_of, set_tenant
 from tenure.runtime.request_log import log_request
 from tenure.runtime.rpc_status import code_of, to_status
 from tenure.runtime.stream_rules import StreamRules, set_stream_rules
@@ -139,7 +139,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return _without_limits
 
         def running(request: Any, context: Any) -> AbstractAsyncContextManager[Answered]:
-            return limiter.running(current_principal(), is_long=is_long, request=request, connection=context.peer())
+            return limiter.running(
+                current_principal(), is_long=is_long, request=request, connection=connection_of(context)
+            )
 
         return running
 
@@ -243,7 +245,7 @@ class _Method:
                     self._check(request)
                     await self.examine(request)
                 if self.is_audited:
-                    await self.audit.admitted(self.name, request, context.peer())
+                    await self.audit.admitted(self.name, request, peer_of(context))
                 return await behaviour(request, context)
 
         return answer
@@ -258,7 +260,7 @@ class _Method:
                     self._check(request)
                     await self.examine(request)
                 if self.is_audited:
-                    await self.audit.admitted(self.name, request, context.peer())
+                    await self.audit.admitted(self.name, request, peer_of(context))
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
                         answered()
@@ -308,7 +310,7 @@ class _Method:
                 set_tenant(tenant)
                 continue_trace(metadata)
             if self.in_flight is not None:
-                set_stream_rules(StreamRules(partial(self._note, context.peer()), self.in_flight()))
+                set_stream_rules(StreamRules(partial(self._note, peer_of(context)), self.in_flight()))
             async with self.running(request, context) as answered, self.readmission(context, metadata):
                 yield answered
             code = _code_of_context(context)
@@ -317,7 +319,7 @@ class _Method:
             raise
         except TenureError as error:
             code, refusal = code_of(error), error
-            self._note(context.peer(), request, error)
+            self._note(peer_of(context), request, error)
             if context.done():
                 raise asyncio.CancelledError from error  # the client is gone
             await context.abort_with_status(to_status(error))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import grpc
@@ -111,6 +112,8 @@ class RpcServer:
 
     `stopping` is set at the latest when draining begins: handlers of streams watch it and end with `draining()`.
     `serving` False: health reports NOT_SERVING as long as the server runs, and the servicers say why.
+    `local_socket`: a Unix socket on which it serves too, in a folder that only this account may enter: its callers
+    name their peer (`peer_of`).
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class RpcServer:
         reflection_enabled: bool = True,
         serving: bool = True,
         grace_seconds: float = 10.0,
+        local_socket: Path | None = None,
     ) -> None:
         self._access = security.access_control()
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
@@ -138,7 +142,7 @@ class RpcServer:
         )
         self._address_setting, self._credentials = address, security.server_credentials()
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
-        self._serving = serving
+        self._serving, self._local_socket = serving, local_socket
         self._services: list[str] = []
         self._port = 0
         self.health = Health()
@@ -190,6 +194,8 @@ class RpcServer:
 
     def _bind(self) -> int:
         try:
+            if self._local_socket is not None:
+                self._server.add_insecure_port(f"unix:{self._local_socket}")
             if self._credentials is None:
                 return self._server.add_insecure_port(self._address_setting)
             return self._server.add_secure_port(self._address_setting, self._credentials)

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final, Protocol, TextIO, TypeVar
@@ -170,8 +171,13 @@ def instance_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-async def serve(process: Process, server: RpcServer) -> None:
-    """Serves until the process stops. The server drains before the parts that were opened earlier are closed."""
+async def serve(process: Process, server: RpcServer, *doors: AbstractAsyncContextManager[Any]) -> None:
+    """Serves until the process stops. The server drains before the parts that were opened earlier are closed.
+
+    `doors`: what calls the server for callers of its own; each is opened after it, and closed before it.
+    """
     await process.open(server)
+    for door in doors:
+        await process.open(door)
     _log.info("listening", extra={"address": server.address})
-    await process.run_until_stopped(freeze=True)
+    await process.run_until_stopped()

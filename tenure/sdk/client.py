@@ -7,29 +7,34 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
-from tenure.domain.states import TaskState
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
+from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.from_wire import change_event, json_of, task_info
+from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
 from tenure.sdk.submit_request import (
     ARGUMENTS,
     Money,
     Seconds,
     agent_of,
+    agent_of_reference,
     control_of,
     json_text,
     limits_of,
+    seconds_of,
     submit_request,
 )
 from tenure.sdk.task import Task
+from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
-from tenure.v1 import task_pb2
+from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.common import SOURCES, STATES
+from tenure.wire.common import duration
+from tenure.wire.task import policy_to_wire
 from tenure.wire.tool import tool_to_domain
 
 if TYPE_CHECKING:
@@ -37,8 +42,6 @@ if TYPE_CHECKING:
     from tenure.runtime.tls import ClientTls
 
 T = TypeVar("T")
-
-States = TaskState | str | Iterable[TaskState | str]
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -107,7 +110,8 @@ class Client:
     def raw(self) -> GatewayClient:
         """The client of the protobuf messages, in the running event loop.
 
-        Its gRPC stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`.
+        Its gRPC stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys`, `agents` and
+        `audit`.
         """
         return self._connection.client()
 
@@ -172,8 +176,10 @@ class Client:
         An omitted argument has the default of the installation.
 
         goal: the first message to the agent; 1 byte to 256 KiB.
-        agent: an agent in Python (docs/agents.md), by its name; it has a model, a system prompt and tools of its own.
-            "": the agent that the following arguments describe. input: a JSON value for it, of at most 256 KiB.
+        agent: an agent in Python (docs/agents.md), or a registered one (docs/versions.md), by its name; it has a model,
+            a system prompt and tools of its own. "support": its current revision, or the one that ramps; "support@7":
+            this one. "": the agent that the following arguments describe. input: a JSON value for an agent in Python,
+            of at most 256 KiB.
         model: the model's id. system: the system prompt; at most 256 KiB.
         tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
         approve_tools: tools whose calls wait for a person's approval (`task.approve`).
@@ -195,6 +201,7 @@ class Client:
         Raises InvalidRequest (`error.field` is the argument), AlreadyExists (REQUEST_ID_REUSED, SOURCE_BUSY),
         LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
         """
+        agent, agent_revision = agent_of_reference("agent", agent)
         control = control_of(agent, goal, input, model, system, tools, max_output_tokens)
         result_type = result_type_of(result) if control is None else _returned(result)
         limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
@@ -202,6 +209,7 @@ class Client:
             goal,
             agent=agent_of(model, system, tools, approve_tools, max_output_tokens),
             control=control,
+            agent_revision=agent_revision,
             limits=limits,
             timeout=timeout,
             start_at=start_at,
@@ -238,17 +246,20 @@ class Client:
     ) -> Task[Any]:
         """Submits a control function: code of yours that a worker runs as a task.
 
-        function: its name, as a worker offers it. input: a JSON value of at most 256 KiB. description: for people.
+        function: its name, as a worker offers it, or a revision of it, "month_end@3". input: a JSON value
+            of at most 256 KiB. description: for people.
         result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
         model: of which the price decides whether the default cap in money applies; the function names the model of
             each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
         """
         returned = _returned(result)
+        function, agent_revision = agent_of_reference("function", function)
         limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
         request = submit_request(
             description,
             control=task_pb2.ControlWork(function=function, input_json=json_text("input", input)),
             agent=task_pb2.AgentSpec(model=model),
+            agent_revision=agent_revision,
             limits=limits,
             timeout=timeout,
             start_at=start_at,
@@ -296,7 +307,7 @@ class Client:
         state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
         most tasks; None: all. Raises InvalidRequest.
         """
-        wanted = _filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
         with self._connection.errors():
             client = self._connection.client()
             async with aclosing(client.list_tasks(wanted, limit=2**31 if limit is None else limit)) as listed:
@@ -319,7 +330,7 @@ class Client:
 
         page_size: 1 to 500. page_token: of the previous page; empty: the first page. Otherwise as `tasks`.
         """
-        wanted = _filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
         request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token)
         with self._connection.errors():
             client = self._connection.client()
@@ -341,7 +352,7 @@ class Client:
         without a gap or a repeat. after: the `cursor` of an earlier event; empty: from now. Raises OutOfRange
         (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
         """
-        wanted = _filter(state, labels, queue, source, "", "")
+        wanted = task_filter(state, labels, queue, source, "", "")
         with self._connection.errors():
             client = self._connection.client()
             async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:
@@ -366,6 +377,86 @@ class Client:
             client = self._connection.client()
             return tuple(tool_to_domain(tool.definition) for tool in (await client.tools()).tools)
 
+    async def register_agent(
+        self,
+        name: str,
+        *,
+        model: str = "",
+        system: str = "",
+        tools: Iterable[str] | None = None,
+        approve_tools: Iterable[str] = (),
+        result: Any = None,
+        max_cost: Money | None = None,
+        max_tokens: int | None = None,
+        max_steps: int | None = None,
+        max_output_tokens: int | None = None,
+        timeout: Seconds | None = None,
+        policy: TaskPolicy | None = None,
+        make_current: bool = False,
+    ) -> AgentRegistration:
+        """Registers an agent that needs no code: a model, a system prompt and tools of the tool service.
+
+        The same arguments give the same revision, however often. The first revision is the current one; a later one
+        gets new tasks by `ramp_agent`, or at once with make_current. The arguments are those of `submit`: a submit that
+        sets a limit or a policy itself goes before them. Agents in Python are registered by their workers.
+
+        Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
+        """
+        limits = limits_of(max_cost, False, max_tokens, max_steps)
+        if timeout is not None:
+            limits.timeout.CopyFrom(duration(seconds_of(timeout)))
+        agent = agent_of(model, system, tools, approve_tools, max_output_tokens)
+        definition = agent_service_pb2.AgentDefinition(
+            kind=agent_service_pb2.AGENT_KIND_MODEL,
+            agent=agent if agent.ListFields() else None,
+            result_schema_json=result_type_of(result).schema_json,
+            limits=limits if limits.ListFields() else None,
+            policy=None if policy is None else policy_to_wire(policy),
+        )
+        with self._connection.errors():
+            client = self._connection.client()
+            return agent_registration(await client.register_agent(name, definition, make_current=make_current))
+
+    async def agents(self) -> AsyncGenerator[AgentInfo]:
+        """Yields the tenant's agents that have revisions, by name."""
+        with self._connection.errors():
+            client = self._connection.client()
+            async with aclosing(client.list_agents()) as listed:
+                async for agent in listed:
+                    yield agent_info(agent)
+
+    async def agent(self, agent: str) -> AgentDetails:
+        """Returns an agent with its revisions and the open tasks that each of them and each build has.
+
+        agent: "support", or "support@7" for this revision with its definition. Raises NotFound.
+        """
+        name, revision = agent_of_reference("agent", agent)
+        with self._connection.errors():
+            client = self._connection.client()
+            return agent_details(await client.get_agent(name, revision))
+
+    async def ramp_agent(self, agent: str, percent: float, *, reason: str = "") -> AgentInfo:
+        """Sends a part of the new tasks to a revision ("support@7"); 100 makes it current, 0 ends its ramp.
+
+        Tasks that were submitted before keep their revision. Raises NotFound, WrongState (AGENT_REVISION_RETIRED).
+        """
+        name, revision = _revision_of(agent)
+        if not 0 <= percent <= 100:
+            raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
+        with self._connection.errors():
+            client = self._connection.client()
+            return agent_info(await client.ramp_agent(name, revision, round(percent * 100), reason))
+
+    async def retire_agent(self, agent: str, *, reason: str = "") -> AgentRevisionInfo:
+        """Retires a revision ("support@6") for good: no new task gets it, and its tasks go on.
+
+        Raises NotFound, WrongState (AGENT_REVISION_IN_USE).
+        """
+        name, revision = _revision_of(agent)
+        with self._connection.errors():
+            client = self._connection.client()
+            return agent_revision_info(await client.retire_agent_revision(name, revision, reason))
+
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
         with self._connection.errors(ARGUMENTS):
             client = self._connection.client()
@@ -375,36 +466,13 @@ class Client:
         return Task(self._connection, message, result_type)
 
 
+def _revision_of(agent: str) -> tuple[str, int]:
+    name, revision = agent_of_reference("agent", agent)
+    if not revision:
+        raise invalid_argument("agent", f"must name a revision, not {agent!r}", "write for example support@7")
+    return name, revision
+
+
 def _returned(result: Any) -> ResultType[Any]:
     """Returns the type in which a function's result is read; None: the JSON value."""
     return ResultType("", json_of) if result is None else result_type_of(result)
-
-
-def _filter(
-    state: States,
-    labels: Mapping[str, str] | None,
-    queue: str,
-    source: Source | None,
-    root_task_id: str,
-    forked_from_task_id: str,
-) -> task_pb2.TaskFilter:
-    wanted = None
-    if source is not None:
-        wanted = task_pb2.SourceFilter(
-            kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
-        )
-    return task_pb2.TaskFilter(
-        states=[_state(each) for each in ((state,) if isinstance(state, str) else state)],
-        labels=dict(labels or {}),
-        queue=queue,
-        source=wanted,
-        root_task_id=root_task_id,
-        forked_from_task_id=forked_from_task_id,
-    )
-
-
-def _state(state: TaskState | str) -> task_pb2.TaskState.ValueType:
-    try:
-        return STATES.to_wire(TaskState(state.upper()))
-    except ValueError:
-        raise invalid_argument("state", f"must be one of {', '.join(TaskState)}, not {state!r}") from None

@@ -98,14 +98,10 @@ def task_info(task: task_pb2.Task) -> TaskInfo:
         max_output_tokens=agent.max_output_tokens,
         loop=agent.loop,
         function=_function(spec),
+        agent=spec.agent_pin.agent,
+        agent_revision=spec.agent_pin.revision or None,
         result_schema=json_of(spec.result_schema_json),
-        limits=TaskLimits(
-            max_tokens=spec.limits.max_tokens,
-            max_cost_usd=_cap(spec.limits.max_nano_usd),
-            money_cap=MONEY_CAPS.find(spec.limits.money_cap),
-            max_steps=spec.limits.max_steps,
-            timeout_seconds=seconds(spec.limits.timeout),
-        ),
+        limits=limits_info(spec.limits),
         policy=policy_to_domain(spec.policy),
         priority=PRIORITIES.to_domain(task.priority or spec.priority),
         queue=task.queue or spec.queue,
@@ -137,6 +133,16 @@ def task_info(task: task_pb2.Task) -> TaskInfo:
         ended_at=optional_time(task.end_time),
         next_retry_at=optional_time(task.next_retry_time),
         deadline_at=optional_time(task.deadline_time),
+    )
+
+
+def limits_info(limits: task_pb2.Limits) -> TaskLimits:
+    return TaskLimits(
+        max_tokens=limits.max_tokens,
+        max_cost_usd=_cap(limits.max_nano_usd),
+        money_cap=MONEY_CAPS.find(limits.money_cap),
+        max_steps=limits.max_steps,
+        timeout_seconds=seconds(limits.timeout),
     )
 
 

@@ -27,9 +27,10 @@ _HEAD: Final = '''"""SyncClient and SyncTask. GENERATED from client.py and task.
 from __future__ import annotations
 
 {imports}
-from tenure.sdk.client import Client, States, SubmitOptions
+from tenure.sdk.client import Client, SubmitOptions
 from tenure.sdk.loop_thread import LoopCalls, SyncStubs
 from tenure.sdk.task import Task
+from tenure.sdk.task_filter import States
 
 T = TypeVar("T")
 '''
@@ -74,7 +75,7 @@ class SyncClient:
 
     @property
     def raw(self) -> SyncStubs:
-        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`."""
+        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `agents` and so on."""
         return SyncStubs(self._calls, lambda: self._client.raw)
 
 '''

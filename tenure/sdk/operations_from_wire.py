@@ -1,4 +1,4 @@
-"""Converts the messages about leases, schedules, webhooks, tenants, keys, workers and tools to public dataclasses."""
+"""Converts messages about leases, schedules, webhooks, tenants, keys, agents, workers and tools to dataclasses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from tenure.domain.agents import needs_of_builds
+from tenure.sdk import agent_info as agents
 from tenure.sdk import operations_info as info
-from tenure.sdk.from_wire import dollars, json_of, optional_time, task_info
+from tenure.sdk.from_wire import dollars, json_of, limits_info, optional_time, task_info
 from tenure.sdk.json_shape import PublicValue
 from tenure.v1 import access_pb2, lease_service_pb2, task_pb2, token_pb2, tool_pb2
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as api_key_pb
 from tenure.v1 import audit_service_pb2 as audit_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
@@ -21,7 +24,7 @@ from tenure.v1 import schedule_service_pb2 as schedule_pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tenure.wire.common import seconds
-from tenure.wire.task import usage_to_domain
+from tenure.wire.task import policy_to_domain, usage_to_domain
 
 
 class _Enum(Protocol):
@@ -266,6 +269,86 @@ def audit_record_info(record: audit_pb.AuditRecord) -> info.AuditRecordInfo:
     )
 
 
+# Agents and their revisions.
+
+
+def agent_info(agent: agent_pb.Agent) -> agents.AgentInfo:
+    return agents.AgentInfo(
+        name=agent.name,
+        kind=_name(agent_pb.AgentKind, agent.kind),
+        current_revision=agent.current_revision,
+        ramp_revision=agent.ramp_revision or None,
+        ramp_percent=agent.ramp_basis_points / 100,
+        newest_revision=agent.newest_revision,
+        created_at=optional_time(agent.create_time),
+        updated_at=optional_time(agent.update_time),
+        updated_by=agent.actor,
+        reason=agent.reason,
+    )
+
+
+def agent_revision_info(revision: agent_pb.AgentRevision) -> agents.AgentRevisionInfo:
+    return agents.AgentRevisionInfo(
+        agent=revision.agent,
+        revision=revision.revision,
+        digest=revision.digest,
+        builds={build.build: optional_time(build.register_time) for build in revision.builds},
+        open_tasks=revision.open_tasks,
+        created_at=optional_time(revision.create_time),
+        created_by=revision.creator,
+        retired_at=optional_time(revision.retire_time),
+        definition=_definition(revision.definition) if revision.HasField("definition") else None,
+    )
+
+
+def _definition(definition: agent_pb.AgentDefinition) -> agents.AgentDefinitionInfo:
+    agent = definition.agent
+    return agents.AgentDefinitionInfo(
+        kind=_name(agent_pb.AgentKind, definition.kind),
+        model=agent.model,
+        system=agent.system,
+        allowed_tools=tuple(agent.tools.names) if agent.HasField("tools") else None,
+        approve_tools=tuple(agent.approve_tools),
+        max_output_tokens=agent.max_output_tokens,
+        context_window_tokens=agent.context_window_tokens,
+        tools=tuple(_agent_tool(tool) for tool in definition.tools),
+        input_schema=json_of(definition.input_schema_json),
+        output_schema=json_of(definition.output_schema_json),
+        result_schema=json_of(definition.result_schema_json),
+        limits=limits_info(definition.limits) if definition.HasField("limits") else None,
+        policy=policy_to_domain(definition.policy) if definition.HasField("policy") else None,
+        code_version=definition.code_version,
+    )
+
+
+def _agent_tool(tool: agent_pb.AgentTool) -> agents.AgentToolInfo:
+    return agents.AgentToolInfo(
+        name=tool.name,
+        description=tool.description,
+        input_schema=json_of(tool.input_schema_json),
+        effect_class=_name(tool_pb2.EffectClass, tool.effect_class),
+        needs_approval=tool.needs_approval,
+        timeout_seconds=seconds(tool.timeout) if tool.HasField("timeout") else None,
+    )
+
+
+def agent_details(read: agent_pb.GetAgentResponse) -> agents.AgentDetails:
+    needed = needs_of_builds(
+        {each.revision: (each.open_tasks, tuple(build.build for build in each.builds)) for each in read.revisions}
+    )
+    return agents.AgentDetails(
+        agent_info(read.agent),
+        tuple(agent_revision_info(revision) for revision in read.revisions),
+        tuple(agents.BuildInfo(need.build, need.open_tasks, need.only_here) for need in needed),
+    )
+
+
+def agent_registration(registered: agent_pb.RegisterAgentResponse) -> agents.AgentRegistration:
+    return agents.AgentRegistration(
+        agent_info(registered.agent), agent_revision_info(registered.revision), registered.created
+    )
+
+
 # Workers.
 
 
@@ -282,6 +365,7 @@ def worker_info(worker: coordinator_pb.Worker) -> info.WorkerInfo:
         started_at=optional_time(worker.start_time),
         coordinator=worker.coordinator_id,
         live_address=worker.live_address,
+        build=worker.build,
     )
 
 
@@ -416,6 +500,10 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     api_key_pb.ApiKey: api_key_info,
     api_key_pb.CreateApiKeyResponse: lambda made: info.NewApiKey(api_key_info(made.api_key), made.secret),
     audit_pb.AuditRecord: audit_record_info,
+    agent_pb.Agent: agent_info,
+    agent_pb.AgentRevision: agent_revision_info,
+    agent_pb.GetAgentResponse: agent_details,
+    agent_pb.RegisterAgentResponse: agent_registration,
     coordinator_pb.Worker: worker_info,
     coordinator_pb.Claim: claim_info,
     task_pb2.QueueDepth: queue_info,

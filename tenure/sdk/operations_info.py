@@ -319,6 +319,7 @@ class WorkerInfo(PublicValue):
     started_at: datetime | None
     coordinator: str
     live_address: str
+    build: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument
@@ -35,6 +36,8 @@ ARGUMENTS: Final = {
     "start_time": "start_at",
     "control.function": "function",
     "control.input_json": "input",
+    "agent_pin": "agent",
+    "agent_pin.revision": "agent",
 }
 """The argument of the client for a field of the contract, where they differ."""
 
@@ -98,6 +101,7 @@ def submit_request(
     *,
     agent: task_pb2.AgentSpec | None = None,
     control: task_pb2.ControlWork | None = None,
+    agent_revision: int = 0,
     limits: task_pb2.Limits,
     timeout: Seconds | None,
     start_at: datetime | None,
@@ -127,7 +131,18 @@ def submit_request(
         source=source_of(source),
         result_schema_json=result_schema_json,
         start_time=None if start_at is None else timestamp(start_at),
+        agent_pin=task_pb2.AgentPin(revision=agent_revision) if agent_revision else None,
     )
+
+
+def agent_of_reference(argument: str, reference: str) -> tuple[str, int]:
+    """Returns the name and the revision of `support@7`; 0 for `support`. Raises InvalidRequest."""
+    if not reference:
+        return "", 0
+    try:
+        return read_reference(reference)
+    except ValueError as error:
+        raise invalid_argument(argument, str(error)) from None
 
 
 def limits_of(

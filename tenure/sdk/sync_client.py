@@ -12,7 +12,8 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
 from tenure.runtime.tls import ClientTls
-from tenure.sdk.client import Client, States, SubmitOptions
+from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
+from tenure.sdk.client import Client, SubmitOptions
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.loop_thread import LoopCalls, SyncStubs
 from tenure.sdk.submit_request import (
@@ -20,6 +21,7 @@ from tenure.sdk.submit_request import (
     Seconds,
 )
 from tenure.sdk.task import Task
+from tenure.sdk.task_filter import States
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
 
 T = TypeVar("T")
@@ -235,7 +237,7 @@ class SyncClient:
 
     @property
     def raw(self) -> SyncStubs:
-        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys` and `audit`."""
+        """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `agents` and so on."""
         return SyncStubs(self._calls, lambda: self._client.raw)
 
     @overload
@@ -293,8 +295,10 @@ class SyncClient:
         An omitted argument has the default of the installation.
 
         goal: the first message to the agent; 1 byte to 256 KiB.
-        agent: an agent in Python (docs/agents.md), by its name; it has a model, a system prompt and tools of its own.
-            "": the agent that the following arguments describe. input: a JSON value for it, of at most 256 KiB.
+        agent: an agent in Python (docs/agents.md), or a registered one (docs/versions.md), by its name; it has a model,
+            a system prompt and tools of its own. "support": its current revision, or the one that ramps; "support@7":
+            this one. "": the agent that the following arguments describe. input: a JSON value for an agent in Python,
+            of at most 256 KiB.
         model: the model's id. system: the system prompt; at most 256 KiB.
         tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
         approve_tools: tools whose calls wait for a person's approval (`task.approve`).
@@ -368,7 +372,8 @@ class SyncClient:
     ) -> SyncTask[Any]:
         """Submits a control function: code of yours that a worker runs as a task.
 
-        function: its name, as a worker offers it. input: a JSON value of at most 256 KiB. description: for people.
+        function: its name, as a worker offers it, or a revision of it, "month_end@3". input: a JSON value
+            of at most 256 KiB. description: for people.
         result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
         model: of which the price decides whether the default cap in money applies; the function names the model of
             each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
@@ -504,3 +509,71 @@ class SyncClient:
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
         return self._calls.run(self._client.tools)
+
+    def register_agent(
+        self,
+        name: str,
+        *,
+        model: str = "",
+        system: str = "",
+        tools: Iterable[str] | None = None,
+        approve_tools: Iterable[str] = (),
+        result: Any = None,
+        max_cost: Money | None = None,
+        max_tokens: int | None = None,
+        max_steps: int | None = None,
+        max_output_tokens: int | None = None,
+        timeout: Seconds | None = None,
+        policy: TaskPolicy | None = None,
+        make_current: bool = False,
+    ) -> AgentRegistration:
+        """Registers an agent that needs no code: a model, a system prompt and tools of the tool service.
+
+        The same arguments give the same revision, however often. The first revision is the current one; a later one
+        gets new tasks by `ramp_agent`, or at once with make_current. The arguments are those of `submit`: a submit that
+        sets a limit or a policy itself goes before them. Agents in Python are registered by their workers.
+
+        Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
+        """
+        return self._calls.run(
+            lambda: self._client.register_agent(
+                name,
+                model=model,
+                system=system,
+                tools=tools,
+                approve_tools=approve_tools,
+                result=result,
+                max_cost=max_cost,
+                max_tokens=max_tokens,
+                max_steps=max_steps,
+                max_output_tokens=max_output_tokens,
+                timeout=timeout,
+                policy=policy,
+                make_current=make_current,
+            )
+        )
+
+    def agents(self) -> Iterator[AgentInfo]:
+        """Yields the tenant's agents that have revisions, by name."""
+        return self._calls.iterate(self._client.agents)
+
+    def agent(self, agent: str) -> AgentDetails:
+        """Returns an agent with its revisions and the open tasks that each of them and each build has.
+
+        agent: "support", or "support@7" for this revision with its definition. Raises NotFound.
+        """
+        return self._calls.run(lambda: self._client.agent(agent))
+
+    def ramp_agent(self, agent: str, percent: float, *, reason: str = "") -> AgentInfo:
+        """Sends a part of the new tasks to a revision ("support@7"); 100 makes it current, 0 ends its ramp.
+
+        Tasks that were submitted before keep their revision. Raises NotFound, WrongState (AGENT_REVISION_RETIRED).
+        """
+        return self._calls.run(lambda: self._client.ramp_agent(agent, percent, reason=reason))
+
+    def retire_agent(self, agent: str, *, reason: str = "") -> AgentRevisionInfo:
+        """Retires a revision ("support@6") for good: no new task gets it, and its tasks go on.
+
+        Raises NotFound, WrongState (AGENT_REVISION_IN_USE).
+        """
+        return self._calls.run(lambda: self._client.retire_agent(agent, reason=reason))

@@ -104,8 +104,9 @@ class TaskInfo(PublicValue):
     """A task at one moment.
 
     What was submitted: `goal`, `model` (empty: the worker's default), `system`, `tools` (None: all of the tenant's),
-    `approve_tools`, `max_output_tokens` (0: the worker's default), `loop`, `function`, `result_schema`, `limits`,
-    `policy`, `priority`, `queue`, `labels`, `source`, `start_at`.
+    `approve_tools`, `max_output_tokens` (0: the worker's default), `loop`, `function`, `agent` and `agent_revision`
+    (of the revision that the task is pinned to; empty and None: none), `result_schema`, `limits`, `policy`,
+    `priority`, `queue`, `labels`, `source`, `start_at`.
 
     How it stands: `state` with its `reason` (UPPER_SNAKE, for programs) and `message` (for people); `attempt`, which
     counts retries and requeues from 1; `step`, the newest one; `sequence`, that of the newest entry; `worker`, empty
@@ -129,6 +130,8 @@ class TaskInfo(PublicValue):
     max_output_tokens: int
     loop: str
     function: FunctionCall | None
+    agent: str
+    agent_revision: int | None
     result_schema: Any
     limits: TaskLimits
     policy: TaskPolicy

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from tenure.v1 import access_pb2 as access_pb2
 from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
@@ -24,6 +25,59 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class GetCallerRequest(message.Message):
+    """No parameters."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetCallerResponse(message.Message):
+    """The caller."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    SUBJECT_FIELD_NUMBER: builtins.int
+    PERMISSIONS_FIELD_NUMBER: builtins.int
+    AUTHENTICATED_FIELD_NUMBER: builtins.int
+    ANY_TENANT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant of this call."""
+    subject: builtins.str
+    """The caller's name, as entries and the audit log have it; without authentication "tenant/<tenant>"."""
+    authenticated: builtins.bool
+    """The gateway authenticates its callers."""
+    any_tenant: builtins.bool
+    """The caller may name any tenant."""
+    @builtins.property
+    def permissions(self) -> containers.RepeatedScalarFieldContainer[access_pb2.Permission.ValueType]:
+        """With the included ones."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        subject: builtins.str = ...,
+        permissions: abc.Iterable[access_pb2.Permission.ValueType] | None = ...,
+        authenticated: builtins.bool = ...,
+        any_tenant: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["any_tenant", b"any_tenant", "authenticated", b"authenticated", "permissions", b"permissions", "subject", b"subject", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ListQueuesRequest(message.Message):

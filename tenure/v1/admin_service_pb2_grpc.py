@@ -36,6 +36,11 @@ class AdminServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.GetCaller = channel.unary_unary(
+                '/tenure.v1.AdminService/GetCaller',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.GetCallerRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.GetCallerResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/tenure.v1.AdminService/ListWorkers',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
@@ -137,6 +142,13 @@ class AdminServiceServicer:
     """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
     the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
     """
+
+    def GetCaller(self, request, context):
+        """Says as whom the gateway knows the caller, and what the caller may do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
         """Lists live workers.
@@ -303,6 +315,11 @@ class AdminServiceServicer:
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'GetCaller': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCaller,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.GetCallerRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.GetCallerResponse.SerializeToString,
+            ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.FromString,
@@ -410,6 +427,33 @@ class AdminService:
     """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
     the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
     """
+
+    @staticmethod
+    def GetCaller(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/GetCaller',
+            tenure_dot_v1_dot_admin__service__pb2.GetCallerRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.GetCallerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def ListWorkers(request,

@@ -35,6 +35,8 @@ class AdminServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
+    GetCaller: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetCallerRequest, _admin_service_pb2.GetCallerResponse]
+    """Says as whom the gateway knows the caller, and what the caller may do."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]
     """Lists live workers."""
     ListQueues: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]
@@ -125,6 +127,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    GetCaller: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetCallerRequest, _admin_service_pb2.GetCallerResponse]  # type: ignore[assignment]
+    """Says as whom the gateway knows the caller, and what the caller may do."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists live workers."""
     ListQueues: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
@@ -212,6 +216,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
     the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
     """
+
+    @_abc_1.abstractmethod
+    def GetCaller(
+        self,
+        request: _admin_service_pb2.GetCallerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetCallerResponse, _abc.Awaitable[_admin_service_pb2.GetCallerResponse]]:
+        """Says as whom the gateway knows the caller, and what the caller may do."""
 
     @_abc_1.abstractmethod
     def ListWorkers(

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from tenure.v1 import agent_service_pb2 as agent_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import token_pb2 as token_pb2
@@ -199,6 +200,7 @@ class Hello(message.Message):
     LIVE_ADDRESS_FIELD_NUMBER: builtins.int
     LOWER_TIERS_FIELD_NUMBER: builtins.int
     SESSION_SECRET_FIELD_NUMBER: builtins.int
+    BUILD_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """Chosen by the worker, unique among live workers: 1 to 128 of a-z, A-Z, 0-9 and ._-, beginning with a letter or
     digit.
@@ -217,6 +219,8 @@ class Hello(message.Message):
     the same one. The coordinator keeps digests of it. Empty: a worker of an earlier release, accepted until the next
     release.
     """
+    build: builtins.str
+    """The build of its code, see AgentService; empty: none. At most 128 of letters, digits and ._+:-."""
     @builtins.property
     def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
         """To attach again: the claims that the worker holds; at most 10,000."""
@@ -231,7 +235,9 @@ class Hello(message.Message):
 
     @builtins.property
     def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The loops that it offers, at most 64 names; empty: "messages"."""
+        """The loops that it offers, at most 128 names; empty: "messages". A worker with a build also offers
+        "control.<function>@<the first 16 characters of the digest>", for tasks that are pinned to this revision.
+        """
 
     @builtins.property
     def lower_tiers(self) -> task_pb2.LowerTiers:
@@ -250,10 +256,95 @@ class Hello(message.Message):
         live_address: builtins.str = ...,
         lower_tiers: task_pb2.LowerTiers | None = ...,
         session_secret: builtins.bytes = ...,
+        build: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lower_tiers", b"lower_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots", "holdings", b"holdings", "live_address", b"live_address", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "session_secret", b"session_secret", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["build", b"build", "free_slots", b"free_slots", "holdings", b"holdings", "live_address", b"live_address", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "session_secret", b"session_secret", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RegisterWorkerAgentsRequest(message.Message):
+    """The agents and functions of a worker."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    BUILD_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    AGENTS_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """The worker, as in Hello."""
+    build: builtins.str
+    """The build of its code; empty: none."""
+    @builtins.property
+    def tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tenants in whose registries they go; empty: those of its pool, or "default". At most 1,000."""
+
+    @builtins.property
+    def agents(self) -> containers.RepeatedCompositeFieldContainer[WorkerAgent]:
+        """The agents and functions, at most 64."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        build: builtins.str = ...,
+        tenants: abc.Iterable[builtins.str] | None = ...,
+        agents: abc.Iterable[WorkerAgent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agents", b"agents", "build", b"build", "tenants", b"tenants", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WorkerAgent(message.Message):
+    """An agent or a function of a worker."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DEFINITION_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, as in RegisterAgentRequest."""
+    @builtins.property
+    def definition(self) -> agent_service_pb2.AgentDefinition:
+        """Its definition."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        definition: agent_service_pb2.AgentDefinition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["definition", b"definition", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RegisterWorkerAgentsResponse(message.Message):
+    """The registered revisions."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REVISIONS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def revisions(self) -> containers.RepeatedCompositeFieldContainer[agent_service_pb2.AgentRevision]:
+        """For each tenant the revisions in the order of the agents, without their definitions."""
+
+    def __init__(
+        self,
+        *,
+        revisions: abc.Iterable[agent_service_pb2.AgentRevision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["revisions", b"revisions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -836,6 +927,7 @@ class Worker(message.Message):
     PRIORITIES_FIELD_NUMBER: builtins.int
     POOL_FIELD_NUMBER: builtins.int
     TENANTS_FIELD_NUMBER: builtins.int
+    BUILD_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker."""
     session_id: builtins.str
@@ -850,6 +942,8 @@ class Worker(message.Message):
     """An operator drains it: it takes no more tasks."""
     pool: builtins.str
     """Its pool of workers; empty: the installation has no pools, or none that has the worker."""
+    build: builtins.str
+    """The build of its code; empty: none."""
     @builtins.property
     def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The queues that it serves."""
@@ -885,10 +979,11 @@ class Worker(message.Message):
         priorities: abc.Iterable[task_pb2.Priority.ValueType] | None = ...,
         pool: builtins.str = ...,
         tenants: abc.Iterable[builtins.str] | None = ...,
+        build: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "pool", b"pool", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "tenants", b"tenants", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["build", b"build", "claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "pool", b"pool", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "tenants", b"tenants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

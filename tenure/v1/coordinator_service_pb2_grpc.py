@@ -40,6 +40,11 @@ class CoordinatorServiceStub:
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.SessionRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.RegisterWorkerAgents = channel.unary_unary(
+                '/tenure.v1.CoordinatorService/RegisterWorkerAgents',
+                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/ListWorkers',
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersRequest.SerializeToString,
@@ -81,6 +86,14 @@ class CoordinatorServiceServicer:
         grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
         session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
         PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterWorkerAgents(self, request, context):
+        """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
+        safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +157,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.SessionRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.SessionResponse.SerializeToString,
             ),
+            'RegisterWorkerAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterWorkerAgents,
+                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsResponse.SerializeToString,
+            ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
                     request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersRequest.FromString,
@@ -203,6 +221,33 @@ class CoordinatorService:
             '/tenure.v1.CoordinatorService/Session',
             tenure_dot_v1_dot_coordinator__service__pb2.SessionRequest.SerializeToString,
             tenure_dot_v1_dot_coordinator__service__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterWorkerAgents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CoordinatorService/RegisterWorkerAgents',
+            tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsRequest.SerializeToString,
+            tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class CoordinatorServiceStub:
     session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
     PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
     """
+    RegisterWorkerAgents: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.RegisterWorkerAgentsRequest, _coordinator_service_pb2.RegisterWorkerAgentsResponse]
+    """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
+    safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
+    """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]
     """Lists live sessions."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]
@@ -74,6 +78,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
     session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
     PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
+    """
+    RegisterWorkerAgents: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.RegisterWorkerAgentsRequest, _coordinator_service_pb2.RegisterWorkerAgentsResponse]  # type: ignore[assignment]
+    """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
+    safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]  # type: ignore[assignment]
     """Lists live sessions."""
@@ -113,6 +121,16 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
         session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
         PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
+        """
+
+    @_abc_1.abstractmethod
+    def RegisterWorkerAgents(
+        self,
+        request: _coordinator_service_pb2.RegisterWorkerAgentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_service_pb2.RegisterWorkerAgentsResponse, _abc.Awaitable[_coordinator_service_pb2.RegisterWorkerAgentsResponse]]:
+        """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
+        safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
         """
 
     @_abc_1.abstractmethod

@@ -709,6 +709,44 @@ class ControlWork(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class AgentPin(message.Message):
+    """The revision of an agent that a task is pinned to, for its whole life: a requeue, a retry and a takeover keep it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    NEEDS_BUILD_FIELD_NUMBER: builtins.int
+    RAMPED_FIELD_NUMBER: builtins.int
+    agent: builtins.str
+    """The agent. In a submit: empty, or equal to control.function."""
+    revision: builtins.int
+    """The revision. 0 in a submit: the current one, or the one that ramps; then absent if no agent has the name."""
+    digest: builtins.str
+    """SHA-256 of its definition, in lower-case hex; set by the ledger."""
+    needs_build: builtins.bool
+    """Only workers with the code of this revision get the task; set by the ledger. False: the revision had no build when
+    the task was submitted, and any worker with the agent gets it.
+    """
+    ramped: builtins.bool
+    """The revision was chosen because it ramped; set by the ledger."""
+    def __init__(
+        self,
+        *,
+        agent: builtins.str = ...,
+        revision: builtins.int = ...,
+        digest: builtins.str = ...,
+        needs_build: builtins.bool = ...,
+        ramped: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "digest", b"digest", "needs_build", b"needs_build", "ramped", b"ramped", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Limits(message.Message):
     """The limits of the task. Absent or 0: the server's default."""
 
@@ -1170,6 +1208,7 @@ class TaskSpec(message.Message):
     START_TIME_FIELD_NUMBER: builtins.int
     CONTROL_FIELD_NUMBER: builtins.int
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
+    AGENT_PIN_FIELD_NUMBER: builtins.int
     goal: builtins.str
     """The goal, as the first user message of the conversation; 1 byte to 256 KiB. For control work: a description for
     people; may be empty.
@@ -1216,6 +1255,13 @@ class TaskSpec(message.Message):
         a step of the function.
         """
 
+    @builtins.property
+    def agent_pin(self) -> AgentPin:
+        """The revision of the agent that control.function names. A submit may name a revision; the ledger pins the task to
+        one if the tenant has registered an agent of this name (AgentService). If that agent needs no code, the ledger
+        replaces `control` by its definition. Sub-agents of such a task have its pin; those of a function have none.
+        """
+
     def __init__(
         self,
         *,
@@ -1230,10 +1276,11 @@ class TaskSpec(message.Message):
         start_time: timestamp_pb2.Timestamp | None = ...,
         control: ControlWork | None = ...,
         result_schema_json: builtins.str = ...,
+        agent_pin: AgentPin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1600,6 +1647,7 @@ class ForkOverrides(message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
+    AGENT_REVISION_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The provider's model id; empty: the default, as in AgentSpec."""
     system: builtins.str
@@ -1609,6 +1657,10 @@ class ForkOverrides(message.Message):
     result_schema_json: builtins.str
     """The schema of the result, as in TaskSpec; empty: any text. The copied history may then end with an answer that does
     not match.
+    """
+    agent_revision: builtins.int
+    """Another revision of the agent that the other task is pinned to; 0: the same. A fork that changes model, system
+    prompt, tools or result schema of an agent without code is no longer pinned, unless this is set.
     """
     @builtins.property
     def tools(self) -> ToolAllowlist:
@@ -1635,10 +1687,11 @@ class ForkOverrides(message.Message):
         limits: Limits | None = ...,
         source: Source | None = ...,
         result_schema_json: builtins.str | None = ...,
+        agent_revision: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "agent_revision", b"agent_revision", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = typing.Literal["_model", b"_model"]  # noqa: Y015

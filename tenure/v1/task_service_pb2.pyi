@@ -234,6 +234,7 @@ class SubmitTaskRequest(message.Message):
     START_TIME_FIELD_NUMBER: builtins.int
     CONTROL_FIELD_NUMBER: builtins.int
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
+    AGENT_PIN_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task. Empty: the server creates one, and a
     repeat is a new task.
@@ -274,6 +275,10 @@ class SubmitTaskRequest(message.Message):
     def control(self) -> task_pb2.ControlWork:
         """A function to run instead of an agent, see TaskSpec; the goal may be empty then."""
 
+    @builtins.property
+    def agent_pin(self) -> task_pb2.AgentPin:
+        """The revision of the agent that control.function names, see TaskSpec."""
+
     def __init__(
         self,
         *,
@@ -289,10 +294,11 @@ class SubmitTaskRequest(message.Message):
         start_time: timestamp_pb2.Timestamp | None = ...,
         control: task_pb2.ControlWork | None = ...,
         result_schema_json: builtins.str = ...,
+        agent_pin: task_pb2.AgentPin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

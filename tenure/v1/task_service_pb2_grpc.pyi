@@ -44,6 +44,7 @@ class TaskServiceStub:
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
     INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
     nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+    NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Reads a task. NOT_FOUND."""
@@ -139,6 +140,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
     INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
     nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+    NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Reads a task. NOT_FOUND."""
@@ -237,6 +239,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
         INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
         nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+        NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
         """
 
     @_abc_1.abstractmethod

@@ -8,6 +8,7 @@ The files:
 common.py                    collects violations; the limits and patterns; checks that several services share
 task.py                      the spec of a task: goal, agent, limits, policy, timeouts, schemas
 task_service.py              TaskService and the reads of AdminService; waits, forks, files
+agent_service.py             AgentService; the agents of workers
 api_key_service.py           ApiKeyService
 audit_service.py             AuditService
 admin_service.py             the requests of operators; calls in doubt
@@ -36,6 +37,7 @@ from google.protobuf.message import Message
 from tenure.domain.errors import InvalidRequest
 from tenure.validators import (
     admin_service,
+    agent_service,
     api_key_service,
     audit_service,
     checkpoint_service,
@@ -117,6 +119,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **coordinator_service.CHECKS,
     **lease_service.CHECKS,
     **admin_service.CHECKS,
+    **agent_service.CHECKS,
     **api_key_service.CHECKS,
     **audit_service.CHECKS,
     **tool_provider_service.CHECKS,

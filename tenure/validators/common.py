@@ -85,6 +85,8 @@ MAX_WAIT_SECONDS: Final = 600
 MAX_HOLDINGS: Final = 10_000
 MAX_SLOTS: Final = 10_000
 MAX_CHOICES: Final = 64
+MAX_LOOPS: Final = 2 * MAX_CHOICES
+"""The loops of a worker: each function by its name, and by the revision that the worker has the code of."""
 MAX_NAMED_CALLS: Final = 64
 MAX_CALLS_IN_DOUBT: Final = 1024  # equal to the limit of open calls of a task
 MAX_IN_DOUBT_A_PAGE: Final = 500
@@ -95,6 +97,7 @@ MAX_SOURCE_CHARACTERS: Final = 200
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,54}\Z")
 NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
+LOOP: Final = re.compile(NAME.pattern.removesuffix(r"\Z") + r"(@[0-9a-f]{16})?\Z")
 WORKER_ID: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}\Z")
 WORKER_ID_RULE: Final = "1 to 128 of a-z, A-Z, 0-9 and ._-, beginning with a letter or digit"
 CALL_ID: Final = re.compile(r"[0-9]{1,15}\.[0-9]{1,15}\Z")

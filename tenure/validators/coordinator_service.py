@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tenure.domain.agents import BUILD, BUILD_RULE
 from tenure.domain.live_address import problem_of
 from tenure.domain.session_secret import MAX_BYTES, MIN_BYTES
 from tenure.domain.states import ReleaseReason
@@ -11,9 +12,11 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2
 from tenure.v1 import worker_service_pb2 as worker
 from tenure.validators.common import (
+    LOOP,
     MAX_CHOICES,
     MAX_HOLDINGS,
     MAX_ID_CHARACTERS,
+    MAX_LOOPS,
     MAX_SLOTS,
     NAME,
     WORKER_ID,
@@ -62,7 +65,8 @@ def _hello(hello: coordinator.Hello, v: Violations) -> None:
     check_lower_tiers("hello.lower_tiers", hello.lower_tiers, v)
     _holdings("hello.holdings", hello.holdings, v)
     _names("hello.queues", hello.queues, v)
-    _names("hello.loops", hello.loops, v)
+    _loops("hello.loops", hello.loops, v)
+    v.require(not hello.build or bool(BUILD.match(hello.build)), "hello.build", f"must be {BUILD_RULE}; or empty")
     v.require(len(hello.priorities) <= MAX_CHOICES, "hello.priorities", f"at most {MAX_CHOICES}")
     for index, priority in enumerate(hello.priorities[:MAX_CHOICES]):
         v.known(f"hello.priorities[{index}]", task_pb2.Priority, priority)
@@ -72,6 +76,12 @@ def _names(field: str, names: Any, v: Violations) -> None:
     v.require(len(names) <= MAX_CHOICES, field, f"at most {MAX_CHOICES}")
     for index, name in enumerate(names[:MAX_CHOICES]):
         v.require(bool(NAME.match(name)), f"{field}[{index}]", "must be a name of up to 63 characters")
+
+
+def _loops(field: str, names: Any, v: Violations) -> None:
+    v.require(len(names) <= MAX_LOOPS, field, f"at most {MAX_LOOPS}")
+    for index, name in enumerate(names[:MAX_LOOPS]):
+        v.require(bool(LOOP.match(name)), f"{field}[{index}]", "must be a name of up to 63 characters")
 
 
 def _slots(field: str, message: coordinator.Renew | coordinator.Slots, v: Violations) -> None:

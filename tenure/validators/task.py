@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tenure.domain.agents import MAX_REVISION
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
@@ -126,7 +127,8 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     is_control = spec.HasField("control")
     fits = (0 if is_control else 1) <= len(spec.goal.encode()) <= MAX_GOAL_BYTES
     v.require(fits, f"{prefix}goal", f"must have {0 if is_control else 1} to {MAX_GOAL_BYTES} bytes")
-    _agent(spec.agent, v, f"{prefix}agent")
+    check_agent(spec.agent, v, f"{prefix}agent")
+    check_pin(spec, v, prefix)
     _loop(spec.agent.loop, v, f"{prefix}agent.loop", is_control=is_control)
     if is_control:
         check_control(spec.control, v, f"{prefix}control")
@@ -138,6 +140,18 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
     check_labels(spec.labels, v, f"{prefix}labels")
     check_start_time(spec.start_time, v, f"{prefix}start_time")
+
+
+def check_pin(spec: Any, v: Violations, prefix: str) -> None:
+    """Checks the revision that a TaskSpec or a SubmitTaskRequest asks for."""
+    if not spec.HasField("agent_pin"):
+        return
+    pin, field = spec.agent_pin, f"{prefix}agent_pin"
+    v.require(spec.HasField("control"), field, "needs `control` with the name of the agent")
+    v.require(pin.agent in {"", spec.control.function}, f"{field}.agent", "must be empty or equal to control.function")
+    v.between(f"{field}.revision", pin.revision, 0, MAX_REVISION)
+    for name in ("digest", "needs_build", "ramped"):
+        v.require(not getattr(pin, name), f"{field}.{name}", "is set by the ledger")
 
 
 def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None:
@@ -173,7 +187,7 @@ def _escalations(steps: Iterable[task_pb2.EscalationStep], v: Violations, field:
                 v.require(step.close_out, f"{name}.close_out", "must be true")
 
 
-def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
+def check_agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     v.length(f"{field}.model", agent.model, 0, 200)
     v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
     check_tools(agent.tools, v, f"{field}.tools")

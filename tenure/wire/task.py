@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from tenure.domain.agents import AgentPin
 from tenure.domain.budget import Budget, BudgetRequest, Prices, Rates, Tier, TokenUsage
 from tenure.domain.entries import WaitResolution
 from tenure.domain.lost_model_calls import ReportedCall
@@ -239,7 +240,16 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
         control=ControlWork(spec.control.function, spec.control.input_json) if spec.HasField("control") else None,
         result_schema_json=spec.result_schema_json,
         start_time=moment(spec.start_time) if spec.HasField("start_time") else None,
+        agent_pin=pin_to_domain(spec.agent_pin) if spec.HasField("agent_pin") else None,
     )
+
+
+def pin_to_domain(pin: task_pb2.AgentPin) -> AgentPin:
+    return AgentPin(pin.agent, pin.revision, pin.digest, pin.needs_build, pin.ramped)
+
+
+def pin_to_wire(pin: AgentPin) -> task_pb2.AgentPin:
+    return task_pb2.AgentPin(**asdict(pin))
 
 
 def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
@@ -276,6 +286,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
         control=_control_to_wire(spec.control),
         result_schema_json=spec.result_schema_json,
         start_time=None if spec.start_time is None else timestamp(spec.start_time),
+        agent_pin=None if spec.agent_pin is None else pin_to_wire(spec.agent_pin),
     )
 
 

@@ -211,3 +211,21 @@ async def test_a_new_session_prepares_its_statements_again(dsn: str) -> None:
                 await transaction.execute(INSERT, {"id": number, "body": "one"})
             await connection.close()
         assert len(await notes(connection)) == 2
+
+
+async def test_single_statements_are_transactions_of_their_own(dsn: str) -> None:
+    async with kept(dsn) as connection, connection.statements() as statements:
+        await statements.execute(INSERT, {"id": 1, "body": "one"})
+        assert await notes_of_others(dsn) == [(1, "one")], "it is durable when it returns"
+        assert await (await statements.execute(ALL)).fetchall() == [(1, "one")]
+
+
+async def test_a_failed_single_statement_leaves_the_session_usable(dsn: str) -> None:
+    async with kept(dsn) as connection:
+        before = await session(connection)
+        async with connection.statements() as statements:
+            await statements.execute(INSERT, {"id": 1, "body": "one"})
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await statements.execute(FAILING)
+            assert await (await statements.execute(ALL)).fetchall() == [(1, "one")]
+        assert await session(connection) == before

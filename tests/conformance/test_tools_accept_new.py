@@ -40,9 +40,9 @@ class Database:
     def __init__(self, kept: DedicatedConnection, other: psycopg.AsyncConnection[Any]) -> None:
         self.kept, self.other = kept, other
 
-    async def accept(self, *requests: CallRequest) -> list[bool]:
+    async def accept(self, *requests: CallRequest, starts: bool = False) -> list[bool]:
         async with self.kept.use() as postgres:
-            verdicts = await accept_new_calls(postgres, requests, RUNNER)
+            verdicts = await accept_new_calls(postgres, requests, [starts] * len(requests), RUNNER)
         assert set(verdicts) <= {FIRST_ATTEMPT, None}
         return [verdict is not None for verdict in verdicts]
 
@@ -70,20 +70,33 @@ async def database(tools_dsn: str) -> AsyncIterator[Database]:
         yield Database(kept, other)
 
 
+@pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("current", FENCES)
-async def test_it_admits_what_the_rule_admits(database: Database, current: Fence | None, closed: bool) -> None:
+async def test_it_admits_what_the_rule_admits(
+    database: Database, current: Fence | None, closed: bool, starts: bool
+) -> None:
     task_id = uuid.uuid4()
     if current is not None:
         await database.put_fence(task_id, current, closed=closed)
     before = ToolFenceRow(current, closed) if current is not None else ToolFenceRow(Fence(0, ""), closed=False)
     admitted = admit(before, MINE)
-    assert await database.accept(request(task_id)) == [not isinstance(admitted, StaleEpoch)]
+    assert await database.accept(request(task_id), starts=starts) == [not isinstance(admitted, StaleEpoch)]
     if isinstance(admitted, StaleEpoch):
         assert (await database.fence(task_id), await database.records(task_id)) == (before, [])
     else:
         assert await database.fence(task_id) == admitted
-        assert await database.records(task_id) == [("1.0", "ACCEPTED", 1, 10, "mine", RUNNER)]
+        state = "STARTED" if starts else "ACCEPTED"
+        assert await database.records(task_id) == [("1.0", state, 1, 10, "mine", RUNNER)]
+
+
+async def test_a_start_comes_after_the_fence_that_admits_it(database: Database) -> None:
+    task_id = uuid.uuid4()
+    assert await database.accept(request(task_id), starts=True) == [True]
+    assert await database.accept(request(task_id, call_id="1.1")) == [True]
+    query = "select c.started_at >= f.changed_at from calls c join fences f using (task_id) where c.task_id = %s"
+    rows = await (await database.other.execute(f"{query} order by c.call_id", (task_id,))).fetchall()
+    assert rows == [(True,), (None,)]
 
 
 async def test_it_leaves_recorded_calls_alone(database: Database) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, PermissionDenied, Unauthenticated
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import OutcomeStatus
-from tenure.v1 import tool_service_pb2
+from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.token import sign_claims
 from tests.support.fix_tools import Grants, Outside, Owner, StartTools, execute_request, offered
 from tests.support.patience import CALL_SECONDS
@@ -252,3 +252,19 @@ async def test_many_calls_of_many_tasks_are_each_executed_once(
     assert sorted(line["key"] for line in outside.lines("many")) == sorted(
         f"{owner.task_id}/{call_id}" for owner, call_id in calls
     )
+
+
+async def test_a_call_without_a_place_in_its_lane_is_not_started(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
+    tools, owner = await tool_service(max_running=1), grants.claim()
+    first = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=1500)
+    await tools.started(owner)
+    second = tools.begin(owner, "1.1", "append_record_unsafe", file="a", line="y")
+    async with asyncio.timeout(CALL_SECONDS):
+        while "1.1" not in (calls := await tools.fence(owner)):
+            await asyncio.sleep(0.02)
+    states = {call_id: call.state for call_id, call in calls.items()}
+    assert states == {"1.0": tool_pb2.CALL_STATE_STARTED, "1.1": tool_pb2.CALL_STATE_ACCEPTED}
+    assert [(await call).status for call in (first, second)] == [OutcomeStatus.SUCCEEDED] * 2
+    assert [line["line"] for line in outside.lines("a")] == ["x", "y"]

@@ -139,7 +139,7 @@ def test_each_container_is_in_its_networks_only() -> None:
 
 def test_only_the_gateway_is_published() -> None:
     published = {name: service["ports"] for name, service in compose_services().items() if "ports" in service}
-    assert published == {"gateway": ["127.0.0.1:8470:8470"]}
+    assert published == {"gateway": ["127.0.0.1:8470:8470", "127.0.0.1:8480:8480"]}
 
 
 def test_no_secret_is_in_an_environment_or_a_command() -> None:

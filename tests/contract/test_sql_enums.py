@@ -13,12 +13,12 @@ from services.checkpoint.commit.task_row import BudgetRow, TaskRow
 from services.checkpoint.commit.writing import BILLS, BUDGETS, ENTRIES, STEPS, TRANSITIONS
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import MIGRATIONS, QUERIES
-from services.checkpoint.sql_arrays import RowArrays
 from tenure.domain.quotas import SPANS, QuotaKind
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
 from tenure.domain.webhooks import DeliveryState, GapReason, WebhookKind
+from tenure.runtime.sql_arrays import RowArrays
 from tenure.v1 import ledger_pb2
 from tests.support.fix_postgres import FreshDatabase
 

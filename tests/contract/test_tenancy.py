@@ -30,6 +30,8 @@ TOLD_BY_THE_LEDGER_AND_COORDINATORS = {
     "tenure.v1.ListClaimableRequest.tenants",
 }
 """Coordinators ask about claims, and for tasks, of many tenants at once, and act for none of them."""
+REGISTERED_BY_WORKERS = {"tenure.v1.RegisterWorkerAgentsRequest.tenants"}
+"""Where a worker's agents go: the coordinator allows only the tenants of the worker's pool."""
 RECORDED_BY_SERVICES = {"tenure.v1.AuditRecord.tenant"}
 """Gateways and coordinators append records, and a record belongs to the installation, not to a tenant."""
 TOLD_TO_PROVIDERS = {"tenure.v1.CallToolRequest.tenant"}
@@ -58,7 +60,12 @@ def test_no_request_has_a_field_for_a_tenant() -> None:
     seen: set[str] = set()
     named = {field.full_name for request in requests() for field in fields_of(request, seen) if "tenant" in field.name}
     assert (
-        named - NAMED_BY_OPERATORS - TOLD_BY_THE_LEDGER_AND_COORDINATORS - RECORDED_BY_SERVICES - TOLD_TO_PROVIDERS
+        named
+        - NAMED_BY_OPERATORS
+        - TOLD_BY_THE_LEDGER_AND_COORDINATORS
+        - REGISTERED_BY_WORKERS
+        - RECORDED_BY_SERVICES
+        - TOLD_TO_PROVIDERS
         == set()
     )
 
@@ -102,6 +109,7 @@ def test_another_tenant_is_used_only_by_duties_or_operators() -> None:
         "services/gateway/live_text.py",
         "services/coordinator/claims/close_out.py",
         "services/coordinator/pruned_tasks.py",
+        "services/coordinator/worker_agents.py",
         "services/tools/providers/provider.py",
         "services/worker/supervisor.py",
         "services/gateway/forwarding.py",

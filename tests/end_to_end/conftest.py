@@ -35,9 +35,8 @@ def options(folder: Path, **changes: Any) -> StackOptions:
     prices = folder / "prices.toml"
     prices.write_text(PRICES)
     environment = {"checkpoint": {"TENURE_CHECKPOINT_PRICES_FILE": str(prices)}, **changes.pop("environment", {})}
-    return StackOptions(
-        data_dir=folder / "data", scenarios=scenarios, environment=environment, **{"workers": 2, **changes}
-    )
+    chosen = {"workers": 2, "http": True, **changes}
+    return StackOptions(data_dir=folder / "data", scenarios=scenarios, environment=environment, **chosen)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -177,6 +177,9 @@ class Terminal:
                         await asyncio.sleep(0.1)
                 # The tools list the call before the worker hears of it and has the task wait.
                 await self._until(task_id, lambda task: state_name(task.state) == "WAITING_USER")
+            case ["agent", file, *system]:
+                text = f'name = "support"\nmodel = "sim-hello"\nsystem = "{" ".join(system)}"\n'
+                (self.folder / file).write_text(text)
             case _:
                 raise AssertionError(f"first: {words} is not known here")
 

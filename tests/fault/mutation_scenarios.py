@@ -265,6 +265,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "settle_gives_back": a_call_is_answered,
     "settle_counts_use": a_call_is_answered,
     "tool_fence": a_fenced_owner_calls_its_tool,
+    "tool_fence_of_new_calls": a_fenced_owner_calls_its_tool,
     "tool_fence_closes": a_call_comes_after_the_end,
     "call_off": a_call_was_accepted_before_the_end,
     "call_started": a_call_was_accepted_before_it_was_taken_over,

@@ -28,6 +28,8 @@ DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
     [
         ("after_accept", KEYED, DONE, 2, 1),
         ("after_accept", UNSAFE, DONE, 2, 1),
+        ("after_first_write", KEYED, DONE, 2, 1),
+        ("after_first_write", UNSAFE, DOUBT, 1, 0),
         ("before_effect", KEYED, DONE, 2, 1),
         ("before_effect", UNSAFE, DOUBT, 1, 0),
         ("after_effect", KEYED, DONE, 2, 1),
@@ -84,6 +86,29 @@ async def test_an_unmarked_call_of_any_class_is_run(
         assert outcome.status is DONE
         assert outcome.call_attempt <= call_attempt  # those that the dead one had not yet taken in begin with 1
     assert sorted(line["key"][-3:] for line in outside.lines("a")) == ["1.0", "1.1"]
+
+
+async def test_a_start_whose_answer_is_lost_leaves_no_doubt(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
+    """The service does not know whether the write happened; but it knows that it did not begin the effect."""
+    tools = await tool_service(failpoints="tools.after_first_write=1#error(UNAVAILABLE)")
+    outcome = await tools.outcome(grants.claim(), "1.0", UNSAFE, file="a", line="x")
+    assert (outcome.status, outcome.call_attempt) == (DONE, 2)
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_start_that_the_service_gave_up_is_settled_without_its_caller(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
+    errors = "->".join(["1#error(UNAVAILABLE)"] * 30)  # for longer than a batch is repeated
+    tools, other = await tool_service(failpoints=f"tools.after_first_write={errors}"), await tool_service()
+    owner = grants.claim()
+    with pytest.raises(Unavailable):
+        await tools.outcome(owner, "1.0", UNSAFE, file="a", line="x")
+    outcome = await other.outcome(owner, "1.0", UNSAFE, file="a", line="x")
+    assert outcome.status is DONE
+    assert len(outside.lines("a")) == 1
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ async def guarded_stack(folder: Path) -> AsyncIterator[Guarded]:
             data_dir=folder,
             workers=1,
             tls=True,
+            http=True,
             replicas={"gateway": len(PROCESS_GATEWAYS) + len(CLIENT_GATEWAYS)},
             environment=dict.fromkeys(CLIENT_GATEWAYS, clients),
         )

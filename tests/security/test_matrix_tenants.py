@@ -17,6 +17,7 @@ from tenure.client import Client
 from tenure.domain.access import Permission
 from tenure.runtime.tls import ClientTls
 from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as key_pb
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import schedule_service_pb2 as schedule_pb
@@ -32,6 +33,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 WHY: Final = "a test"
 LISTS: Final = {
     "AdminService/ListAgingTasks",
+    "AgentService/ListAgents",
     "ApiKeyService/ListApiKeys",
     "LeaseService/ListLeases",
     "ScheduleService/ListSchedules",
@@ -41,6 +43,7 @@ LISTS: Final = {
 """Methods whose empty request lists what the caller's tenant has."""
 OWN: Final = {
     "AdminService/ListTools": "the tools of the installation",
+    "AgentService/RegisterAgent": "makes something for the caller's tenant",
     "ApiKeyService/CreateApiKey": "makes something for the caller's tenant",
     "LeaseService/AcquireLease": "each tenant has its own names of resources",
     "LeaseService/ListSigningKeys": "public keys",
@@ -66,7 +69,14 @@ class Things:
 
     def ids(self) -> set[bytes]:
         """Texts that stand in no answer to another tenant."""
-        return {self.waiting.task_id.encode(), self.ended.task_id.encode(), self.key_id.encode(), b"crane", b"nightly"}
+        return {
+            self.waiting.task_id.encode(),
+            self.ended.task_id.encode(),
+            self.key_id.encode(),
+            b"crane",
+            b"nightly",
+            b"greeter",
+        }
 
     async def state(self) -> list[Message]:
         """All of it, as it is now."""
@@ -80,6 +90,7 @@ class Things:
             await client.get_webhook("hook"),
             lease,
             *[key async for key in client.list_api_keys()],
+            await client.get_agent("greeter"),
             *[file async for file in client.list_files(self.ended.task_id)],
         ]
 
@@ -103,6 +114,7 @@ async def things(guarded: Guarded) -> AsyncIterator[Things]:
             )
         )
         await client.create_webhook(webhook_pb.CreateWebhookRequest(name="hook", url="http://127.0.0.1:9/"))
+        await client.register_agent("greeter", agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_MODEL))
         acquired = await client.leases.AcquireLease(
             lease_pb.AcquireLeaseRequest(resource="crane", holder="me", ttl=duration(3600), request_id="1")
         )
@@ -165,6 +177,9 @@ def of_others(things: Things) -> Mapping[str, Message]:
     hook, nightly, token = "hook", "nightly", things.lease.token
     reference = lease_pb.LeaseReference(resource="crane", epoch=things.lease.epoch)
     return {
+        "AgentService/GetAgent": agent_pb.GetAgentRequest(name="greeter"),
+        "AgentService/RampAgent": agent_pb.RampAgentRequest(name="greeter", revision=1, basis_points=10_000),
+        "AgentService/RetireAgentRevision": agent_pb.RetireAgentRevisionRequest(name="greeter", revision=1),
         "ApiKeyService/RevokeApiKey": key_pb.RevokeApiKeyRequest(key_id=things.key_id),
         "LeaseService/GetLease": lease_pb.GetLeaseRequest(resource="crane"),
         "LeaseService/ReleaseLease": lease_pb.ReleaseLeaseRequest(token=token, reason=WHY),
@@ -212,6 +227,7 @@ def expected_of(method: str) -> str:
     if method in UNLIKE:
         return UNLIKE[method]
     return "NOT_FOUND/" + {
+        "AgentService": "AGENT_NOT_FOUND",
         "ApiKeyService": "API_KEY_NOT_FOUND",
         "LeaseService": "LEASE_NOT_HELD",
         "ScheduleService": "SCHEDULE_NOT_FOUND",

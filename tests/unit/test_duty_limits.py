@@ -64,7 +64,7 @@ def test_the_services_duties_are_seen() -> None:
         "checkpoint"
     ]
     assert {"renew runner", "sweep workspaces"} <= names["tools"]
-    assert {"session", "commit stream", "tool stream", "usage reports", "attendance"} == names["worker"]
+    assert {"session", "commit stream", "tool stream", "usage reports", "attendance", "agents"} == names["worker"]
 
 
 def test_whoever_has_no_limit_gives_a_reason() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.gateway.explain import gather_facts
-from services.gateway.explanation import MAX_LINES, CallFact, Facts, WorkerFact, explain, span
+from services.gateway.explanation import MAX_LINES, CallFact, Facts, PinFact, WorkerFact, explain, span
 from tenure.domain.budget import Budget
 from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
@@ -65,6 +65,22 @@ def test_unserved_control_work_is_explained_with_its_function() -> None:
     assert "a new worker that serves queue batch and the function month_end: start one" in says
     here = replace(SERVES, loops=("control.month_end",))
     assert "and the function month_end: worker-1" in explained("QUEUED", loop="control.month_end", workers=(here,))
+
+
+def test_a_task_without_its_build_says_which_there_are() -> None:
+    pin = PinFact("month_end@7", needs_build=True, builds=("b1", "b2"))
+    loop = "control.month_end@0123456789abcdef"
+    newer = replace(SERVES, loops=("control.month_end", "control.month_end@fedcba9876543210"), build="b3")
+    says = explained("QUEUED", loop=loop, workers=(newer, SERVES), pin=pin)
+    assert "pinned to month_end@7, which needs the build b1 or b2: no attached worker has it" in says
+    assert "the workers with the function month_end have: b3" in says
+    assert "It needs: a worker of the build b1 or b2 that serves queue batch: start one" in says
+    assert "; no worker has the function month_end" in explained("QUEUED", loop=loop, workers=(SERVES,), pin=pin)
+    here = replace(newer, loops=(loop,), build="b2")
+    says = explained("QUEUED", loop=loop, workers=(newer, here), pin=pin)
+    assert "Workers that serve queue batch and the function month_end as month_end@7: worker-1" in says
+    away = replace(pin, builds=None)
+    assert "a build that is unknown" in explained("QUEUED", loop=loop, workers=(), pin=away)
 
 
 def test_a_tenant_without_a_pool_is_the_reason_of_the_wait() -> None:

@@ -36,7 +36,7 @@ async def main(process):
     await process.open(part("database"))
     await process.open(part("server"))
     say("ready")
-    await process.run_until_stopped(freeze=True)
+    await process.run_until_stopped()
     say("draining")
 """
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.commit.draft import time_of
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES
-from services.checkpoint.sql_arrays import (
+from services.checkpoint.tenants.usage_windows import count_calls
+from tenure.domain.states import Reason
+from tenure.runtime.sql_arrays import (
     Bools,
     Byteas,
     Int8s,
     RowArrays,
     Texts,
 )
-from services.checkpoint.tenants.usage_windows import count_calls
-from tenure.domain.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

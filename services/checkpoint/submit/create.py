@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 import uuid_utils
 
+from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import read_task
@@ -21,13 +22,13 @@ from services.checkpoint.tenants.quotas import (
     warn_of_submit,
 )
 from services.checkpoint.watch.announcement import Announcement
-from tenure.domain.errors import AlreadyExists, TenureError, Unavailable
+from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import TransactionConflict
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES
-from tenure.wire.task import policy_to_wire, spec_to_wire
+from tenure.wire.task import policy_to_wire, source_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -113,7 +114,8 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, de
     """Creates a task, or returns the one that the request id or the run of the source created before.
 
     Raises AlreadyExists (REQUEST_ID_REUSED, SOURCE_RUN_REUSED {task_id}) when the request id or the run was used for
-    another spec, and LimitReached (TENANT_QUOTA) unless the request is a repeat.
+    another spec, and, unless the request is a repeat, LimitReached (TENANT_QUOTA), NotFound and WrongState for the
+    revision of an agent.
 
     The comparison uses the spec as the client sent it, before defaults: a release that changes a default must not
     refuse a repeated submit.
@@ -144,13 +146,20 @@ async def create_in(
     """Creates a task within the caller's transaction. Without `may_refuse`, a quota delays the task but never refuses
     it.
     """
-    spec = defaults.of_submit(request.spec)
-    digest = digest_of(request)
+    digest, task_id = digest_of(request), str(uuid_utils.uuid7())
+    try:
+        spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
+    except (NotFound, WrongState, InvalidRequest):  # a repeat gets its task, whatever became of the agent
+        earlier = await find_earlier(
+            connection, tenant, request.request_id, digest, source_to_domain(request.spec.source)
+        )
+        if earlier is None:
+            raise
+        return CreateResult(await read_task(connection, tenant, earlier), Announcement())
     admission = await admit(
         connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=spec.start_time
     )
-    task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
-    if task_id is None:
+    if await insert_task(connection, tenant, request.request_id, digest, spec, admission, task_id) is None:
         existing = await find_repeat(connection, tenant, request.request_id, digest, spec.source)
         return CreateResult(await read_task(connection, tenant, existing), Announcement())
     start = admission.start
@@ -288,4 +297,6 @@ def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spe
         "policy": policy_to_wire(spec.policy).SerializeToString(),
         "queued_seconds": spec.policy.timeouts.queued.after_seconds,
         "start_time": "" if spec.start_time is None else spec.start_time.isoformat(),
+        "agent": "" if spec.agent_pin is None else spec.agent_pin.agent,
+        "agent_revision": 0 if spec.agent_pin is None else spec.agent_pin.revision,
     }

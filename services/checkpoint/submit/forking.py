@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uuid_utils
 
+from services.checkpoint.agents.pinning import pinned_fork
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
 from services.checkpoint.not_found import task_not_found
@@ -197,7 +198,8 @@ async def _planned(
 ) -> tuple[_Cut, task_pb2.TaskSpec]:
     """Returns the history that the fork takes over, and the fork's spec."""
     cut = await _cut(connection, tenant, request)
-    spec = defaults.of_fork(overridden(cut.spec, request.overrides))
+    pinned_spec = await pinned_fork(connection, tenant, overridden(cut.spec, request.overrides), request.overrides)
+    spec = defaults.of_fork(pinned_spec)
     _check_result(spec)
     _check_has_something_to_do(cut, spec, request)
     return cut, spec

@@ -61,7 +61,7 @@ class SourceDefaults:
             return spec
         filled = task_pb2.TaskSpec()
         filled.CopyFrom(spec)
-        _fill(filled, defaults)
+        fill_unset(filled, defaults)
         if spec.limits.max_nano_usd:  # what a submit says of its cap goes before what the source says
             filled.limits.no_money_cap = False
         elif spec.limits.no_money_cap:
@@ -137,7 +137,7 @@ def _problems(source: str, table: Any) -> Iterator[str]:
         yield from (f"{one.field.removeprefix('spec.')}: {one.description}" for one in refusal.violations)
 
 
-def _fill(target: Message, defaults: Message) -> None:
+def fill_unset(target: Message, defaults: Message) -> None:
     """Fills unset fields one by one. A duration of 0 and an empty list count as unset."""
     for field, value in defaults.ListFields():
         if field.is_repeated:
@@ -151,5 +151,5 @@ def _fill(target: Message, defaults: Message) -> None:
             if not getattr(target, field.name).ToNanoseconds():
                 getattr(target, field.name).CopyFrom(value)
         else:
-            _fill(getattr(target, field.name), value)
+            fill_unset(getattr(target, field.name), value)
             getattr(target, field.name).SetInParent()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of_running, window_use
+from tenure.runtime.sql_arrays import Int8s, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -61,11 +62,11 @@ async def count_use(connection: Connection, used: Mapping[tuple[str, QuotaKind],
         return
     buckets = [bucket_of(kind, moment) for _, kind, _ in counted]
     parameters = {
-        "tenants": [tenant for tenant, _, _ in counted],
-        "quotas": [kind.value for _, kind, _ in counted],
-        "slots": [bucket % SPANS[kind].slots for bucket, (_, kind, _) in zip(buckets, counted, strict=True)],
-        "buckets": buckets,
-        "amounts": [amount for _, _, amount in counted],
+        "tenants": Texts(tenant for tenant, _, _ in counted),
+        "quotas": Texts(kind.value for _, kind, _ in counted),
+        "slots": Int8s(bucket % SPANS[kind].slots for bucket, (_, kind, _) in zip(buckets, counted, strict=True)),
+        "buckets": Int8s(buckets),
+        "amounts": Int8s(amount for _, _, amount in counted),
         "shard": connection.backend_pid % SHARDS,
     }
     await connection.execute(TENANTS.use, parameters)

@@ -36,7 +36,7 @@ class SessionRecord:
     `started_at` is Unix time in seconds, for people. `own`: the session of a coordinator for close-outs; it has no
     worker and gets no offers. `live_address`: where gateways may connect. `is_local`: the worker is on the machine of
     the coordinator. `identity`, `secret_digest`: see SessionOwner. `proof_digest`: of its proof for gateways, in
-    hexadecimal.
+    hexadecimal. `build`: of the worker's code.
     """
 
     worker_id: str
@@ -52,6 +52,7 @@ class SessionRecord:
     identity: str = ""
     secret_digest: str = ""
     proof_digest: str = ""
+    build: str = ""
 
     @property
     def owner(self) -> SessionOwner:

@@ -285,6 +285,7 @@ class SessionAttach:
             identity=greeting.owner.identity,
             secret_digest=greeting.owner.secret_digest,
             proof_digest=proof_digest(hello.session_secret),
+            build=hello.build,
         )
 
     def _welcome(self, session: AttachedSession, named: Iterable[str]) -> pb.SessionResponse:

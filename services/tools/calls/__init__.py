@@ -1,7 +1,8 @@
 """The protocol of tool calls: three writes around an effect.
 
 The writes are: accept (fence and call record), start (the STARTED mark immediately before the effect), finish (the
-outcome). The record proves after a crash what may have happened.
+outcome). Accept and start of a new call whose lane has a place are one write. The record proves after a crash what may
+have happened.
 
 The files, in the order in which data flows:
 
@@ -9,7 +10,7 @@ execute_stream.py     ExecuteStream: many calls on one stream
 executing.py          Execute: accepts calls in batches, and watches those that run in another replica
 following.py          follows one Execute: its accept, then the events of its run, by callbacks
 records.py            a call as requested, and a call as recorded
-accept_new.py         the first write of the usual call: one statement for calls without a record
+accept_new.py         the first write of the usual call: one statement for calls without a record, also for their start
 accept.py             the first write of all others: locks and reads fences and records, writes what the rules decided
 accept_rules.py       the rules of the first write (pure): admit or refuse, run, join, answer from the record
 running.py            runs an accepted call: lane, start, effect, outcome

@@ -6,9 +6,10 @@ The run is in this process, or in another replica; then this one polls the recor
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -21,21 +22,22 @@ from services.tools.calls.accept_rules import (
     JoinCall,
     MarkInDoubt,
     RunCall,
+    RunnerIdentity,
     Verdict,
 )
 from services.tools.calls.call_log import log_refusals
 from services.tools.calls.following import Accepted, CallFollower, EventQueue, RunningElsewhere, RunningHere
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note
-from services.tools.calls.running import Runner
+from services.tools.calls.running import ReadyStart, Runner
 from services.tools.calls.runs import Event, EventReader
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
-from tenure.domain.errors import LimitReached, TenureError
+from tenure.domain.errors import LimitReached, TenureError, TryLater
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import Outcome
-from tenure.runtime.batching import Answer, Batcher
+from tenure.runtime.batching import AGAIN, DRAINING, Answer, Batcher
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Pool, connection
@@ -114,6 +116,9 @@ class ExecuteJob:
     work: ToolWork | None
 
 
+_Decided = tuple[Verdict | TenureError, bool]
+
+
 class Executor:
     """Accepts calls in batches and follows them. `accepts.run` is a duty."""
 
@@ -121,6 +126,9 @@ class Executor:
         self, kept: DedicatedConnection, liveness: Liveness, runner: Runner, follower: RemoteCallFollower
     ) -> None:
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
+        self._never_began: dict[CallKey, UUID] = {}
+        """The runner id of starts whose write failed: they may be recorded, and this process did not begin them."""
+        self._settling: set[asyncio.Task[None]] = set()
         self.accepts: Batcher[ExecuteJob, Accepted] = Batcher(
             "accepts",
             self._accept,
@@ -137,7 +145,7 @@ class Executor:
 
         def enqueue(answer: Answer[Accepted]) -> None:
             self._runner.check_room(job.request.key)
-            self.accepts.enqueue(job, answer)
+            self.accepts.enqueue(job, partial(self._pass_on, job, answer))
 
         follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
         follower.begin()
@@ -157,32 +165,91 @@ class Executor:
     async def _accept(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
         """Accepts a batch: its new calls in one statement, the others in a transaction.
 
-        Once a write is durable, this runner begins the calls that it got, even if their callers went away.
+        The statement also marks those STARTED whose lane has a free place. Once a write is durable, this runner begins
+        the calls that it got, even if their callers went away.
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
-        async with self._kept.use() as postgres:
-            verdicts = await accept_new_calls(postgres, [job.request for job in batch], runner_id)
-        left = [job for job, verdict in zip(batch, verdicts, strict=True) if verdict is None]
+        ready = [await self._ready_start(job) for job in batch]
+        try:
+            verdicts = await self._write(batch, [start is not None for start in ready], runner_id)
+        except BaseException:
+            for job, start in zip(batch, ready, strict=True):
+                if start is not None:
+                    self._never_began[job.request.key] = runner_id
+                    self._runner.give_back(start)
+            raise
+        if self._never_began:
+            for job in batch:
+                self._never_began.pop(job.request.key, None)
+        return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
+
+    async def _ready_start(self, job: ExecuteJob) -> ReadyStart | None:
+        """Returns the place of a call that its first write may start. The first attempt to start a call is the only
+        one: after a failed write the record must be read.
+        """
+        if job.work is None or job.request.key in self._never_began:
+            return None
+        return await self._runner.ready_start(job.work)
+
+    async def _write(self, batch: Sequence[ExecuteJob], starts: Sequence[bool], runner_id: UUID) -> list[_Decided]:
+        """Returns each verdict, and whether the call is STARTED."""
+        async with self._kept.statements() as postgres:
+            new = await accept_new_calls(postgres, [job.request for job in batch], starts, runner_id)
+        await failpoint("tools.after_first_write")
+        left = [job for job, verdict in zip(batch, new, strict=True) if verdict is None]
         decided = iter(await self._decide(left, runner_id) if left else ())
-        return [self._answer_to(job, verdict or next(decided)) for job, verdict in zip(batch, verdicts, strict=True)]
+        return [
+            (next(decided), False) if verdict is None else (verdict, is_started)
+            for verdict, is_started in zip(new, starts, strict=True)
+        ]
 
     async def _decide(self, batch: Sequence[ExecuteJob], runner_id: UUID) -> list[Verdict | TenureError]:
         """Decides calls under the locks of their fences and records, and writes what the rules decided."""
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [job.request for job in batch])
-            verdicts = [
-                accepting.decide(job.request, self._runner.runs.identity(runner_id, job.request.key)) for job in batch
-            ]
+            verdicts = [accepting.decide(job.request, self._identity(runner_id, job.request.key)) for job in batch]
             await accepting.write(postgres, runner_id)
         log_refusals(accepting.refusals)
         return verdicts
 
-    def _answer_to(self, job: ExecuteJob, verdict: Verdict | TenureError) -> Accepted | TenureError:
+    def _identity(self, runner_id: UUID, key: CallKey) -> RunnerIdentity:
+        return replace(self._runner.runs.identity(runner_id, key), never_began=self._never_began.get(key))
+
+    def _pass_on(self, job: ExecuteJob, answer: Answer[Accepted], result: Accepted | Exception) -> None:
+        """Answers a call. If the service gives up a failed write that may have started the call, settles the record."""
+        if self._never_began and job.request.key in self._never_began:
+            if isinstance(result, TryLater) and result.reason != DRAINING:
+                task = asyncio.create_task(self._settle(job))
+                self._settling.add(task)
+                task.add_done_callback(self._settling.discard)
+            else:
+                del self._never_began[job.request.key]
+        answer(result)
+
+    async def _settle(self, job: ExecuteJob) -> None:
+        """Accepts a call again, for as long as it takes: a STARTED mark that stays would put an UNSAFE call in doubt,
+        and would make other replicas wait.
+        """
+        failures = 0
+        while job.request.key in self._never_began:
+            try:
+                await self.accepts.submit(job)
+            except TryLater as error:
+                failures += 1
+                await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
+            except TenureError:
+                self._never_began.pop(job.request.key, None)
+
+    def _answer_to(self, job: ExecuteJob, decided: _Decided, ready: ReadyStart | None) -> Accepted | TenureError:
+        verdict, is_started = decided
+        if ready is not None and not is_started:
+            self._runner.give_back(ready)
+            ready = None
         match verdict:
             case RunCall(call_attempt):
                 assert job.work is not None, "a call whose outcome is known must not run"
-                return RunningHere(self._runner.begin(job.request, job.work, call_attempt), joined=False)
+                return RunningHere(self._runner.begin(job.request, job.work, call_attempt, ready), joined=False)
             case JoinCall(call_attempt):
                 run = self._runner.runs.find(job.request.key)
                 if run is None or run.call_attempt != call_attempt:

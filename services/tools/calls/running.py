@@ -1,5 +1,7 @@
 """Runs accepted calls: waits for the lane, marks the call STARTED, runs the effect, records the outcome.
 
+Mostly the lane has a free place. Then the first write marks the call STARTED, too.
+
 A call that this process runs goes on to its end, even if its caller goes away. Only the end of the task stops it
 (`StopReason.CLOSED`, `StopReason.FENCED`), or the end of this runner's life (`StopReason.LAPSED`,
 `StopReason.DRAINED`).
@@ -11,11 +13,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
-from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, NeverBegan, PutOff, ToolEffect
+from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
@@ -29,7 +31,7 @@ from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
 from tenure.runtime import metrics, semconv
 from tenure.runtime.batching import AGAIN, Batcher
-from tenure.runtime.failpoints import failpoint
+from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.logs import log_context
 from tenure.runtime.postgres import Pool
 from tenure.runtime.telemetry import span
@@ -62,6 +64,14 @@ class CallWriters:
     finishes: Batcher[OutcomeMark, bool]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyStart:
+    """A place in the lane of a call that the first write records as STARTED, and the permission to begin its effect."""
+
+    lane: asyncio.Semaphore
+    may_begin: MayBegin
+
+
 class Runner:
     """Runs calls while its `async with` is open; its end waits `drain_seconds` for them, then stops them."""
 
@@ -81,6 +91,9 @@ class Runner:
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sampling = ExitStack()
+        self._ready: set[ReadyStart] = set()
+        self._is_closing = False
+        self._none_ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._sampling.enter_context(metrics.on_sample(self._sample))
@@ -93,6 +106,11 @@ class Runner:
 
     async def __aexit__(self, *_: object) -> None:
         self._sampling.close()
+        self._is_closing = True
+        if self._ready:  # a call that is being recorded as STARTED begins here, or its start is withdrawn
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.drain_seconds):
+                    await self._none_ready.wait()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.drain_seconds)
         await self.runs.stop_all(StopReason.DRAINED)
@@ -115,16 +133,45 @@ class Runner:
                 retry_after_seconds=1.0,
             )
 
-    def begin(self, request: CallRequest, work: ToolWork, call_attempt: int) -> RunningCall:
-        """Begins to run a call whose record names this runner."""
+    async def ready_start(self, work: ToolWork) -> ReadyStart | None:
+        """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
+
+        None: the lane is full, or this runner ends. Pass the place to `begin` or `give_back`. The time in which the
+        effect may begin counts from now.
+        """
+        lane = self._lanes[work.tool.lane]
+        if lane.locked() or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
+            return None
+        await lane.acquire()
+        ready = ReadyStart(lane, _MayBegin(self._liveness))
+        self._ready.add(ready)
+        return ready
+
+    def give_back(self, ready: ReadyStart) -> None:
+        """Frees the place of a call that is not begun."""
+        ready.lane.release()
+        self._settle_ready(ready)
+
+    def _settle_ready(self, ready: ReadyStart) -> None:
+        self._ready.discard(ready)
+        if self._is_closing and not self._ready:
+            self._none_ready.set()
+
+    def begin(
+        self, request: CallRequest, work: ToolWork, call_attempt: int, ready: ReadyStart | None = None
+    ) -> RunningCall:
+        """Begins to run a call whose record names this runner. `ready`: the record says STARTED."""
         run = self.runs.add(request, call_attempt)
-        task = asyncio.create_task(self._carry_out(run, work), name=f"run {run.key.idempotency_key}")
+        run.marked = ready is not None
+        task = asyncio.create_task(self._carry_out(run, work, ready), name=f"run {run.key.idempotency_key}")
+        if ready is not None:
+            self._settle_ready(ready)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self.runs.hold(task)
         return run
 
-    async def _carry_out(self, run: RunningCall, work: ToolWork) -> None:
+    async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
         claims = run.request.claims
@@ -144,7 +191,7 @@ class Runner:
                 log_context(**log_fields),
                 span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=parent) as tool_span,
             ):
-                ending = await self._perform(run, work)
+                ending = await self._perform(run, work, ready)
                 tool_span.set_attributes(outcome_attributes(ending))
         except Superseded as superseded:
             ending = superseded
@@ -158,12 +205,9 @@ class Runner:
             self.runs.remove(run)
             run.settle(ending or _runner_stopped())
 
-    async def _perform(self, run: RunningCall, work: ToolWork) -> Outcome:
-        tool = work.tool
-        await failpoint("tools.after_accept")
+    async def _perform(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         try:
-            async with self._lanes[tool.lane]:
-                outcome = await self._bounded(run, tool, await self._run_once(run, work))
+            outcome = await self._run_in_lane(run, work, ready)
         except ToolInDoubt as in_doubt:
             return await self._put_in_doubt(run, in_doubt.message)
         except Superseded:
@@ -173,6 +217,18 @@ class Runner:
         await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
         count_outcome(run.request, outcome)
         return outcome
+
+    async def _run_in_lane(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
+        """Runs the call in a place of its tool's lane, which a ready call has already."""
+        lane = self._lanes[work.tool.lane]
+        if ready is None:
+            await failpoint("tools.after_accept")
+            await lane.acquire()
+        try:
+            outcome = await self._run_once(run, work, None if ready is None else ready.may_begin)
+            return await self._bounded(run, work.tool, outcome)
+        finally:
+            lane.release()
 
     async def _conclude(self, run: RunningCall, tool: Tool, fault: Exception) -> Outcome | Exception:
         """Ends a call that a fault of the tool service, or a refusal, broke off; returns its outcome or error.
@@ -232,8 +288,8 @@ class Runner:
             output_path=shown.path,
         )
 
-    async def _run_once(self, run: RunningCall, work: ToolWork) -> Outcome:
-        """Marks the call STARTED and runs the effect.
+    async def _run_once(self, run: RunningCall, work: ToolWork, may_begin: MayBegin | None) -> Outcome:
+        """Marks the call STARTED, unless it is, and runs the effect.
 
         Withdraws the start of an effect that did not begin in time, and starts again, at most _MAX_STARTS times.
         """
@@ -251,14 +307,16 @@ class Runner:
             caller=run,
         )
         for _ in range(_MAX_STARTS):
-            if run.stop is not None:
-                raise Superseded
-            may_begin = await self._mark(run)
+            if may_begin is None:
+                if run.stop is not None:
+                    raise Superseded
+                may_begin = await self._mark(run)
+            await failpoint("tools.before_effect")
             try:
                 effect = ToolEffect(run, work.tool, work.arguments, context, may_begin)
                 return await effect.carry_out(self.runs.hold)
             except NeverBegan:
-                run.effect = None
+                run.effect = may_begin = None
                 await self._withdraw(run)
                 if run.stop is StopReason.DRAINED:
                     raise RunnerStopped from None
@@ -271,7 +329,7 @@ class Runner:
             reason="RUNNER_SLOW",
         )
 
-    async def _mark(self, run: RunningCall) -> _MayBegin:
+    async def _mark(self, run: RunningCall) -> MayBegin:
         """Writes the STARTED mark. The time in which the effect may begin counts from before the mark was sent."""
         may_begin = _MayBegin(self._liveness)
         run.marked = True
@@ -282,7 +340,6 @@ class Runner:
             raise
         if not marked:
             raise Superseded
-        await failpoint("tools.before_effect")
         return may_begin
 
     async def _withdraw(self, run: RunningCall) -> None:

@@ -16,7 +16,8 @@ from tenure.domain.tools import CallState
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.postgres import Connection, Pool, connection
+from tenure.runtime.sql_arrays import Byteas, Int4s, Texts, Uuids
 
 _SIZE_BYTES: Final = 128
 
@@ -36,14 +37,14 @@ def start_batcher(kept: DedicatedConnection, liveness: Liveness) -> Batcher[Star
 
     async def write(batch: Sequence[StartMark]) -> list[bool]:
         parameters = {
-            "ordinals": list(range(len(batch))),
-            "task_ids": [start.key.task_id for start in batch],
-            "call_ids": [start.key.call_id for start in batch],
-            "attempts": [start.call_attempt for start in batch],
+            "ordinals": Int4s(range(len(batch))),
+            "task_ids": Uuids(start.key.task_id for start in batch),
+            "call_ids": Texts(start.key.call_id for start in batch),
+            "attempts": Int4s(start.call_attempt for start in batch),
             "runner_id": liveness.runner_id,
         }
         await failpoint("tools.before_start")
-        async with kept.use() as postgres:
+        async with kept.statements() as postgres:
             cursor = await postgres.execute(QUERIES.start_calls, parameters)
             started = {row[0] for row in await cursor.fetchall()}
         return [ordinal in started for ordinal in range(len(batch))]
@@ -93,6 +94,21 @@ class OutcomeMark(NamedTuple):
     doubt_note: str = ""
 
 
+async def finish_calls(postgres: Connection, batch: Sequence[OutcomeMark]) -> list[bool]:
+    """Records outcomes. Returns for each whether the record takes it."""
+    parameters = {
+        "ordinals": Int4s(range(len(batch))),
+        "task_ids": Uuids(finish.key.task_id for finish in batch),
+        "call_ids": Texts(finish.key.call_id for finish in batch),
+        "attempts": Int4s(finish.call_attempt for finish in batch),
+        "outcomes": Byteas(finish.outcome for finish in batch),
+        "doubt_notes": Texts(finish.doubt_note for finish in batch),
+    }
+    rows = await (await postgres.execute(QUERIES.finish_calls, parameters)).fetchall()
+    recorded = {row[0] for row in rows}
+    return [ordinal in recorded for ordinal in range(len(batch))]
+
+
 def finish_batcher(kept: DedicatedConnection) -> Batcher[OutcomeMark, bool]:
     """Returns the batcher that records outcomes. It retries through any outage: an effect must be recorded.
 
@@ -100,18 +116,8 @@ def finish_batcher(kept: DedicatedConnection) -> Batcher[OutcomeMark, bool]:
     """
 
     async def write(batch: Sequence[OutcomeMark]) -> list[bool]:
-        parameters = {
-            "ordinals": list(range(len(batch))),
-            "task_ids": [finish.key.task_id for finish in batch],
-            "call_ids": [finish.key.call_id for finish in batch],
-            "attempts": [finish.call_attempt for finish in batch],
-            "outcomes": [finish.outcome for finish in batch],
-            "doubt_notes": [finish.doubt_note for finish in batch],
-        }
-        async with kept.use() as postgres:
-            cursor = await postgres.execute(QUERIES.finish_calls, parameters)
-            recorded = {row[0] for row in await cursor.fetchall()}
-        return [ordinal in recorded for ordinal in range(len(batch))]
+        async with kept.statements() as postgres:
+            return await finish_calls(postgres, batch)
 
     return Batcher(
         "finishes",

@@ -51,6 +51,7 @@ from tenure.domain.turn import calls_to_make
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
+REVISION_NOT_HERE: Final = "REVISION_NOT_HERE"
 
 Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
 
@@ -64,6 +65,7 @@ class ControlLoop(Loop):
         self._begin()
         control = self._spec.control
         assert control is not None, "a task of the control loop has a function"
+        self._check_revision(control)
         function = self._function(control)
         async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
             transition = await self._serve(run)
@@ -75,6 +77,13 @@ class ControlLoop(Loop):
             return self._dependencies.functions[control.function]
         except KeyError:  # an earlier process with this worker id offered the function
             raise Unavailable(f"this worker has no function {control.function}") from None
+
+    def _check_revision(self, control: ControlWork) -> None:
+        """Raises Unavailable (REVISION_NOT_HERE) for a task of other code: the task returns to the queue unchanged."""
+        pin = self._spec.agent_pin
+        if pin is None or not pin.needs_build or self._dependencies.digests.get(control.function) == pin.digest:
+            return
+        raise Unavailable(f"this worker does not have the code of {pin.reference}", reason=REVISION_NOT_HERE)
 
     async def _serve(self, run: FunctionRun) -> entries.Transition:
         """Answers the function's requests until the task must leave this worker."""

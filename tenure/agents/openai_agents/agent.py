@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
+from tenure.agents.openai_agents.content import describe
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, DurableModel, DurableProvider, name_of
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, make_durable
 from tenure.agents.prompts import FromInput, made_from, prompt_of
@@ -43,13 +44,15 @@ def durable(
     max_turns: int = MAX_TURNS,
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    version: str = "",
 ) -> DurableFunction:
     """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
 
     name: by which tasks ask for it; the agent's own by default. effects: the effect class of each function tool by
     name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. context:
     makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
-    `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own.
+    `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code; another version is
+    another revision, also if the agent says the same of itself (docs/versions.md).
 
     The agents and their tools are changed in place; outside of tasks they run as before, except tools that need an
     approval. Raises ValueError for an agent with tools that Tenure cannot record.
@@ -69,7 +72,7 @@ def durable(
             )
         return to_jsonable_python(result.final_output)
 
-    return DurableFunction(name, run)
+    return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 
 
 def _durable_config(run_config: RunConfig, max_output_tokens: int) -> RunConfig:

@@ -17,6 +17,7 @@ from pydantic_core import to_jsonable_python
 from tenure.agents.execution import executing, execution_of_agent
 from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
+from tenure.agents.pydantic_ai.content import describe
 from tenure.agents.pydantic_ai.durability import DurableSettings, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
@@ -42,13 +43,15 @@ def durable(
     deps: FromInput | None = None,
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    version: str = "",
 ) -> DurableFunction:
     """Makes an agent's runs in durable functions durable, and returns the function that runs it as a task.
 
     name: by which tasks ask for it; the agent's own by default. effects: the effect class of each tool by name; UNSAFE
     for the others. None: the tool runs in the function itself, so agents that it runs are durable too, if they are
     made so. deps: makes the dependencies of the agent from the task's input. max_output_tokens: of a model call whose
-    settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own.
+    settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code;
+    another version is another revision, also if the agent says the same of itself (docs/versions.md).
 
     The agent is changed in place: code that runs it within a task needs no change, and elsewhere it runs as before.
     Raises ValueError for an agent without a name, and for one that is durable already.
@@ -72,7 +75,7 @@ def durable(
             raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
         return to_jsonable_python(result.output)
 
-    return DurableFunction(name, run)
+    return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 
 
 def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability, name: str) -> None:
@@ -115,6 +118,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         deps: FromInput | None = None,
         max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
         tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        version: str = "",
         **options: Any,
     ) -> None:
         options.setdefault("defer_model_check", True)  # the worker may find the model's settings after this
@@ -125,6 +129,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
             deps=deps,
             max_output_tokens=max_output_tokens,
             tool_timeout_seconds=tool_timeout_seconds,
+            version=version,
         )
 
     @property

@@ -22,6 +22,13 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "tool_fence_of_new_calls",
+        "tools",
+        "the statement that accepts and starts new calls leaves out those of a stale claim",
+        ("I14",),
+        (Edit("services.tools", "from fence where current_epoch = epoch and is_open\n", "from fence\n", sql=True),),
+    ),
+    Mutation(
         "tool_fence_closes",
         "tools",
         "Fence(close) raises and closes the fence before it settles the calls",

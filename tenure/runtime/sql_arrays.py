@@ -3,6 +3,8 @@
 psycopg packs a list element by element in Python, which was measured to cost as much as all other parameters of a
 commit. It also chooses the type of an array by its values: each mixture would need its own prepared statement. Format:
 https://www.postgresql.org/docs/current/protocol-overview.html and `array_recv` in arrayfuncs.c.
+
+psycopg knows the columns of this module on every connection.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from uuid import UUID
 
+import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from psycopg.adapt import AdaptersMap
 
 T = TypeVar("T")
 _HEAD: Final = struct.Struct(">iiI")  # dimensions, has nulls, type of the elements
@@ -49,6 +51,24 @@ class Int8s(Column[int]):
 
     def packed(self) -> bytes:
         return self.head() + struct.pack(f">{'iq' * len(self)}", *chain.from_iterable(zip(repeat(8), self)))
+
+
+class Int4s(Column[int]):
+    """int[]"""
+
+    element_oid, array_oid = 23, 1007
+
+    def packed(self) -> bytes:
+        return self.head() + struct.pack(f">{'ii' * len(self)}", *chain.from_iterable(zip(repeat(4), self)))
+
+
+class Uuids(Column[UUID]):
+    """uuid[]"""
+
+    element_oid, array_oid = 2950, 2951
+
+    def packed(self) -> bytes:
+        return self.head() + b"".join(b"\x00\x00\x00\x10" + one.bytes for one in self)
 
 
 class Numbers(Column[tuple[int, ...]]):
@@ -123,13 +143,7 @@ class _ColumnDumper(Dumper):
         return obj.packed()
 
 
-_DUMPERS: Final = {
-    column: type(f"{column.__name__}Dumper", (_ColumnDumper,), {"oid": column.array_oid})
-    for column in (Int8s, Numbers, Bools, Byteas, Texts)
-}
-
-
-def register_columns(adapters: AdaptersMap) -> None:
-    """Registers the dumpers of these types on a connection."""
-    for column, dumper in _DUMPERS.items():
-        adapters.register_dumper(column, dumper)
+for _column in (Int4s, Int8s, Numbers, Bools, Byteas, Texts, Uuids):
+    psycopg.adapters.register_dumper(
+        _column, type(f"{_column.__name__}Dumper", (_ColumnDumper,), {"oid": _column.array_oid})
+    )

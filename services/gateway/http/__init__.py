@@ -1,0 +1,24 @@
+"""The HTTP door of the gateway: JSON and server-sent events, for callers without gRPC.
+
+Each request becomes a call of the gateway's own gRPC server, over a Unix socket, with the caller's credentials. So
+authentication, access, limits, validation and audit exist once. The answer is the public JSON (docs/json.md).
+
+settings.py      the settings
+server.py        the listener: uvicorn in the event loop of the gateway, its TLS, its bounds for slow clients
+app.py           the application: routes, the checks of every request, errors
+origins.py       which web pages may call
+routes.py        the table of all routes; openapi.py makes /openapi.json of it
+requests.py      what requests have; answers.py: what answers have, besides the public dataclasses
+shapes.py        dataclasses from JSON and from query strings, and as JSON Schema
+call.py          one request as a caller of the gRPC server
+tasks.py         handlers for tasks; operations.py: for everything else
+event_stream.py  server-sent events; streams.py: those of a task, and those of the changes of all tasks
+conversation.py  conversations as tasks; chat_turn.py, chat_text.py: a turn as a stream
+ai_chat.py       chats of the AI SDK; ag_ui.py: runs of AG-UI
+body.py          the JSON of requests; json_text.py: of answers
+local_socket.py  the socket to the gateway's own server
+console_pages.py serves console/
+problems.py      errors as application/problem+json
+sessions.py      the session of a browser: an API key in a cookie
+console/         the pages of the console
+"""

@@ -1,0 +1,56 @@
+"""Reads the bodies of requests, which may be large, slow or hostile."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from services.gateway.http.problems import HttpRefusal
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.tool_arguments import storable_json
+
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""As large as a message of gRPC may be."""
+BODY_SECONDS: Final = 30.0
+"""How long a body may take to arrive."""
+
+
+async def json_body(request: Request) -> Any:
+    """Returns the JSON of a request, {} without a body. Raises InvalidRequest and HttpRefusal."""
+    raw = await raw_body(request)
+    if not raw:
+        return {}
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HttpRefusal(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NOT_JSON", "the body must be JSON: send Content-Type: application/json"
+        )
+    try:
+        return storable_json(raw.decode())
+    except ValueError as error:
+        raise InvalidRequest(f"the body is no JSON: {error}", reason="BAD_JSON") from None
+
+
+async def raw_body(request: Request) -> bytes:
+    """Returns the body. Raises HttpRefusal for one that is too large or too slow."""
+    too_large = HttpRefusal(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", f"the body has more than {MAX_BODY_BYTES:,} bytes"
+    )
+    stated = request.headers.get("content-length", "0")
+    if not stated.isdecimal() or len(stated) > 18 or int(stated) > MAX_BODY_BYTES:
+        raise too_large
+    parts, size_bytes = list[bytes](), 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size_bytes += len(part)
+                if size_bytes > MAX_BODY_BYTES:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise HttpRefusal(
+            HTTPStatus.REQUEST_TIMEOUT, "BODY_TOO_SLOW", f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        ) from None
+    return b"".join(parts)

@@ -1,0 +1,125 @@
+"""One HTTP request as a caller of the gateway's own gRPC server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from services.gateway.http.problems import HttpRefusal
+from services.gateway.http.sessions import key_of_session
+from tenure.domain.errors import InvalidRequest
+from tenure.runtime.request_context import PEER_KEY, TENANT_KEY, TRACEPARENT_KEY
+from tenure.runtime.rpc_client import AUTHORIZATION, TenureChannel, open_channel
+from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
+from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
+from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
+from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
+
+TENANT_HEADER: Final = "tenure-tenant"
+TENANT_PARAMETER: Final = "tenant"
+REQUEST_ID_HEADER: Final = "idempotency-key"
+CALL_SECONDS: Final = 30.0
+MAX_AUTHORIZATION: Final = 6144
+"""Characters; gRPC refuses more than 8 KiB of metadata."""
+M = TypeVar("M")
+
+
+class Stubs:
+    """The stubs of the gateway's services, over its own Unix socket."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self.tasks: Any = TaskServiceStub(channel)
+        self.admin: Any = AdminServiceStub(channel)
+        self.leases: Any = LeaseServiceStub(channel)
+        self.schedules: Any = ScheduleServiceStub(channel)
+        self.tenants: Any = TenantServiceStub(channel)
+        self.webhooks: Any = WebhookServiceStub(channel)
+        self.audit: Any = AuditServiceStub(channel)
+
+
+@asynccontextmanager
+async def open_stubs(socket: Path) -> AsyncGenerator[Stubs]:
+    """Opens the stubs. The callers name the tenant, if they do."""
+    async with open_channel(f"unix:{socket}", default_timeout_seconds=CALL_SECONDS, tenant="") as channel:
+        yield Stubs(channel)
+
+
+class HttpCall:
+    """A request, and the calls of the gRPC server that it makes, as its caller. Raises InvalidRequest, HttpRefusal."""
+
+    def __init__(self, request: Request, stubs: Stubs, *, key: str = "") -> None:
+        """`key`: the caller's, if the request has it elsewhere than usual."""
+        self.request, self.stubs = request, stubs
+        self.metadata = tuple(_metadata(request, key))
+
+    def path(self, name: str) -> str:
+        """Returns a part of the path."""
+        return str(self.request.path_params[name])
+
+    @property
+    def request_id(self) -> str:
+        """The id that makes a repeat of the request safe; "" for none."""
+        return self.request.headers.get(REQUEST_ID_HEADER, "")
+
+    async def one(self, method: Callable[..., Any], message: Any, *, timeout: float | None = None) -> Any:
+        """Returns the answer of a unary method."""
+        return await method(message, metadata=self.metadata, timeout=timeout)
+
+    async def many(self, method: Callable[..., Any], message: Any) -> AsyncGenerator[Any]:
+        """Yields the messages of a stream, and ends the call with the generator."""
+        stream = method(message, metadata=self.metadata)
+        try:
+            async with aclosing(aiter(stream)) as messages:
+                async for one in messages:
+                    yield one
+        finally:
+            stream.cancel()
+
+
+def _metadata(request: Request, key: str) -> list[tuple[str, str]]:
+    metadata = [(PEER_KEY, _peer(request))]
+    tenants = {*request.headers.getlist(TENANT_HEADER), *request.query_params.getlist(TENANT_PARAMETER)} - {""}
+    if len(tenants) > 1:
+        raise InvalidRequest(violations=[("tenant", "must be given once")])
+    metadata += [(TENANT_KEY, _printable(tenant, "tenant")) for tenant in tenants]
+    authorizations = [f"Bearer {key}"] if key else request.headers.getlist("authorization")
+    if not authorizations and (of_session := key_of_session(request)):
+        authorizations = [f"Bearer {of_session}"]
+    metadata += [(AUTHORIZATION, _bearer(text)) for text in authorizations]
+    if trace := request.headers.get(TRACEPARENT_KEY):
+        metadata.append((TRACEPARENT_KEY, _printable(trace, TRACEPARENT_KEY)))
+    return metadata
+
+
+def _bearer(text: str) -> str:
+    """Returns the authorization as gRPC callers write it: schemes of HTTP have no case."""
+    scheme, _, rest = text.partition(" ")
+    if len(text) > MAX_AUTHORIZATION:
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        raise HttpRefusal(status, "HEADER_TOO_LARGE", "the authorization is too long")
+    return _printable(f"Bearer {rest.strip()}" if scheme.lower() == "bearer" else text, AUTHORIZATION)
+
+
+def _printable(text: str, name: str) -> str:
+    if not (text.isascii() and text.isprintable()):
+        raise InvalidRequest(violations=[(name, "must be printable ASCII")])
+    return text
+
+
+def _peer(request: Request) -> str:
+    """Returns the other end as gRPC names it."""
+    client = request.client
+    if client is None:
+        return "unknown:"
+    if ":" in client.host:
+        return f"ipv6:{quote(f'[{client.host}]', safe=':')}:{client.port}"
+    return f"ipv4:{client.host}:{client.port}"

@@ -1,0 +1,39 @@
+"""Serves the files of the console."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+HEADERS: Final = {"content-security-policy": POLICY, "cache-control": "no-cache"}
+"""A browser asks each time whether a file has changed: a page of one release never runs with modules of another."""
+
+
+class ConsoleFiles(StaticFiles):
+    """The files, with the headers above."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Returns a file of the folder, or raises HTTPException."""
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
+def console_pages(folder: Path) -> list[Route | Mount]:
+    """Returns the routes of the console; none without its files."""
+    if not folder.is_dir():
+        return []
+    files: Any = ConsoleFiles(directory=folder, html=True)
+    return [Route("/console", _to_console, methods=["GET"]), Mount("/console", files)]
+
+
+async def _to_console(_request: Request) -> Response:
+    return RedirectResponse("/console/", HTTPStatus.TEMPORARY_REDIRECT)

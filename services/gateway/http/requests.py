@@ -1,0 +1,339 @@
+"""What requests have, beside the path: the fields of their bodies, and the parameters of their query strings.
+
+The fields of a submit are the arguments of `client.submit(…)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from services.gateway.http.shapes import given
+from tenure.domain.audit import Decision
+from tenure.domain.schedules import OverlapPolicy
+from tenure.domain.states import TaskState
+from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.webhooks import DeliveryState
+
+# Tasks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoQuery:
+    """No parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page of a list."""
+
+    page_size: int = given("the most items; 0: the default of the list", 0)
+    page_token: str = given("of the previous page; empty: the first page", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitBody:
+    """A task to submit. An omitted field has the default of the installation."""
+
+    goal: str = given("the first message to the agent; at most 256 KiB", "")
+    agent: str = given("an agent in Python, by its name; empty: the agent that these fields describe", "")
+    input: Any = given("a JSON value for the agent in Python", None)
+    function: str = given("a control function that runs instead of an agent, by its name; with `input`", "")
+    model: str = given("the id of the model", "")
+    system: str = given("the system prompt; at most 256 KiB", "")
+    tools: tuple[str, ...] | None = given("the tools that the agent may use; null: all of the tenant's", None)
+    approve_tools: tuple[str, ...] = given("tools whose calls wait for a person's approval", ())
+    result: Any = given("a JSON Schema of the result; null: any text", None)
+    max_cost: Decimal | None = given("the cap for all model calls of the task's tree, in US dollars", None)
+    no_max_cost: bool = given("no cap in money, not even the default one", False)
+    max_tokens: int | None = given("the same cap in tokens", None)
+    max_steps: int | None = given("the most steps", None)
+    max_output_tokens: int | None = given("the most output of one model call", None)
+    timeout: float | None = given("seconds from the submit, or from start_at, to the end", None)
+    start_at: datetime | None = given("the earliest start", None)
+    queue: str = given("only workers of this queue take the task", "")
+    priority: Priority | None = given("HIGH, NORMAL or LOW", None)
+    labels: Mapping[str, str] = field(default_factory=dict, metadata={"text": "your own labels, at most 32"})
+    source: Source | None = given("who submitted it", None)
+    policy: TaskPolicy | None = given("reactions to failures, calls in doubt, caps and timeouts", None)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+class Order(StrEnum):
+    """The order of a list of tasks."""
+
+    NEWEST = "NEWEST"
+    WAIT_DEADLINE = "WAIT_DEADLINE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFilterQuery:
+    """The tasks that match all parameters."""
+
+    state: tuple[TaskState, ...] = given("any of these states", ())
+    label: Mapping[str, str] = field(default_factory=dict, metadata={"text": "name:value; all of them"})
+    queue: str = given("this queue", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksQuery(TaskFilterQuery, Page):
+    """The tasks to list."""
+
+    root_task_id: str = given("the tasks of the tree of this root", "")
+    forked_from_task_id: str = given("the forks of this task", "")
+    order: Order = given("NEWEST, or WAIT_DEADLINE: tasks that wait, the earliest deadline first", Order.NEWEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangesQuery(TaskFilterQuery):
+    """The changes to stream."""
+
+    after: str = given("the cursor of an earlier change; the header Last-Event-ID goes before it", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesQuery:
+    """The entries to list."""
+
+    after_sequence: int = given("only entries after this one", 0)
+    limit: int = given("the most entries; 0: 200", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsQuery:
+    """The events to stream."""
+
+    after_sequence: int = given("only events after this entry; the header Last-Event-ID goes before it", 0)
+    live: bool = given("also the text of the model call in flight", True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitQuery:
+    """How long to wait for the end."""
+
+    timeout_seconds: float = given("0 to 600", 30.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelBody:
+    """The cancel of a task."""
+
+    reason: str = given("recorded; at most 1,000 characters", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageBody:
+    """A message for the agent."""
+
+    text: str = given("1 byte to 256 KiB")
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkBody:
+    """A fork: a new task from the history of this one. A field that is null keeps what the other task has."""
+
+    at_sequence: int | None = given("cut the history after this entry; null: at the latest possible point", None)
+    step: int | None = given("instead: cut it after this step", None)
+    message: str = given("the next message for the agent; empty: it continues by itself", "")
+    without_files: bool = given("begin with an empty workspace", False)
+    model: str | None = given("another model; empty: the default", None)
+    system: str | None = given("another system prompt", None)
+    tools: tuple[str, ...] | None = given("other tools", None)
+    all_tools: bool = given("all of the tenant's tools", False)
+    result: Any = given("another JSON Schema of the result; an empty text: any text", None)
+    max_cost: Decimal | None = given("the cap in US dollars", None)
+    max_tokens: int | None = given("the cap in tokens", None)
+    max_steps: int | None = given("the most further steps", None)
+    timeout: float | None = given("seconds", None)
+    source: Source | None = given("another source", None)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerBody:
+    """The answer of a wait: a decision, or a reply."""
+
+    wait_id: str = given("the wait that you answer: `wait.wait_id` of the task")
+    decision: str = given("one of the options of the wait; for a tool call allow, deny or edit", "")
+    reply: str = given("instead: a text, if the wait takes one", "")
+    call_digest: str = given("`wait.call_digest`: needed for a tool call, binds the answer to that call", "")
+    edited_arguments: Mapping[str, Any] | None = given("with edit: the arguments instead", None)
+    comment: str = given("recorded, and read by the agent; at most 4,000 characters", "")
+    extra_tokens: int = given("raises the cap in tokens of the tree", 0)
+    extra_cost: Decimal | None = given("raises the cap in US dollars of the tree", None)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalBody:
+    """An event for the task that waits for it."""
+
+    correlation_id: str = given("the name under which the task waits")
+    payload: Any = given("a JSON value of at most 64 KiB", None)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesQuery(Page):
+    """The files to list."""
+
+    path: str = given("only those below this directory", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsQuery(Page):
+    """The waits to list."""
+
+    external: bool = given("also waits for an event or for sub-agents", False)
+
+
+# Schedules.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleBody:
+    """A schedule to create."""
+
+    name: str = given("unique in the tenant")
+    task: SubmitBody = given("what it submits; without start_at, source and request_id")
+    cron: str = given("minute, hour, day of month, month, day of week: 0 7 * * MON-FRI")
+    time_zone: str = given("of the due times, for example Europe/Berlin", "UTC")
+    overlap_policy: OverlapPolicy = given("at a due time while an earlier run is active", OverlapPolicy.SKIP)
+    catch_up_seconds: float | None = given("how late a due time may still start a task", None)
+    start_at: datetime | None = given("no due times before", None)
+    end_at: datetime | None = given("no due times after", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleChangeBody:
+    """A change of a schedule. A field that is null stays as it is."""
+
+    expected_revision: int = given("`revision` of the schedule that you read; 0: any", 0)
+    task: SubmitBody | None = given("what it submits, as a whole", None)
+    cron: str | None = given("the due times", None)
+    time_zone: str | None = given("of the due times", None)
+    overlap_policy: OverlapPolicy | None = given("at a due time while an earlier run is active", None)
+    catch_up_seconds: float | None = given("how late a due time may still start a task", None)
+    start_at: datetime | None = given("no due times before", None)
+    end_at: datetime | None = given("no due times after", None)
+    clear_start_at: bool = given("remove this bound", False)
+    clear_end_at: bool = given("remove this bound", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleQuery:
+    """What to read of a schedule."""
+
+    runs: int = given("how many of its newest runs; 0: 20", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerBody:
+    """A run at once."""
+
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonBody:
+    """Why; it is recorded."""
+
+    reason: str = given("why", "")
+
+
+# Webhooks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveriesQuery(Page):
+    """The deliveries to list."""
+
+    state: tuple[DeliveryState, ...] = given("any of these states", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayBody:
+    """Dead deliveries to send again."""
+
+    delivery_id: str = given("one of them; empty: all", "")
+
+
+# Operations.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimsQuery:
+    """The claims to list."""
+
+    task_id: str = given("of this task only", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesQuery(Page):
+    """The leases to list."""
+
+    prefix: str = given("resources that begin like this", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InDoubtQuery(Page):
+    """The calls in doubt to list."""
+
+    task_id: str = given("of this task only", "")
+    all: bool = given("also calls of tasks that ended or continued without a resolution", False)
+
+
+class ResolutionKind(StrEnum):
+    """What a person found out about a call in doubt."""
+
+    HAPPENED = "HAPPENED"
+    DID_NOT_HAPPEN = "DID_NOT_HAPPEN"
+    ABANDONED = "ABANDONED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolutionBody:
+    """The resolution of a call in doubt (docs/in_doubt.md)."""
+
+    call_attempt: int = given("the attempt that it is about, as listed")
+    resolution: ResolutionKind = given("HAPPENED, DID_NOT_HAPPEN: it may run again, or ABANDONED")
+    reason: str = given("why; it is recorded")
+    result: str = given("with HAPPENED: what the agent reads as its result", "")
+    runner_is_gone: bool = given("with DID_NOT_HAPPEN: the old runner is gone, although nothing proves it", False)
+    runner_proven_gone: bool = given("with DID_NOT_HAPPEN: `runner_gone` was true when you decided", False)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+class UsageBy(StrEnum):
+    """What a line of a usage report sums up."""
+
+    TENANT = "TENANT"
+    ROOT = "ROOT"
+    MODEL = "MODEL"
+    DAY = "DAY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageQuery(Page):
+    """The bills to sum up."""
+
+    by: UsageBy = given("one line for each of these", UsageBy.TENANT)
+    since: datetime | None = given("settled at or after; null: the last 24 hours, or all of a root", None)
+    until: datetime | None = given("settled before", None)
+    root_task_id: str = given("of this tree only", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditQuery(Page):
+    """The audit records to list."""
+
+    oldest_first: bool = given("the oldest first", False)
+    of_tenant: str = given("of this tenant", "")
+    subject: str = given("of this caller", "")
+    method: str = given("of this method, such as AdminService/DrainWorker", "")
+    decision: Decision | None = given("ALLOWED or DENIED", None)

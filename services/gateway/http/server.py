@@ -1,0 +1,195 @@
+"""Listens for HTTP in the event loop of the gateway, with its certificate, and within bounds for slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
+from services.gateway.http.call import open_stubs
+from services.gateway.http.settings import HttpSettings
+from tenure.domain.outbound import is_loopback_host
+from tenure.runtime.certificate_files import CertificateFiles
+from tenure.runtime.settings import Address, ConfigurationError
+from tenure.runtime.tls import MutualTlsSettings
+
+_log: Final = logging.getLogger(__name__)
+MAX_CONNECTIONS: Final = 10_000
+HEAD_SECONDS: Final = 20.0
+"""How long a connection may take for the head of a request."""
+TAKE_SECONDS: Final = 60.0
+"""How long a client may take nothing of an answer that is ready."""
+KEEP_ALIVE_SECONDS: Final = 30
+GRACE_SECONDS: Final = 10
+START_SECONDS: Final = 10.0
+_CLEAR_TEXT: Final = (
+    "TENURE_GATEWAY_HTTP_LISTEN: {} can be reached from other machines, and API keys would cross the network without "
+    "TLS: set TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE, or set "
+    "TENURE_ALLOW_INSECURE_NETWORK=true if the network admits only trusted machines"
+)
+
+
+@asynccontextmanager
+async def http_door(
+    settings: HttpSettings,
+    local: Path,
+    stopping: asyncio.Event,
+    files: CertificateFiles | None,
+    tls: MutualTlsSettings,
+    *,
+    is_authenticated: bool,
+    allow_insecure_network: bool,
+) -> AsyncGenerator[str]:
+    """Serves HTTP. Open it after the gateway's gRPC server, which listens on `local`. Yields the bound address.
+
+    Raises ConfigurationError and OSError.
+    """
+    address = settings.listen
+    assert address is not None, "without an address there is no door"
+    if files is None and not is_loopback_host(address.host) and not allow_insecure_network:
+        raise ConfigurationError([_CLEAR_TEXT.format(address)])
+    async with open_stubs(local) as stubs:
+        app = HttpApp(
+            stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network
+        ).asgi()
+        listener = _listener(address)
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+        config.load()
+        config.ssl = None if files is None else _tls_context(files, tls)
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # malformed requests; event_stream.py logs cut streams
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it
+                    await asyncio.sleep(0.01)
+            bound = f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
+            scheme = "http" if files is None else "https"
+            _log.info("serving HTTP", extra={"address": bound, "url": f"{scheme}://{bound}"})
+            yield bound
+        finally:
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """The process has signal handlers of its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listener(address: Address) -> socket.socket:
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.bind(target)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {address}: {error}") from error
+    return listener
+
+
+def _tls_context(files: CertificateFiles, settings: MutualTlsSettings) -> ssl.SSLContext:
+    """Returns the context of new connections. Each handshake gets the newest usable certificate."""
+    current, context = files.read(), _context_of(settings)
+
+    def renew(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal current, context
+        newest = files.read()
+        if newest != current:
+            try:
+                current, context = newest, _context_of(settings)
+            except OSError as error:
+                _log.error("the certificate cannot be used for HTTP", extra={"error": str(error)})
+        connection.context = context
+
+    first = context
+    first.sni_callback = renew
+    return first
+
+
+def _context_of(settings: MutualTlsSettings) -> ssl.SSLContext:
+    assert settings.certificate_file is not None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(settings.certificate_file, settings.key_file)
+    return context
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's connection, which also ends for a client that is slow on purpose.
+
+    Uvicorn waits for ever for the head of the first request, and for a client that takes nothing of an answer.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _take_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._await_head(HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop(self._head_timer)
+        self._stop(self._take_timer)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._await_head(KEEP_ALIVE_SECONDS + HEAD_SECONDS)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._stop(self._take_timer)
+        self._take_timer = self.loop.call_later(TAKE_SECONDS, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop(self._take_timer)
+        super().resume_writing()
+
+    def _await_head(self, seconds: float) -> None:
+        self._stop(self._head_timer)
+        self._head_timer = self.loop.call_later(seconds, self._end_without_head)
+
+    def _end_without_head(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+    @staticmethod
+    def _stop(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()

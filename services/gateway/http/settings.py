@@ -1,0 +1,28 @@
+"""The settings of the HTTP door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tenure.runtime.settings import Address, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """The settings of the HTTP door, under TENURE_GATEWAY_HTTP_."""
+
+    listen: Address | None = setting("the address to serve HTTP on; empty: no HTTP", default=None)
+    cors_origins: tuple[str, ...] = setting("origins of web pages that may call, such as https://a.example", default=())
+
+    def problems(self) -> Iterator[str]:
+        """Yields the relations that do not hold."""
+        for origin in self.cors_origins:
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in {"http", "https"}
+                or origin != f"{parts.scheme}://{parts.netloc}"
+                or not parts.netloc
+            ):
+                yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is no origin; write for example https://a.example"

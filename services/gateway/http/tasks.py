@@ -1,0 +1,256 @@
+"""The handlers of the routes for tasks. Each makes the call of the same gRPC method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.responses import Response, StreamingResponse
+
+from services.gateway.http import answers
+from services.gateway.http import requests as req
+from services.gateway.http.call import HttpCall
+from tenure.domain.errors import InvalidRequest
+from tenure.sdk.errors import api_errors
+from tenure.sdk.from_wire import entry_event, task_file, task_info
+from tenure.sdk.submit_request import (
+    ARGUMENTS,
+    agent_of,
+    control_of,
+    json_text,
+    limits_of,
+    nano_usd,
+    source_of,
+    submit_request,
+)
+from tenure.sdk.task_filter import task_filter
+from tenure.sdk.task_info import TaskInfo, TaskPage
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.common import duration
+from tenure.wire.task import allowlist_to_wire
+
+FORK_SECONDS: Final = 150.0
+_WAIT_MARGIN_SECONDS: Final = 15.0
+_WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
+_THIS_GATEWAY: Final = "this address"
+
+
+def submit_of(body: req.SubmitBody, request_id: str = "") -> api.SubmitTaskRequest:
+    """Returns the request of a submit. Raises InvalidRequest."""
+    if body.function and (body.agent or body.tools is not None or body.system or body.result is not None):
+        raise InvalidRequest(violations=[("function", "cannot have agent, tools, system and result beside it")])
+    limits = limits_of(body.max_cost, body.no_max_cost, body.max_tokens, body.max_steps)
+    if body.function:
+        control: task_pb2.ControlWork | None = task_pb2.ControlWork(
+            function=body.function, input_json=json_text("input", body.input)
+        )
+    else:
+        control = control_of(
+            body.agent, body.goal, body.input, body.model, body.system, body.tools, body.max_output_tokens
+        )
+    return submit_request(
+        body.goal,
+        agent=agent_of(body.model, body.system, body.tools, body.approve_tools, body.max_output_tokens),
+        control=control,
+        limits=limits,
+        timeout=body.timeout,
+        start_at=body.start_at,
+        queue=body.queue,
+        priority=body.priority,
+        labels=body.labels,
+        source=body.source,
+        policy=body.policy,
+        result_schema_json="" if body.result is None else json_text("result", body.result),
+        request_id=body.request_id or request_id,
+    )
+
+
+async def submit(call: HttpCall, _query: req.NoQuery, body: req.SubmitBody) -> TaskInfo:
+    with api_errors(_THIS_GATEWAY, ARGUMENTS):
+        return await _task(call, call.stubs.tasks.SubmitTask, submit_of(body, call.request_id))
+
+
+async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> TaskPage:
+    wanted = filter_of(query, query.root_task_id, query.forked_from_task_id)
+    order = task_pb2.TaskOrder.Value(f"TASK_ORDER_{query.order}")
+    return await _page(call, wanted, query, order)
+
+
+def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_task_id: str = "") -> task_pb2.TaskFilter:
+    """Returns the filter of a query string."""
+    return task_filter(query.state, query.label, query.queue, None, root_task_id, forked_from_task_id)
+
+
+async def get(call: HttpCall, _query: req.NoQuery, _body: None) -> TaskInfo:
+    return task_info(await read_task(call))
+
+
+async def read_task(call: HttpCall) -> task_pb2.Task:
+    """Returns the task of the path. Raises NotFound."""
+    answer = await call.one(call.stubs.tasks.GetTask, api.GetTaskRequest(task_id=call.path("task_id")))
+    task: task_pb2.Task = answer.task
+    return task
+
+
+async def entries(call: HttpCall, query: req.EntriesQuery, _body: None) -> answers.EntryPage:
+    request = api.ListTaskEntriesRequest(
+        task_id=call.path("task_id"), after_sequence=query.after_sequence, page_size=query.limit
+    )
+    page = await call.one(call.stubs.tasks.ListTaskEntries, request)
+    return answers.EntryPage(tuple(map(entry_event, page.entries)), page.more)
+
+
+async def explain(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Explanation:
+    explained = await call.one(call.stubs.tasks.ExplainTask, api.ExplainTaskRequest(task_id=call.path("task_id")))
+    return answers.Explanation(tuple(explained.lines), task_info(explained.task))
+
+
+async def tree(call: HttpCall, query: req.Page, _body: None) -> TaskPage:
+    """The tasks of the whole tree that the task belongs to."""
+    task = await read_task(call)
+    root = task.root_task_id or task.task_id
+    return await _page(call, task_pb2.TaskFilter(root_task_id=root), query, task_pb2.TASK_ORDER_NEWEST)
+
+
+async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Waited:
+    seconds = query.timeout_seconds
+    request = api.WaitTaskRequest(task_id=call.path("task_id"), timeout=duration(seconds))
+    waited = await call.one(call.stubs.tasks.WaitTask, request, timeout=max(seconds, 0.0) + _WAIT_MARGIN_SECONDS)
+    return answers.Waited(waited.ended, task_info(waited.task))
+
+
+async def cancel(call: HttpCall, _query: req.NoQuery, body: req.CancelBody) -> TaskInfo:
+    request = api.CancelTaskRequest(task_id=call.path("task_id"), reason=body.reason)
+    return await _task(call, call.stubs.tasks.CancelTask, request)
+
+
+async def send(call: HttpCall, _query: req.NoQuery, body: req.MessageBody) -> TaskInfo:
+    request = api.SendMessageRequest(
+        task_id=call.path("task_id"), text=body.text, request_id=body.request_id or call.request_id
+    )
+    return await _task(call, call.stubs.tasks.SendMessage, request)
+
+
+async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
+    limits = limits_of(body.max_cost, False, body.max_tokens, body.max_steps)
+    if body.timeout is not None:
+        limits.timeout.CopyFrom(duration(body.timeout))
+    overrides = task_pb2.ForkOverrides(
+        model=body.model,
+        system=body.system,
+        tools=None if body.tools is None else allowlist_to_wire(body.tools),
+        all_tools=body.all_tools,
+        limits=limits,
+        source=source_of(body.source),
+    )
+    if body.result is not None:
+        overrides.result_schema_json = "" if body.result == "" else json_text("result", body.result)
+    request = api.ForkTaskRequest(
+        request_id=body.request_id or call.request_id,
+        task_id=call.path("task_id"),
+        message=body.message,
+        overrides=overrides,
+        without_files=body.without_files,
+    )
+    if body.at_sequence is not None:
+        request.at_sequence = body.at_sequence
+    if body.step is not None:
+        if body.at_sequence is not None:
+            raise InvalidRequest(violations=[("step", "cannot be given with at_sequence")])
+        request.step = body.step
+    return await _task(call, call.stubs.tasks.ForkTask, request, timeout=FORK_SECONDS)
+
+
+async def resume(call: HttpCall, _query: req.NoQuery, body: req.AnswerBody) -> TaskInfo:
+    """Answers the wait of the task."""
+    edited = "" if body.edited_arguments is None else json.dumps(dict(body.edited_arguments), ensure_ascii=False)
+    request = api.ResumeTaskRequest(
+        task_id=call.path("task_id"),
+        wait_id=body.wait_id,
+        call_digest=body.call_digest,
+        request_id=body.request_id or call.request_id,
+        comment=body.comment,
+        edited_arguments_json=edited,
+        extra_budget_tokens=body.extra_tokens,
+        extra_budget_nano_usd=nano_usd("extra_cost", body.extra_cost),
+    )
+    if body.decision and body.reply:
+        raise InvalidRequest(violations=[("reply", "cannot be given with decision")])
+    if body.decision:
+        request.decision = body.decision
+    else:
+        request.reply = body.reply
+    return await _task(call, call.stubs.tasks.ResumeTask, request)
+
+
+async def signal(call: HttpCall, _query: req.NoQuery, body: req.SignalBody) -> answers.Signalled:
+    request = api.ResumeTaskRequest(
+        correlation_id=body.correlation_id,
+        request_id=body.request_id or call.request_id,
+        payload_json=json_text("payload", body.payload),
+    )
+    sent = await call.one(call.stubs.tasks.ResumeTask, request)
+    return answers.Signalled(sent.HasField("task"), sent.task.task_id)
+
+
+async def waits(call: HttpCall, query: req.WaitsQuery, _body: None) -> TaskPage:
+    """The tasks that wait, the earliest deadline first."""
+    wanted = task_pb2.TaskFilter(states=_WAITING if query.external else _WAITING[:1])
+    return await _page(call, wanted, query, task_pb2.TASK_ORDER_WAIT_DEADLINE)
+
+
+# Files.
+
+
+async def files(call: HttpCall, query: req.FilesQuery, _body: None) -> answers.FileListPage:
+    request = api.ListFilesRequest(
+        task_id=call.path("task_id"),
+        path=query.path,
+        page_size=query.page_size,
+        page_token=query.page_token,
+    )
+    page = await call.one(call.stubs.tasks.ListFiles, request)
+    usage = page.usage if page.HasField("usage") else None
+    return answers.FileListPage(
+        tuple(map(task_file, page.files)),
+        page.next_page_token,
+        *((None,) * 4 if usage is None else (usage.used_bytes, usage.used_files, usage.max_bytes, usage.max_files)),
+    )
+
+
+async def read_file(call: HttpCall, _query: req.NoQuery, _body: None) -> Response:
+    """Streams a file. A page must not run what an agent wrote: the browser saves it, and its scripts have no origin."""
+    request = api.ReadFileRequest(task_id=call.path("task_id"), path=call.path("path"))
+    parts = call.many(call.stubs.tasks.ReadFile, request)
+    first = await anext(parts)
+    headers = {
+        "content-length": str(first.header.size_bytes),
+        "content-disposition": "attachment",
+        "content-security-policy": "sandbox; default-src 'none'",
+        "etag": json.dumps(first.header.version),
+    }
+    return StreamingResponse(_content(parts), headers=headers, media_type="application/octet-stream")
+
+
+async def _content(parts: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield part.content
+
+
+# Parts of the handlers.
+
+
+async def _task(call: HttpCall, method: Any, request: Any, *, timeout: float | None = None) -> TaskInfo:
+    return task_info((await call.one(method, request, timeout=timeout)).task)
+
+
+async def _page(
+    call: HttpCall, wanted: task_pb2.TaskFilter, page: req.Page, order: task_pb2.TaskOrder.ValueType
+) -> TaskPage:
+    request = api.ListTasksRequest(filter=wanted, page_size=page.page_size, page_token=page.page_token, order=order)
+    listed = await call.one(call.stubs.tasks.ListTasks, request)
+    return TaskPage(tuple(map(task_info, listed.tasks)), listed.next_page_token)

@@ -1,0 +1,82 @@
+"""Describes an agent of the OpenAI Agents SDK: what its revisions fix besides the code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from agents import Agent
+from agents.models.interface import Model
+from agents.tool import FunctionTool
+from pydantic import PydanticUserError, TypeAdapter
+
+from tenure.agents.openai_agents.models import name_of
+from tenure.domain.agents import AgentContent, AgentKind, ToolContent
+from tenure.domain.tools import EffectClass
+
+
+def describe(
+    agent: Agent[Any], effects: Mapping[str, EffectClass | None], max_output_tokens: int, version: str
+) -> Callable[[], AgentContent]:
+    """Returns the function that describes the agent, with the instructions and tools of those it may hand over to."""
+
+    def content() -> AgentContent:
+        agents = list(_reachable(agent, set()))
+        tools = {tool.name: _tool(tool, effects) for each in agents for tool in _functions(each)}
+        return AgentContent(
+            AgentKind.PYTHON,
+            model=_model(agent.model),
+            system="\n\n".join(_instructions(each, agent) for each in agents),
+            tools=tuple(tools.values()),
+            output_schema_json=_output_schema(agent),
+            max_output_tokens=max_output_tokens,
+            version=version,
+        )
+
+    return content
+
+
+def _reachable(agent: Agent[Any], seen: set[int]) -> Iterator[Agent[Any]]:
+    if id(agent) in seen:
+        return
+    seen.add(id(agent))
+    yield agent
+    for handoff in agent.handoffs:
+        if isinstance(handoff, Agent):
+            yield from _reachable(handoff, seen)
+
+
+def _model(model: Model | str | None) -> str:
+    if model is None:
+        return ""
+    return f"openai:{model if isinstance(model, str) else name_of(model)}"
+
+
+def _instructions(agent: Agent[Any], first: Agent[Any]) -> str:
+    stated = agent.instructions or ""
+    text = stated if isinstance(stated, str) else f"(computed by {getattr(stated, '__qualname__', 'a function')})"
+    return text if agent is first else f"{agent.name}: {text}"
+
+
+def _functions(agent: Agent[Any]) -> Iterator[FunctionTool]:
+    yield from (tool for tool in agent.tools if isinstance(tool, FunctionTool))
+
+
+def _tool(tool: FunctionTool, effects: Mapping[str, EffectClass | None]) -> ToolContent:
+    is_agent = getattr(tool, "_agent_instance", None) is not None
+    return ToolContent(
+        name=tool.name,
+        description=tool.description,
+        input_schema_json=json.dumps(tool.params_json_schema, sort_keys=True),
+        effect=effects.get(tool.name, None if is_agent else EffectClass.UNSAFE),
+        needs_approval=bool(getattr(tool, "needs_approval", False)),
+    )
+
+
+def _output_schema(agent: Agent[Any]) -> str:
+    output: Any = agent.output_type or str
+    try:
+        return json.dumps(TypeAdapter(getattr(output, "output_type", output)).json_schema(mode="serialization"))
+    except PydanticUserError:
+        return ""

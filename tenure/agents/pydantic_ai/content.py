@@ -1,0 +1,79 @@
+"""Describes an agent of Pydantic AI: what its revisions fix besides the code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pydantic_ai
+from pydantic import PydanticUserError
+from pydantic_ai.models import Model
+from pydantic_ai.tools import Tool
+from pydantic_ai.toolsets import FunctionToolset
+
+from tenure.agents.pydantic_ai.tool_calls import Effects, effect_of
+from tenure.domain.agents import AgentContent, AgentKind, ToolContent
+
+MAX_DESCRIPTION: Final = 16_000
+
+
+def describe(
+    agent: pydantic_ai.Agent[Any, Any], effects: Effects, max_output_tokens: int, version: str
+) -> Callable[[], AgentContent]:
+    """Returns the function that describes the agent as it is then: tools may be added until its worker starts."""
+
+    def content() -> AgentContent:
+        return AgentContent(
+            AgentKind.PYTHON,
+            model=_model(agent.model),
+            system="\n\n".join(_instructions(agent)),
+            tools=tuple(_tool(tool, effects) for tool in _tools(agent)),
+            output_schema_json=_output_schema(agent),
+            max_output_tokens=max_output_tokens,
+            version=version,
+        )
+
+    return content
+
+
+def _model(model: Model | str | None) -> str:
+    """Returns provider:model; "" if each run names its model."""
+    if model is None or isinstance(model, str):
+        return model or ""
+    return f"{model.system}:{model.model_name}"
+
+
+def _instructions(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
+    """Yields the system prompts and instructions, and the names of the functions that compute further ones."""
+    yield from vars(agent).get("_system_prompts", ())
+    stated = [getattr(each, "instruction", each) for each in vars(agent).get("_instructions", ())]
+    computed = [getattr(each, "function", each) for each in vars(agent).get("_system_prompt_functions", ())]
+    for each in (*stated, *computed):
+        yield each if isinstance(each, str) else f"(computed by {getattr(each, '__qualname__', type(each).__name__)})"
+
+
+def _tools(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[Tool[Any]]:
+    """Yields the tools that are functions. Other toolsets know their tools only when they run."""
+    for toolset in agent.toolsets:
+        if isinstance(toolset, FunctionToolset):
+            yield from toolset.tools.values()
+
+
+def _tool(tool: Tool[Any], effects: Effects) -> ToolContent:
+    definition = tool.tool_def
+    return ToolContent(
+        name=tool.name,
+        description=(tool.description or "")[:MAX_DESCRIPTION],
+        input_schema_json=json.dumps(definition.parameters_json_schema, sort_keys=True),
+        effect=effect_of(definition, effects),
+        needs_approval=tool.requires_approval,
+        timeout_seconds=tool.timeout,
+    )
+
+
+def _output_schema(agent: pydantic_ai.Agent[Any, Any]) -> str:
+    try:
+        return json.dumps(agent.output_json_schema(), sort_keys=True)
+    except (PydanticUserError, TypeError, ValueError):  # a type without a schema, such as an output function's
+        return ""

@@ -1,0 +1,426 @@
+"""The HTTP door of a running installation: every route, and that it is the same API."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import httpx2
+import pytest
+
+from tenure import Client as SdkClient
+from tenure.domain.waits import ALLOW
+from tests.end_to_end.installation import Installation
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.event_source import EventSource, ServerEvent
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+async def http(installation: Installation) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(
+        base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+    ) as client:
+        yield client
+
+
+async def answer(http: httpx2.AsyncClient, method: str, path: str, status: int = 200, **options: Any) -> Any:
+    response = await http.request(method, path, **options)
+    assert response.status_code == status, f"{method} {path}: {response.status_code} {response.text}"
+    return response.json() if response.content else None
+
+
+async def submitted(http: httpx2.AsyncClient, model: str, **fields: Any) -> str:
+    task = await answer(http, "POST", "/v1/tasks", 201, json={"goal": uuid.uuid4().hex, "model": model, **fields})
+    return str(task["task_id"])
+
+
+async def waiting(http: httpx2.AsyncClient, task_id: str) -> Any:
+    """The task when it waits for a person."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            task = await answer(http, "GET", f"/v1/tasks/{task_id}")
+            if task["state"] == "WAITING_USER":
+                return task
+            await asyncio.sleep(0.05)
+
+
+async def test_a_task_by_http_is_the_task_of_the_client(installation: Installation, http: httpx2.AsyncClient) -> None:
+    body = {
+        "goal": "by HTTP",
+        "model": "sim-hello",
+        "max_tokens": 100_000,
+        "max_steps": 3,
+        "timeout": 600,
+        "labels": {"door": "http"},
+        "priority": "HIGH",
+        "policy": {"retry": {"max_attempts": 2}, "escalations": {"person": [{"after_seconds": 60}]}},
+    }
+    task = await answer(http, "POST", "/v1/tasks", 201, json=body)
+    waited = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/wait", params={"timeout_seconds": 60})
+    assert (waited["ended"], waited["task"]["state"]) == (True, "SUCCEEDED")
+    read = await answer(http, "GET", f"/v1/tasks/{task['task_id']}")
+    async with SdkClient(installation.stack.gateway_address) as client:
+        by_grpc = await client.get(task["task_id"])
+        entries = [event.to_json() async for event in by_grpc.entries()]
+        assert read == by_grpc.to_json()
+        assert await answer(http, "GET", f"/v1/tasks/{task['task_id']}/entries") == {"entries": entries, "more": False}
+    assert (read["limits"]["max_tokens"], read["limits"]["max_steps"], read["priority"]) == (100_000, 3, "HIGH")
+    assert read["policy"]["retry"]["max_attempts"] == 2
+    assert read["policy"]["escalations"]["person"][0]["after_seconds"] == 60
+    found = await answer(http, "GET", "/v1/tasks", params={"label": "door:http", "state": "SUCCEEDED,FAILED"})
+    assert task["task_id"] in {one["task_id"] for one in found["tasks"]}
+    explained = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/explain")
+    assert explained["lines"]
+    tree = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/tree")
+    assert [one["task_id"] for one in tree["tasks"]] == [task["task_id"]]
+
+
+async def test_a_repeat_with_the_same_idempotency_key_is_one_task(http: httpx2.AsyncClient) -> None:
+    body, headers = {"goal": "once", "model": "sim-hello"}, {"Idempotency-Key": uuid.uuid4().hex}
+    first, second = [await answer(http, "POST", "/v1/tasks", 201, json=body, headers=headers) for _ in range(2)]
+    assert first["task_id"] == second["task_id"]
+    problem = await answer(http, "POST", "/v1/tasks", 409, json={**body, "goal": "other"}, headers=headers)
+    assert (problem["code"], problem["metadata"]["task_id"]) == ("REQUEST_ID_REUSED", first["task_id"])
+
+
+async def test_events_end_for_good(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-e2e-keyed-paced")
+    source = EventSource(f"{str(http.base_url).rstrip('/')}/v1/tasks/{task_id}/events")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        events = [event async for event in source.events()]
+    entries = [event for event in events if event.kind not in {"live_text", "end"}]
+    listed = (await answer(http, "GET", f"/v1/tasks/{task_id}/entries"))["entries"]
+    assert [event.data for event in entries] == listed
+    assert [event.id for event in entries] == [str(entry["sequence"]) for entry in listed]
+    assert [event.kind for event in entries] == [entry["kind"] for entry in listed]
+    assert any(event.kind == "live_text" for event in events)
+    assert (events[-1].kind, events[-1].data) == ("end", {"sequence": len(listed), "state": "SUCCEEDED"})
+    assert source.connections == 2  # the second got 204
+    tail = EventSource(f"{str(http.base_url).rstrip('/')}/v1/tasks/{task_id}/events?after_sequence={len(listed) - 1}")
+    assert [event.kind async for event in tail.events()] == ["transition", "end"]
+
+
+def cut_lengths(count: int) -> itertools.chain[int]:
+    """Lengths of answers: every one up to where the first event is complete, then any."""
+    chosen = random.Random(7)
+    return itertools.chain(range(1, 601), (chosen.randint(300, 6000) for _ in range(count - 600)))
+
+
+async def test_a_client_cut_a_thousand_times_sees_each_event_once(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-e2e-keyed-paced")
+    await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 100})
+    listed = (await answer(http, "GET", f"/v1/tasks/{task_id}/entries"))["entries"]
+    seen = list[list[ServerEvent]]()
+    lengths = cut_lengths(1000)
+    proxy = CuttingProxy(str(http.base_url.host), int(http.base_url.port or 0), iter(lengths))
+    await proxy.start()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while proxy.cuts < 1000:  # each client begins anew when it has seen everything
+                source = EventSource(f"http://{proxy.address}/v1/tasks/{task_id}/events")
+                seen.append([event async for event in source.events()])
+    finally:
+        await proxy.stop()
+    assert proxy.cuts == 1000
+    for events in seen:
+        assert [event.data for event in events if event.kind != "end"] == listed
+        assert {event.kind for event in events[len(listed) :]} == {"end"}  # cut between it and its 204: it comes again
+
+
+async def test_a_stream_outlives_its_gateway(own_installation: Installation) -> None:
+    stack = own_installation.stack
+    task_id = await own_installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex)
+    source = EventSource(f"{stack.http_url}/v1/tasks/{task_id}/events")
+    entries, is_killed = list[int](), False
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(source.events()) as events:
+        async for event in events:
+            entries += [event.data["sequence"]] if event.kind not in {"live_text", "end"} else []
+            if event.kind == "tool_outcome" and not is_killed:
+                is_killed = True
+                gateway = stack.services["gateway"]
+                gateway.kill()
+                await own_installation.died(gateway)
+                gateway.start()
+                await gateway.wait_ready()
+    assert is_killed
+    assert entries == list(range(1, len(await own_installation.entries(task_id)) + 1))
+
+
+async def test_a_draining_gateway_ends_its_streams(own_installation: Installation) -> None:
+    stack = own_installation.stack
+    task_id = await own_installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex)
+    gateway = stack.services["gateway"]
+    async with (
+        httpx2.AsyncClient(base_url=stack.http_url, timeout=CALL_SECONDS, trust_env=False) as http,
+        http.stream("GET", "/v1/changes") as stream,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        reading = aiter(stream.aiter_raw())
+        await anext(reading)
+        await gateway.drain()
+        with suppress(httpx2.TransportError):
+            async for _ in reading:
+                pass
+    gateway.start()
+    await gateway.wait_ready()
+    await own_installation.ended(task_id)
+
+
+async def test_changes_of_all_tasks(http: httpx2.AsyncClient) -> None:
+    label = uuid.uuid4().hex
+    source = EventSource(f"{str(http.base_url).rstrip('/')}/v1/changes?label=mark:{label}")
+    states, cursor = list[str](), ""
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(source.events()) as events:
+        first = await anext(events)
+        assert (first.kind, first.id) == ("heartbeat", first.data["cursor"])
+        task_id = await submitted(http, "sim-hello", labels={"mark": label})
+        async for event in events:
+            if event.kind == "change":
+                assert (event.data["task_id"], event.data["task"]["task_id"]) == (task_id, task_id)
+                states.append(event.data["state"])
+                cursor = cursor or event.id
+            if states[-1:] == ["SUCCEEDED"]:
+                break
+    assert states[0] == "QUEUED"
+    again = EventSource(f"{str(http.base_url).rstrip('/')}/v1/changes?label=mark:{label}&after={cursor}")
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(again.events()) as events:
+        repeated = [event.data["state"] async for event in _some(events, len(states) - 1)]
+    assert repeated == states[1:]
+
+
+async def _some(events: Any, count: int) -> AsyncIterator[ServerEvent]:
+    async for event in events:
+        if event.kind == "change":
+            yield event
+            count -= 1
+        if not count:
+            return
+
+
+async def test_a_wait_is_answered(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-e2e-unsafe-at-once", approve_tools=["append_record_unsafe"])
+    task = await waiting(http, task_id)
+    wait = task["wait"]
+    assert wait["kind"] == "TOOL_APPROVAL"
+    listed = await answer(http, "GET", "/v1/waits")
+    assert task_id in {one["task_id"] for one in listed["tasks"]}
+    body = {"wait_id": wait["wait_id"], "decision": ALLOW, "call_digest": wait["call_digest"], "comment": "yes"}
+    other = await answer(http, "POST", f"/v1/tasks/{task_id}/resume", 409, json={**body, "wait_id": uuid.uuid4().hex})
+    assert other["code"] == "WAIT_OVER"
+    await answer(http, "POST", f"/v1/tasks/{task_id}/resume", json=body)
+    waited = await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 60})
+    assert waited["task"]["state"] == "SUCCEEDED"
+
+
+async def test_cancel_message_and_fork(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-e2e-keyed-paced")
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    for _ in range(2):
+        await answer(http, "POST", f"/v1/tasks/{task_id}/messages", json={"text": "faster"}, headers=key)
+    await answer(http, "POST", f"/v1/tasks/{task_id}/cancel", json={"reason": "enough"})
+    waited = await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 60})
+    assert waited["task"]["state"] == "CANCELLED"
+    entries = (await answer(http, "GET", f"/v1/tasks/{task_id}/entries"))["entries"]
+    assert [entry["text"] for entry in entries if entry["kind"] == "user_message"].count("faster") == 1
+    fork = await answer(
+        http, "POST", f"/v1/tasks/{task_id}/fork", 201, json={"step": 0, "model": "sim-hello", "message": "again"}
+    )
+    assert fork["forked_from_task_id"] == task_id
+
+
+async def test_files(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-e2e-noting")
+    await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 100})
+    listed = await answer(http, "GET", f"/v1/tasks/{task_id}/files")
+    assert listed["files"]
+    assert listed["used_files"] >= 1
+    file = next(one for one in listed["files"] if one["kind"] == "FILE")
+    response = await http.get(f"/v1/tasks/{task_id}/files/{file['path']}")
+    assert (response.status_code, len(response.content)) == (200, file["size_bytes"])
+    assert response.headers["content-disposition"] == "attachment"
+    assert "sandbox" in response.headers["content-security-policy"]
+    problem = await answer(http, "GET", f"/v1/tasks/{task_id}/files/no/such", 404)
+    assert problem["code"] == "FILE_NOT_FOUND"
+
+
+async def test_schedules(http: httpx2.AsyncClient) -> None:
+    name = f"s-{uuid.uuid4().hex[:12]}"
+    body = {
+        "name": name,
+        "cron": "0 7 * * *",
+        "time_zone": "Europe/Berlin",
+        "task": {"goal": "go", "model": "sim-hello"},
+    }
+    made = await answer(http, "POST", "/v1/schedules", 201, json=body)
+    assert (made["name"], made["task"]["goal"], made["overlap_policy"]) == (name, "go", "SKIP")
+    assert name in {one["name"] for one in (await answer(http, "GET", "/v1/schedules"))["schedules"]}
+    changed = await answer(
+        http, "PATCH", f"/v1/schedules/{name}", json={"cron": "5 7 * * *", "expected_revision": made["revision"]}
+    )
+    assert (changed["cron"], changed["task"]["goal"]) == ("5 7 * * *", "go")
+    assert (await answer(http, "POST", f"/v1/schedules/{name}/pause", json={"reason": "holidays"}))["paused"]
+    assert not (await answer(http, "POST", f"/v1/schedules/{name}/resume"))["paused"]
+    task = await answer(http, "POST", f"/v1/schedules/{name}/trigger", json={"request_id": "once"})
+    runs = (await answer(http, "GET", f"/v1/schedules/{name}"))["runs"]
+    assert [run["task_id"] for run in runs] == [task["task_id"]]
+    wrong = await answer(http, "POST", "/v1/schedules", 400, json={**body, "task": {"goal": "go", "max_steps": -1}})
+    assert wrong["violations"][0]["field"] == "task.max_steps"
+    assert await answer(http, "DELETE", f"/v1/schedules/{name}") == {"deleted": True}
+
+
+async def test_operations(http: httpx2.AsyncClient) -> None:
+    await submitted(http, "sim-hello")
+    workers = await answer(http, "GET", "/v1/workers")
+    assert {one["worker_id"] for one in workers["workers"]} == {"worker-1", "worker-2"}
+    for path, name in {
+        "/v1/claims": "claims",
+        "/v1/queues": "queues",
+        "/v1/leases": "leases",
+        "/v1/calls-in-doubt": "calls",
+        "/v1/tools": "tools",
+        "/v1/tenants": "tenants",
+        "/v1/webhooks": "webhooks",
+        "/v1/audit": "records",
+        "/v1/tenants/default/usage?by=MODEL": "sums",
+    }.items():
+        assert isinstance((await answer(http, "GET", path))[name], list), path
+    assert (await answer(http, "GET", "/v1/tenants/default"))["tenant"] == "default"
+    me = await answer(http, "GET", "/v1/me", headers={"Tenure-Tenant": "acme"})
+    assert (me["tenant"], me["subject"], me["authenticated"]) == ("acme", "tenant/acme", False)
+    assert "OPERATE" in me["permissions"]
+    problem = await answer(http, "POST", "/v1/workers/nobody/drain", 404, json={"reason": "it smokes"})
+    assert problem["code"] == "WORKER_NOT_FOUND"
+    problem = await answer(http, "GET", "/v1/webhooks/nothing", 404)
+    assert problem["status"] == 404
+    unknown = uuid.uuid4()
+    resolution = {"call_attempt": 1, "resolution": "ABANDONED", "reason": "gone"}
+    await answer(http, "POST", f"/v1/tasks/{unknown}/calls/1.0/resolve", 404, json=resolution)
+    assert await answer(http, "GET", "/healthz") == {"status": "SERVING"}
+
+
+async def test_a_tenant_sees_its_own_tasks_only(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-hello")
+    await answer(http, "GET", f"/v1/tasks/{task_id}?tenant=acme", 404)
+    await answer(http, "GET", f"/v1/tasks/{task_id}", 404, headers={"Tenure-Tenant": "acme"})
+    await answer(http, "GET", f"/v1/tasks/{task_id}/events?tenant=acme", 404)
+    await answer(http, "GET", f"/v1/tasks/{task_id}?tenant=acme", 400, headers={"Tenure-Tenant": "other"})
+
+
+REFUSALS: dict[str, tuple[int, str, str, dict[str, Any]]] = {
+    "a field that breaks its constraint": (400, "POST", "/v1/tasks", {"json": {"goal": "x", "max_steps": -1}}),
+    "an unknown field": (400, "POST", "/v1/tasks", {"json": {"goal": "x", "max_stepz": 1}}),
+    "a field of another type": (400, "POST", "/v1/tasks", {"json": {"goal": 1, "labels": {"a": 1}}}),
+    "a number that is too large": (400, "POST", "/v1/tasks", {"json": {"goal": "x", "max_steps": 2**40}}),
+    "a larger number": (400, "POST", "/v1/tasks", {"json": {"goal": "x", "max_steps": 10**30}}),
+    "a list": (400, "POST", "/v1/tasks", {"json": []}),
+    "no JSON": (400, "POST", "/v1/tasks", {"content": b"{", "headers": {"content-type": "application/json"}}),
+    "no UTF-8": (400, "POST", "/v1/tasks", {"content": b'"\xff"', "headers": {"content-type": "application/json"}}),
+    "no number": (
+        400,
+        "POST",
+        "/v1/tasks",
+        {"content": b'{"input": NaN}', "headers": {"content-type": "application/json"}},
+    ),
+    "half a pair": (
+        400,
+        "POST",
+        "/v1/tasks",
+        {"content": b'{"goal": "\\ud800"}', "headers": {"content-type": "application/json"}},
+    ),
+    "deep JSON": (
+        *(400, "POST", "/v1/tasks"),
+        {
+            "content": b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "headers": {"content-type": "application/json"},
+        },
+    ),
+    "another type of content": (
+        415,
+        "POST",
+        "/v1/tasks",
+        {"content": b"goal=x", "headers": {"content-type": "text/plain"}},
+    ),
+    "too large a body": (413, "POST", "/v1/tasks", {"content": b" " * (5 * 1024 * 1024)}),
+    "an unknown parameter": (400, "GET", "/v1/tasks?stat=QUEUED", {}),
+    "a state that does not exist": (400, "GET", "/v1/tasks?state=ASLEEP", {}),
+    "a parameter that is no number": (400, "GET", "/v1/tasks?page_size=many", {}),
+    "a parameter that is too large": (400, "GET", "/v1/tasks?page_size=99999999999", {}),
+    "no task id": (400, "GET", "/v1/tasks/nothing", {}),
+    "no such task": (404, "GET", f"/v1/tasks/{uuid.UUID(int=7)}", {}),
+    "events of no task": (404, "GET", f"/v1/tasks/{uuid.UUID(int=7)}/events", {}),
+    "events after no number": (400, "GET", f"/v1/tasks/{uuid.UUID(int=7)}/events", {"headers": {"last-event-id": "x"}}),
+    "changes after no cursor": (400, "GET", "/v1/changes?after=nothing", {}),
+    "no such route": (404, "GET", "/v1/nothing", {}),
+    "another method": (405, "PUT", "/v1/tasks", {}),
+    "a head of a stream": (405, "HEAD", "/v1/changes", {}),
+    "a tenant that is no name": (400, "GET", "/v1/tasks", {"headers": {"tenure-tenant": b"\xc4"}}),
+    "a wait too long": (400, "GET", f"/v1/tasks/{uuid.UUID(int=7)}/wait?timeout_seconds=1e9", {}),
+    "no idempotency key": (
+        400,
+        "POST",
+        "/v1/tasks",
+        {"json": {"goal": "x"}, "headers": {"idempotency-key": "x" * 500}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_refusals_are_problems(http: httpx2.AsyncClient, name: str) -> None:
+    status, method, path, options = REFUSALS[name]
+    response = await http.request(method, path, **options)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    if method != "HEAD":
+        problem = response.json()
+        assert (problem["status"], problem["title"] != "") == (status, True)
+        assert problem["code"].isupper()
+        assert "INTERNAL" not in problem["code"]
+
+
+async def test_a_violation_names_the_field_of_the_request(http: httpx2.AsyncClient) -> None:
+    problem = await answer(http, "POST", "/v1/tasks", 400, json={"goal": "x", "max_tokens": -1, "max_cost": -1})
+    assert [one["field"] for one in problem["violations"]] == ["max_cost"]
+    problem = await answer(http, "POST", "/v1/tasks", 400, json={"goal": "x", "timeout": -1})
+    assert [one["field"] for one in problem["violations"]] == ["timeout"]
+    problem = await answer(http, "POST", "/v1/tasks", 400, json={"goal": "x", "tools": ["no_such_tool"]})
+    assert problem["violations"][0]["field"].startswith("tools")
+
+
+async def test_pages_of_other_origins_may_not_change_anything(http: httpx2.AsyncClient) -> None:
+    body = {"goal": "by a page", "model": "sim-hello"}
+    own = str(http.base_url).rstrip("/")
+    for headers, status in (
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": own}, 201),
+        ({"Sec-Fetch-Site": "same-origin"}, 201),
+        ({"Host": "evil.example"}, 421),
+    ):
+        problem = await answer(http, "POST", "/v1/tasks", status, json=body, headers=headers)
+        assert status == 201 or problem["code"] in {"OTHER_ORIGIN", "OTHER_HOST"}
+    await answer(http, "GET", "/v1/tasks", 421, headers={"Host": "evil.example:8480"})
+    response = await http.options(
+        "/v1/tasks", headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    )
+    assert "access-control-allow-origin" not in response.headers
+
+
+async def test_the_document_of_the_api_and_the_console(http: httpx2.AsyncClient) -> None:
+    document = await answer(http, "GET", "/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    response = await http.get("/")
+    assert (response.status_code, response.headers["location"]) == (307, "/console/")
+    page = await http.get("/console/")
+    assert page.status_code in {200, 404}
+    for one in (response, page):
+        assert one.headers["x-content-type-options"] == "nosniff"
