@@ -17,6 +17,7 @@ from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
+from services.checkpoint.queue.backlog import Backlog
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.offering import Offering
@@ -60,7 +61,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.secret_box import SecretBox
 from tenure.runtime.security import Security
-from tenure.runtime.service import CommonSettings, instance_id, run_service, serve
+from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
@@ -91,6 +92,7 @@ class CheckpointSettings:
     """The settings of this process."""
 
     listen: Address = setting("address to serve on", default=Address("127.0.0.1:8472"))
+    metrics_listen: Address | None = metrics_setting()
     postgres_dsn: Secret = setting("the database of the ledger")
     encryption_keys_file: Path | None = setting(
         "the keys that encrypt the secrets of webhooks; without it they are stored as they are", default=None
@@ -221,8 +223,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         limiter=settings.limit.limiter(),
     )
     watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
-    depths = QueueDepths(pool)
-    duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    depths = _look(duties, pool)
     ledger = LedgerDependencies(
         pool, tokens, batcher, opener, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
     )
@@ -239,6 +240,14 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
     return server
+
+
+def _look(duties: Duties, pool: Pool) -> QueueDepths:
+    """Starts the duties that read how much waits, for metrics. Returns the depths of queues, which callers read too."""
+    depths = QueueDepths(pool)
+    duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("backlog", Backlog(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    return depths
 
 
 def _serve_tenants(server: RpcServer, pool: Pool) -> None:

@@ -141,7 +141,7 @@ class Supervisor:
         reason = ReleaseReason.WORKER_CRASHED
         claims = held_task.claims
         set_tenant(claims.tenant)
-        with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch)):
+        with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch), claim=claims.claim_id):
             try:
                 await self._start_gate.wait_turn()
                 reason = await self._loop(held_task)

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from tenure.runtime import metrics
 from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant, traceparent
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def configure_logs(
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if form == "json" else HumanFormatter())
+    handler.addFilter(_count)
+    for counted in ("WARNING", "ERROR", "CRITICAL"):
+        metrics.cell("tenure_log_lines_total", level=counted)  # from 0 on, so that the first line is an increase
     root = logging.getLogger()
     for former in root.handlers[:]:
         root.removeHandler(former)
@@ -66,6 +70,13 @@ def configure_logs(
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(capture=True)
     return handler
+
+
+def _count(record: logging.LogRecord) -> bool:
+    """Counts the lines that an operator should know of."""
+    if record.levelno >= logging.WARNING:
+        metrics.count("tenure_log_lines_total", level=record.levelname)
+    return True
 
 
 class JsonFormatter(logging.Formatter):

@@ -101,6 +101,7 @@ class CloseOutRunner:
             await self._lost_claims.delete(held)
         metrics.count("tenure_close_outs_total", reason=ending.reason)
         fields = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
+        fields["claim"] = held.record.claim_id
         _log.info("ended a task", extra=fields)
         return True
 

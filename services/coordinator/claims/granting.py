@@ -284,6 +284,7 @@ class ClaimGranter:
         if sent:
             metrics.count("tenure_grants_total")
             fields = {"task": held.task_id, "epoch": describe_epoch(held.epoch), "worker": held.record.worker_id}
+            fields["claim"] = held.record.claim_id
             _log.info("granted a task", extra=fields)
         return sent
 

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.tools.calls.records import CallRequest
+from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import Outcome
 from tenure.runtime import metrics
+from tenure.runtime.metrics import OTHERS, BoundedNames
 
+OWN: Final = "own"
+"""The source of tools that come with their call, because the caller runs them itself."""
+MAX_TOOLS: Final = 200
+"""Tools with labels of their own in a process: servers of others, and callers, choose the names of tools."""
+_tool_label: Final = BoundedNames(MAX_TOOLS)
 _PEAK_MEMORY: Final = "tenure_sandbox_peak_memory_bytes"
 
 
-def count_outcome(tool: str, outcome: Outcome) -> None:
+def source_of(tool: str, *, is_own: bool) -> str:
+    """Returns the source of a tool by its name."""
+    if is_own:
+        return OWN
+    source, separator, _ = tool.partition(SEPARATOR)
+    return source if separator else BUILT_IN
+
+
+def count_outcome(request: CallRequest, outcome: Outcome) -> None:
     """Counts a call that ended; for a program also its result class and its usage."""
-    metrics.count("tenure_tool_calls_total", tool=tool, status=outcome.status.value)
+    tool = _tool_label(request.tool)
+    source = OTHERS if tool == OTHERS else source_of(request.tool, is_own=request.runs_at_caller)
+    labels = {"tool": tool, "source": source, "effect": request.effect_class.value}
+    metrics.count("tenure_tool_calls_total", status=outcome.status.value, **labels)
     metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool)
     if (usage := outcome.usage) is None:
         return

@@ -14,7 +14,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 from uuid import UUID
@@ -31,6 +31,7 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
+from tenure.runtime import metrics
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.logs import log_context
@@ -94,14 +95,22 @@ class Runner:
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self._own_calls: Counter[str] = Counter()
+        self._sampling = ExitStack()
         self._ready: set[ReadyStart] = set()
         self._is_closing = False
         self._none_ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
+        self._sampling.enter_context(metrics.on_sample(self._sample))
         return self
 
+    def _sample(self) -> None:
+        """Reports the calls that this runner has, running or waiting for their lane."""
+        metrics.gauge("tenure_tool_calls_held", len(self._tasks))
+        metrics.gauge("tenure_tool_calls_held_max", self._limits.max_accepted)
+
     async def __aexit__(self, *_: object) -> None:
+        self._sampling.close()
         self._is_closing = True
         if self._ready:  # a call that is being recorded as STARTED begins here, or its start is withdrawn
             with suppress(TimeoutError):
@@ -179,7 +188,9 @@ class Runner:
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
-        log_fields = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        claims = run.request.claims
+        log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        log_fields["claim"] = claims.claim_id
         ending: Outcome | Exception | None = None
         try:
             with log_context(**log_fields), within_trace(run.request.traceparent):
@@ -197,7 +208,6 @@ class Runner:
             run.settle(ending or _runner_stopped())
 
     async def _perform(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
-        tool = work.tool
         try:
             outcome = await self._run_in_lane(run, work, ready)
         except ToolInDoubt as in_doubt:
@@ -207,7 +217,7 @@ class Runner:
                 return run.ending
             raise
         await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
-        count_outcome(tool.name, outcome)
+        count_outcome(run.request, outcome)
         return outcome
 
     async def _run_in_lane(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:

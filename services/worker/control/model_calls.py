@@ -10,6 +10,7 @@ from typing import Final
 
 from services.worker.claim_ledger import StepEntry, size_bytes
 from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
+from services.worker.model_metrics import count_model_call
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
 from tenure.control.failures import CallFailure
 from tenure.domain import entries
@@ -94,6 +95,7 @@ class AttemptReport:
         try:
             answer = checked_answer(await self._within_timeout(run))
             self.on_usage(answer.usage, answer.request_id)
+            count_model_call(self.reserved.model, monotonic() - began)
             return answer
         finally:
             self._is_over = True
