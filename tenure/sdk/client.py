@@ -11,6 +11,7 @@ from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.domain.tools import ToolDefinition
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
 from tenure.sdk.connection import GatewayConnection
+from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.from_wire import change_event, json_of, task_info
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
