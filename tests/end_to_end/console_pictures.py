@@ -137,6 +137,7 @@ async def take_all(folder: Path, wanted: list[str]) -> None:
             await camera.take("streaming", f"tasks/{slow}", shows=".text")
             running = await install.submit("sim-e2e-paced", "refunds-of-monday", labels={"team": "support"})
             await install.until(running, "tool_intent")
+            await install.speaking(await install.submit("sim-e2e-slow-answer", "Write the annual report"))
             await camera.take("tasks", "tasks")
             await camera.take("workers", "workers")
             await proven_gone(install, in_doubt)

@@ -97,6 +97,24 @@ async def test_a_takeover_is_seen_without_a_reload(own_installation: Installatio
     await check_same_visit(page)
 
 
+async def test_a_page_resumes_after_the_gateway_was_killed(own_installation: Installation, own_viewer: Viewer) -> None:
+    """No step is missing, and none is there twice."""
+    install = own_installation
+    task_id = await install.submit("sim-e2e-paced", uuid.uuid4().hex)
+    page = await own_viewer.opens(f"tasks/{task_id}")
+    await sees(page, "Step 2")
+    gateway = install.stack.services["gateway"]
+    gateway.kill()
+    await install.died(gateway)
+    await page.locator(".link-state.waiting").first.wait_for(timeout=PATIENCE)
+    await gateway.restart()
+    await sees(page, "complete")
+    steps = await page.locator(".timeline .step h3 span:first-child").all_inner_texts()
+    assert steps == [f"Step {number}" for number in range(1, 10)]
+    assert await page.locator(".timeline .call.ok").count() == 16
+    await check_same_visit(page)
+
+
 async def test_the_models_text_is_seen_as_it_comes(installation: Installation, viewer: Viewer) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     page = await viewer.opens(f"tasks/{task_id}")

@@ -73,13 +73,13 @@ async function one(context, id) {
 }
 
 function details(schedule) {
-  const overlap = { SKIP: "it is skipped", QUEUE: "it waits for it", CANCEL_PREVIOUS: "the earlier run is cancelled" }[schedule.overlap_policy] ?? words(schedule.overlap_policy);
+  const overlap = { SKIP: "a due time is skipped", QUEUE: "a due time waits", CANCEL_PREVIOUS: "the earlier run is cancelled" }[schedule.overlap_policy] ?? words(schedule.overlap_policy);
   return facts(
     schedule.problem ? ["Problem", h("span.bad", schedule.problem)] : null,
     schedule.paused ? ["Paused by", schedule.paused_by || "–", schedule.pause_reason ? `: ${schedule.pause_reason}` : ""] : ["Next", timeMark(schedule.next_due_at)],
     ["Due", h("code", schedule.cron), ` ${schedule.time_zone}`],
-    ["While an earlier run is active", overlap],
-    ["Starts late by at most", duration(schedule.catch_up_seconds)],
+    ["Overlap", `${overlap} while an earlier run is active`],
+    ["Catches up", `a run starts at most ${duration(schedule.catch_up_seconds)} late`],
     ["Runs", `${number(schedule.started_runs)} started, ${number(schedule.waiting_runs)} waiting, ${number(schedule.skipped_runs)} skipped, ${number(schedule.failed_runs)} failed`],
     ["Submits", h("details", h("summary", what(schedule) || "a task"), h("pre", pretty(schedule.task)))],
   );
