@@ -14,6 +14,7 @@ from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
+from services.worker.kept_content import KeptContents
 from services.worker.own_calls import CallOfOwnTool
 from services.worker.tools_client import CallLimits, OwnCall
 from tenure.control import OwnTool
@@ -69,6 +70,7 @@ class ToolStep:
         self._tools: Mapping[str, ToolDefinition] = {}
         self._own: Mapping[str, OwnTool] = {}
         self._window = window
+        self._contents = KeptContents(dependencies.tools, dependencies.trust, held_task)
         self._output_limit_bytes = 0
         self.uncommitted: list[StepEntry] = []
 
@@ -143,7 +145,7 @@ class ToolStep:
         tool = self._tools.get(intent.tool) if own is None else own.definition
         outcome_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
         limits = CallLimits(outcome_seconds, self._limit_seconds, self._output_limit_bytes if own is None else 0)
-        call = None if own is None else CallOfOwnTool(own, intent, self._held_task)
+        call = None if own is None else CallOfOwnTool(own, intent, self._held_task, self._contents.keep)
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: intent.tool,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
+from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.states import TaskState
@@ -265,12 +266,16 @@ class ControlFailure:
 
 @dataclass(frozen=True, slots=True)
 class ControlStep:
-    """A step of a control function ended, with a result or with a failure that the function handled."""
+    """A step of a control function ended, with a result or with a failure that the function handled.
+
+    `kept`: where the result is, if it is too large for the entry.
+    """
 
     name: str
     result_json: str = ""
     failure: ControlFailure | None = None
     duration_seconds: float = 0.0
+    kept: KeptContent | None = None
 
 
 @dataclass(frozen=True, slots=True)

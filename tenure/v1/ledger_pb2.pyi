@@ -15,6 +15,7 @@ from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import tenant_service_pb2 as tenant_service_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
+from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -881,6 +882,7 @@ class ControlStep(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The step's name. The entry's step number and this name identify the step: if a function requests another name at
@@ -893,6 +895,10 @@ class ControlStep(message.Message):
         """The exception, which the function caught."""
 
     @builtins.property
+    def kept(self) -> workspace_pb2.KeptContent:
+        """Where the return value is, one JSON value that is larger; at most 16 MiB."""
+
+    @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """The duration."""
 
@@ -902,13 +908,14 @@ class ControlStep(message.Message):
         name: builtins.str = ...,
         result_json: builtins.str = ...,
         failure: ControlFailure | None = ...,
+        kept: workspace_pb2.KeptContent | None = ...,
         duration: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "result_json", b"result_json"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "kept", b"kept", "result_json", b"result_json"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "name", b"name", "result_json", b"result_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "kept", b"kept", "name", b"name", "result_json", b"result_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["result_json", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["result_json", "failure", "kept"]  # noqa: Y015
     _WhichOneofArgType_end: _TypeAlias = typing.Literal["end", b"end"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_end) -> _WhichOneofReturnType_end | None: ...
 

@@ -54,6 +54,8 @@ from tenure.wire.tenant_service import quota_warning_to_domain, quota_warning_to
 from tenure.wire.tool import (
     calls_in_doubt_to_domain,
     calls_in_doubt_to_wire,
+    kept_to_domain,
+    kept_to_wire,
     outcome_to_domain,
     outcome_to_wire,
     output_to_domain,
@@ -126,12 +128,15 @@ def step_to_domain(message: ledger_pb2.ControlStep) -> ControlStep:
         result_json=message.result_json,
         failure=failure_to_domain(message.failure) if message.HasField("failure") else None,
         duration_seconds=seconds(message.duration),
+        kept=kept_to_domain(message.kept) if message.HasField("kept") else None,
     )
 
 
 def step_to_wire(body: ControlStep) -> ledger_pb2.ControlStep:
     message = ledger_pb2.ControlStep(name=body.name, duration=duration(body.duration_seconds))
-    if body.failure is None:
+    if body.kept is not None:
+        message.kept.CopyFrom(kept_to_wire(body.kept))
+    elif body.failure is None:
         message.result_json = body.result_json
     else:
         message.failure.CopyFrom(failure_to_wire(body.failure))
