@@ -21,7 +21,7 @@ from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
-from services.tools.calls.records import CallRequest, doubt_note, pack_outcome
+from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
 from services.tools.output import OutputStore
