@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
+from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
-from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
-from services.tools.calls.records import CallRequest, doubt_note, pack_outcome
+from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
+from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
 from services.tools.output import OutputStore
@@ -30,12 +31,11 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
-from tenure.runtime import semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.logs import log_context
 from tenure.runtime.postgres import Pool
-from tenure.runtime.telemetry import span
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -130,7 +130,7 @@ class Runner:
         if len(self._tasks) >= self._limits.max_accepted:
             raise _too_many(f"{self._limits.max_accepted} calls already run or wait on this replica")
 
-    async def ready_start(self, work: ToolWork) -> ReadyStart | None:
+    async def ready_start(self, work: ToolWork, runner_id: UUID) -> ReadyStart | None:
         """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
 
         None: the lane is full, or this runner ends. Pass the place to `begin` or `give_back`. The time in which the
@@ -140,7 +140,7 @@ class Runner:
         if lane.locked() or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
             return None
         await lane.acquire()
-        ready = ReadyStart(lane, _MayBegin(self._liveness))
+        ready = ReadyStart(lane, _MayBegin(self._liveness, runner_id))
         self._ready.add(ready)
         return ready
 
@@ -180,22 +180,10 @@ class Runner:
         """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
         log_fields = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
-        attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: tool.name,
-            semconv.TOOL_CALL_ID: run.key.call_id,
-            semconv.TASK_ID: run.request.claims.task_id,
-            semconv.EPOCH: epoch,
-        }
         ending: Outcome | Exception | None = None
         try:
-            parent = run.request.traceparent
-            with (
-                log_context(**log_fields),
-                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=parent) as tool_span,
-            ):
+            with log_context(**log_fields), within_trace(run.request.traceparent):
                 ending = await self._perform(run, work, ready)
-                tool_span.set_attributes(outcome_attributes(ending))
         except Superseded as superseded:
             ending = superseded
         except RunnerStopped:
@@ -335,7 +323,7 @@ class Runner:
 
     async def _mark(self, run: RunningCall) -> MayBegin:
         """Writes the STARTED mark. The time in which the effect may begin counts from before the mark was sent."""
-        may_begin = _MayBegin(self._liveness)
+        may_begin = _MayBegin(self._liveness, self._liveness.runner_id)
         run.marked = True
         try:
             marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt))
@@ -356,6 +344,10 @@ class Runner:
         if state is not CallState.ACCEPTED:
             raise Superseded
         run.call_attempt += 1
+
+    async def release_first_start(self, key: CallKey) -> None:
+        """Releases the start of a call that may run again and does not run here, for as long as it takes."""
+        await _retry_until_written(lambda: release_start(self._pool, StartMark(key, 1)))
 
     async def _release(self, run: RunningCall) -> None:
         """Releases the start, for as long as it takes: a mark that stays would make other replicas wait for the runner.
@@ -402,8 +394,8 @@ def _timeout_seconds(run: RunningCall, tool: Tool) -> float:
 class _MayBegin:
     """The permission to begin an effect, from just before its start is written. See `effects.MayBegin`."""
 
-    def __init__(self, liveness: Liveness) -> None:
-        self._liveness, self._runner_id = liveness, liveness.runner_id
+    def __init__(self, liveness: Liveness, runner_id: UUID) -> None:
+        self._liveness, self._runner_id = liveness, runner_id
         self._before = _now() + BEGINS_WITHIN_SECONDS
 
     def in_time(self) -> bool:

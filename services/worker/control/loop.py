@@ -55,6 +55,7 @@ from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
 from tenure.runtime import metrics
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -76,8 +77,9 @@ class ControlLoop(Loop):
         assert control is not None, "a task of the control loop has a function"
         self._check_revision(control)
         function = self._function(control)
-        async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
-            transition = await self._serve(run)
+        with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
+            async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
+                transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
 
