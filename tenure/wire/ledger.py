@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from tenure.domain import entries as domain
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.entries import (
-    ClearedResults,
     Compaction,
     ControlFailure,
     ControlStep,
@@ -22,9 +21,6 @@ from tenure.domain.entries import (
     OperatorCloseOut,
     OperatorRequest,
     Requeue,
-    SpawnedBy,
-    SubAgentsSpawned,
-    Summary,
 )
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import ResolveCall
@@ -75,19 +71,19 @@ def compaction_to_domain(message: ledger_pb2.Compaction) -> Compaction:
         case "cleared_results":
             cleared = message.cleared_results
             return Compaction(
-                ClearedResults(
+                domain.ClearedResults(
                     cleared.through_step, cleared.results, cleared.input_tokens_before, cleared.input_tokens_after
                 )
             )
         case "summary":
-            return Compaction(Summary(message.summary.through_step, message.summary.text))
+            return Compaction(domain.Summary(message.summary.through_step, message.summary.text))
         case _:
             raise ValueError("a compaction of a kind that this version does not know")
 
 
 def compaction_to_wire(body: Compaction) -> ledger_pb2.Compaction:
     how = body.how
-    if isinstance(how, Summary):
+    if isinstance(how, domain.Summary):
         return ledger_pb2.Compaction(
             summary=ledger_pb2.Compaction.Summary(through_step=how.through_step, text=how.text)
         )
@@ -196,7 +192,7 @@ def submitted_to_domain(message: ledger_pb2.TaskSubmitted) -> domain.Submitted:
     spawned_by = None
     if message.HasField("spawned_by"):
         by = message.spawned_by
-        spawned_by = SpawnedBy(by.task_id, by.call_id, by.index)
+        spawned_by = domain.SpawnedBy(by.task_id, by.call_id, by.index)
     return domain.Submitted(spec_to_domain(message.spec), message.request_id, spawned_by, message.traceparent)
 
 
@@ -211,12 +207,12 @@ def submitted_to_wire(body: domain.Submitted) -> ledger_pb2.TaskSubmitted:
     return message
 
 
-def spawned_to_domain(message: ledger_pb2.SubAgentsSpawned) -> SubAgentsSpawned:
+def spawned_to_domain(message: ledger_pb2.SubAgentsSpawned) -> domain.SubAgentsSpawned:
     tools = tuple(message.tools.names) if message.HasField("tools") else None
-    return SubAgentsSpawned(message.call_id, tuple(message.task_ids), message.max_tokens, tools)
+    return domain.SubAgentsSpawned(message.call_id, tuple(message.task_ids), message.max_tokens, tools)
 
 
-def spawned_to_wire(body: SubAgentsSpawned) -> ledger_pb2.SubAgentsSpawned:
+def spawned_to_wire(body: domain.SubAgentsSpawned) -> ledger_pb2.SubAgentsSpawned:
     """Converts the entry without its deadline: only the ledger knows the time of its database."""
     return ledger_pb2.SubAgentsSpawned(
         call_id=body.call_id,
@@ -532,7 +528,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
             wait_id=f.wait_id, step_number=f.step_number, step=escalation_step_to_wire(f.step)
         )
     ),
-    SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=spawned_to_wire(f)),
+    domain.SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=spawned_to_wire(f)),
 }
 
 
