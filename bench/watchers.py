@@ -82,8 +82,8 @@ class Watchers:
 
 def _recorded_at(line: bytes) -> float:
     """Returns the time in the beginning of an entry: parsing the whole entry would measure this process."""
-    _, found, after = line[:400].partition(b'"recorded_at":"')
-    return datetime.fromisoformat(after[:27].decode()).timestamp() if found else 0.0
+    _, _, time_text = line[:400].partition(b'"recorded_at":"')
+    return datetime.fromisoformat(time_text[:27].decode()).timestamp() if time_text else 0.0
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The model simulator: an HTTP server that speaks the APIs of two model vendors and plays scenarios. It needs
 no API key.
 
-The vendors are Anthropic (Messages) and OpenAI (Chat Completions); both play the same scenarios.
+The vendors are Anthropic (Messages) and OpenAI (Chat Completions, Responses); all play the same scenarios.
 
 With it the real client runs against a server that counts tokens, refuses invalid conversations, fails on demand and
 keeps an exact bill. `python -m devstack.simulator --help` starts one.
@@ -11,6 +11,7 @@ simulator.py           the routes, and the control interface for tests (/_sim/â€
 http_server.py         an HTTP/1.1 server, and the provider's error bodies
 messages_endpoint.py   /v1/messages and /v1/messages/count_tokens
 chat_endpoint.py       /v1/chat/completions, in front of the same engine
+responses_endpoint.py  /v1/responses, in front of chat_endpoint.py
 request_checks.py      refuses requests that the provider would refuse, with its messages
 scenario.py            scenario files, turns, tool calls, faults; which scenario a model name plays
 templates.py           references such as {{goal}} in scenario texts; conversations with a summary

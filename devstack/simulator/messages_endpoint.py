@@ -161,7 +161,8 @@ class MessagesEndpoint:
 
     def find_scenario(self, body: Mapping[str, Any]) -> Scenario:
         """Returns the scenario that a request plays. Raises ApiError."""
-        scenario = self.library.find(HOSTILE.sub(r"sim-\2", body["model"]), text_of(body["messages"][0]["content"]))
+        goal, instructions = text_of(body["messages"][0]["content"]), text_of(body.get("system"))
+        scenario = self.library.find(HOSTILE.sub(r"sim-\2", body["model"]), goal, instructions)
         if scenario is None:
             raise ApiError(404, f"model: {body['model']}")
         return scenario

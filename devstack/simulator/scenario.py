@@ -257,6 +257,7 @@ class ScenarioLibrary:
     def __init__(self, directories: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
         """Reads all `*.yaml` of the shipped scenarios and of `directories`, then `files`. Raises ScenarioError."""
         self._scenarios: dict[str, Scenario] = {}
+        self._by_instructions: dict[str, Scenario] = {}
         for directory in (SHIPPED, *directories):
             if not directory.is_dir():
                 raise ScenarioError(f"{directory} is not a directory")
@@ -275,12 +276,28 @@ class ScenarioLibrary:
             raise TooManyScenarios(f"the simulator has {MAX_SCENARIOS} scenarios: replace one of them")
         self._scenarios[scenario.name] = scenario
 
-    def find(self, model: str, goal: str = "") -> Scenario | None:
+    def put_for_instructions(self, text: str, scenario: WrittenScenario) -> None:
+        """Adds the scenario of the agents whose instructions contain a text, whatever their model; or replaces it.
+
+        Raises TooManyScenarios.
+        """
+        if text not in self._by_instructions and len(self._by_instructions) >= MAX_SCENARIOS:
+            raise TooManyScenarios(f"the simulator has {MAX_SCENARIOS} scenarios for instructions: reset it")
+        self._by_instructions[text] = scenario
+
+    def forget_instructions(self) -> None:
+        """Deletes the scenarios that were added for instructions."""
+        self._by_instructions.clear()
+
+    def find(self, model: str, goal: str = "", instructions: str = "") -> Scenario | None:
         """Returns the scenario of a model: `<name>` for `sim-<name>`, `research` for a real model's name, or None.
 
-        `sim-by-goal` plays the scenario that the first word of the goal names, or else `echo`. It exists because
-        sub-agents have the model of their parent.
+        A scenario for the instructions comes before that of the model. `sim-by-goal` plays the scenario that the first
+        word of the goal names, or else `echo`. It exists because sub-agents have the model of their parent.
         """
+        for text, scenario in self._by_instructions.items():
+            if text in instructions:
+                return scenario
         if model == BY_GOAL:
             return self.find(PREFIX + next(iter(goal.split()), "")) or self._scenarios["echo"]
         if not model.startswith(PREFIX):

@@ -14,6 +14,7 @@ from devstack.simulator.chat_endpoint import ChatEndpoint
 from devstack.simulator.hostile import HostileAnswer
 from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
 from devstack.simulator.messages_endpoint import MessagesEndpoint
+from devstack.simulator.responses_endpoint import ResponsesEndpoint
 from devstack.simulator.scenario import (
     FAULT_REQUEST_SCHEMA,
     Faults,
@@ -66,6 +67,7 @@ class ModelSimulator:
         self._chat = ChatEndpoint(
             library, self.log, self.faults, self.cache, latency_ms, hostile_answers=self._messages.hostile_answers
         )
+        self._responses = ResponsesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
         self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
         self._address = (host, port)
         counting = {("POST", "/v1/messages/count_tokens"): self._messages.count_tokens}
@@ -73,6 +75,7 @@ class ModelSimulator:
             **(counting if counts_tokens else {}),
             ("POST", "/v1/messages"): self._messages.create,
             ("POST", "/v1/chat/completions"): self._chat.create,
+            ("POST", "/v1/responses"): self._responses.create,
             ("GET", "/search"): answer_search,
             ("GET", "/_sim/calls"): self._list_calls,
             ("GET", "/_sim/running"): self._list_running,
@@ -154,19 +157,27 @@ class ModelSimulator:
         reply.send_json(200, {})
 
     async def _put_scenario(self, request: HttpRequest, reply: Reply) -> None:
-        """Adds the scenario that the body describes, as JSON, under the name in the query, or replaces it."""
+        """Adds the scenario that the body describes, as JSON, under the name in the query, or replaces it.
+
+        With `instructions` in the query: for agents whose instructions contain this text, until the next reset.
+        """
         try:
             path = Path(request.query.get("name", ""))
             model_of(path)
-            self._library.put(scenario_of(path, json.loads(request.body)))
+            scenario = scenario_of(path, json.loads(request.body))
+            if instructions := request.query.get("instructions"):
+                self._library.put_for_instructions(instructions, scenario)
+            else:
+                self._library.put(scenario)
         except (ValueError, ScenarioError, TooManyScenarios) as error:
             reply.send_json(400, {"error": str(error)})
         else:
             reply.send_json(200, {})
 
     async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
-        """Deletes faults, ordered answers, calls and cached prefixes. Keeps the log file."""
+        """Deletes faults, ordered answers, calls, cached prefixes, scenarios for instructions. Keeps the log file."""
         self._messages.hostile_answers.clear()
+        self._library.forget_instructions()
         self.faults.clear()
         self.log.clear()
         self.cache.clear()

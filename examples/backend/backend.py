@@ -1,9 +1,7 @@
-"""A web backend: submits tasks, streams what they do to browsers, and answers their waits.
+"""A web backend with FastAPI: submits tasks, streams what they do to browsers, and answers their waits.
 
-    pip install tenure starlette uvicorn standardwebhooks
-    uvicorn backend:app
-
-FastAPI is built on Starlette and takes the same functions as routes.
+pip install tenure fastapi uvicorn standardwebhooks
+uvicorn backend:app
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, Field
 from standardwebhooks import Webhook, WebhookVerificationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from tenure import Client, InvalidRequest, NotFound, Task, TaskWait, Unavailable, WrongState
 
@@ -30,38 +27,62 @@ PETTY_CASH = "petty_cash"
 
 
 @asynccontextmanager
-async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, Client]]:
+async def lifespan(_app: FastAPI) -> AsyncIterator[dict[str, Client]]:
     async with Client() as client:  # one for the process
         yield {"tenure": client}
 
 
-async def submit(request: Request) -> Response:
-    """POST /tasks {"goal": "…"}: the task, at once. A repeat with the same Idempotency-Key gets the same task."""
-    body = await request.json()
-    goal = body.get("goal") if isinstance(body, dict) else None
-    if not isinstance(goal, str) or not goal:
-        return JSONResponse({"error": "the body needs a goal: {'goal': '…'}"}, status_code=422)
-    task = await request.state.tenure.submit(
-        goal, model=MODEL, approve_tools=[NEEDS_APPROVAL], request_id=request.headers.get("idempotency-key", "")
-    )
-    return JSONResponse(task.to_json(), status_code=202)
+app = FastAPI(lifespan=lifespan)
 
 
-async def get(request: Request) -> Response:
-    """GET /tasks/ID: the task as it is now."""
-    return JSONResponse((await _task(request)).to_json())
+def client_of(request: Request) -> Client:
+    client: Client = request.state.tenure
+    return client
 
 
-async def events(request: Request) -> Response:
-    """GET /tasks/ID/events: server-sent events, from the beginning or after the Last-Event-ID of the browser.
+Tenure = Annotated[Client, Depends(client_of)]
+
+
+async def task_of(task_id: str, tenure: Tenure) -> Task[str]:
+    return await tenure.get(task_id)
+
+
+GivenTask = Annotated[Task[str], Depends(task_of)]
+
+
+class Order(BaseModel):
+    """What a browser submits."""
+
+    goal: str = Field(min_length=1)
+
+
+class Approval(BaseModel):
+    """A person's approval. `wait_id`: of the wait that the person saw."""
+
+    wait_id: str
+    comment: str = ""
+
+
+@app.post("/tasks", status_code=202)
+async def submit(order: Order, tenure: Tenure, idempotency_key: Annotated[str, Header()] = "") -> dict[str, Any]:
+    """Returns the task, at once. A repeat with the same Idempotency-Key gets the same task."""
+    task = await tenure.submit(order.goal, model=MODEL, approve_tools=[NEEDS_APPROVAL], request_id=idempotency_key)
+    return task.to_json()
+
+
+@app.get("/tasks/{task_id}")  # noqa: FAST003  a dependency takes it
+async def get(task: GivenTask) -> dict[str, Any]:
+    """Returns the task as it is now."""
+    return task.to_json()
+
+
+@app.get("/tasks/{task_id}/events")  # noqa: FAST003  a dependency takes it
+async def events(task: GivenTask, last_event_id: Annotated[int, Header(ge=0)] = 0) -> StreamingResponse:
+    """Server-sent events, from the beginning or after the Last-Event-ID of the browser.
 
     The browser's EventSource sends that header by itself when it connects again: no event is lost or repeated.
     """
-    task = await _task(request)
-    after = request.headers.get("last-event-id", "0")
-    if not after.isdecimal():
-        return JSONResponse({"error": "Last-Event-ID is the number of an event"}, status_code=422)
-    return StreamingResponse(_stream(task, int(after)), media_type="text/event-stream")
+    return StreamingResponse(_stream(task, last_event_id), media_type="text/event-stream")
 
 
 async def _stream(task: Task[str], after: int) -> AsyncIterator[str]:
@@ -71,19 +92,19 @@ async def _stream(task: Task[str], after: int) -> AsyncIterator[str]:
         yield f"{number}event: {event.kind}\ndata: {json.dumps(event.to_json())}\n\n"
 
 
-async def approve(request: Request) -> Response:
-    """POST /tasks/ID/approve {"wait_id": "…", "comment": "…"}: a person's approval of what the wait shows."""
-    body = await request.json()
-    task = await _task(request)
+@app.post("/tasks/{task_id}/approve")  # noqa: FAST003  a dependency takes it
+async def approve(task: GivenTask, approval: Approval) -> dict[str, Any]:
+    """Approves what the person saw."""
     wait = task.current_wait
-    if wait is None or wait.wait_id != body.get("wait_id"):
-        return JSONResponse({"error": "the task does not wait for this any more"}, status_code=409)
-    await task.approve(wait, comment=str(body.get("comment", "")))
-    return JSONResponse(task.to_json())
+    if wait is None or wait.wait_id != approval.wait_id:
+        raise HTTPException(409, "the task does not wait for this any more")
+    await task.approve(wait, comment=approval.comment)
+    return task.to_json()
 
 
-async def webhook(request: Request) -> Response:
-    """POST /webhook: a task waits. Lines in the petty cash are approved here; a person sees the others.
+@app.post("/webhook", status_code=204)
+async def webhook(request: Request, tenure: Tenure) -> Response:
+    """Takes the news that a task waits. Lines in the petty cash are approved here; a person sees the others.
 
     Create it with `tenure webhooks create backend https://…/webhook`, and set WEBHOOK_SECRET to what that prints. A
     webhook may arrive twice: the second answer is for a wait that is over, and changes nothing.
@@ -93,7 +114,7 @@ async def webhook(request: Request) -> Response:
     except WebhookVerificationError:
         return Response(status_code=401)
     if event["type"] == "task.waiting_user":
-        task = await request.state.tenure.get(event["data"]["task_id"])
+        task = await tenure.get(event["data"]["task_id"])
         wait = task.current_wait
         if wait is not None and _needs_no_person(wait):
             await task.approve(wait, comment="petty cash")
@@ -106,25 +127,11 @@ def _needs_no_person(wait: TaskWait) -> bool:
     return wait.tool == NEEDS_APPROVAL and isinstance(arguments, dict) and arguments.get("file") == PETTY_CASH
 
 
-async def _task(request: Request) -> Task[str]:
-    task: Task[str] = await request.state.tenure.get(request.path_params["task_id"])
-    return task
-
-
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(_request: Request, error: Exception) -> JSONResponse:
     """The errors of the client as HTTP: what happened, and what to do."""
     status = {InvalidRequest: 422, NotFound: 404, WrongState: 409, Unavailable: 503}[type(error)]
-    return JSONResponse({"error": str(error)}, status_code=status)
+    return JSONResponse({"detail": str(error)}, status_code=status)
 
 
-app = Starlette(
-    lifespan=lifespan,
-    routes=[
-        Route("/tasks", submit, methods=["POST"]),
-        Route("/tasks/{task_id}", get),
-        Route("/tasks/{task_id}/events", events),
-        Route("/tasks/{task_id}/approve", approve, methods=["POST"]),
-        Route("/webhook", webhook, methods=["POST"]),
-    ],
-    exception_handlers=dict.fromkeys((InvalidRequest, NotFound, WrongState, Unavailable), _refused),
-)
+for refusal in (InvalidRequest, NotFound, WrongState, Unavailable):
+    app.add_exception_handler(refusal, _refused)

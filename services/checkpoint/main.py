@@ -33,6 +33,8 @@ from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.api_keys import ApiKeyServicer, create_operator_key
 from services.checkpoint.tenants.quotas import LimitedTenants
 from services.checkpoint.tenants.servicer import TenantServicer, adopt_defaults
+from services.checkpoint.traces.settings import PREFIX as TRACES_PREFIX
+from services.checkpoint.traces.settings import TraceSettings
 from services.checkpoint.waits.sub_agent_events import SubAgentEvents
 from services.checkpoint.watch.change_feed import ChangePruner, adopt_feed
 from services.checkpoint.watch.change_stream import ChangeStream
@@ -59,7 +61,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.secret_box import SecretBox
 from tenure.runtime.security import Security
-from tenure.runtime.service import CommonSettings, metrics_setting, run_service, serve
+from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
@@ -115,6 +117,7 @@ class CheckpointSettings:
         maximum=0.5,
     )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
+    traces: TraceSettings = group(TraceSettings, TRACES_PREFIX)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     smtp: SmtpSettings = group(SmtpSettings, SMTP_PREFIX)
     limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_CHECKPOINT_LIMIT_")
@@ -203,8 +206,12 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         SecretBox(settings.encryption_keys_file),
         settings.webhook.allow_insecure,
     )
-    webhooks = WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds)
-    duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    _send(
+        duties,
+        pool,
+        settings,
+        WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds),
+    )
     _retain(duties, pool, settings)
     server = RpcServer(
         settings.listen,
@@ -279,6 +286,17 @@ def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
     cleaner = PrunedRowCleaner(pool, kept_seconds)
     duties.start("clear pruned tasks", cleaner.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("retention lag", cleaner.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
+
+
+def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, webhooks: WebhookDispatcher) -> None:
+    """Starts the duties that send the ledger's news elsewhere: to webhooks, and to a collector of traces."""
+    duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    if settings.traces.endpoint:
+        # Imported here because the import takes half a second, which only a process that exports should pay.
+        from services.checkpoint.traces.exporting import TraceExporter
+
+        exporter = TraceExporter(pool, settings.traces, instance_id())
+        duties.start("traces", exporter.run, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
 async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:

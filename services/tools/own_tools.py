@@ -9,6 +9,7 @@ from services.tools.registry import ToolRegistry
 from services.tools.schemas import Arguments, parse_arguments, untrusted_schema
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
+from tenure.domain.kept_content import digest_of_path
 from tenure.domain.own_tools import NAME_TAKEN, within_limit
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.v1 import tool_service_pb2
@@ -47,9 +48,13 @@ def judge_own(
 
 def read_own_outcome(message: tool_service_pb2.OwnOutcome, definition: ToolDefinition) -> Outcome:
     """Returns what the caller's run came to. The caller is not trusted with more than the definition allows."""
+    status = OUTCOME_STATUSES.to_domain(message.status)
+    is_kept = status is OutcomeStatus.SUCCEEDED and bool(digest_of_path(message.output_path))
     outcome = Outcome(
-        OUTCOME_STATUSES.to_domain(message.status),
+        status,
         message.content,
+        truncated=is_kept,
+        output_path=message.output_path if is_kept else "",
         detail=message.detail if _DETAIL.match(message.detail) else "",
         duration_seconds=seconds(message.duration),
         call_attempt=message.call_attempt,

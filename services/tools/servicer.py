@@ -17,25 +17,27 @@ from services.tools.calls.execute_stream import ExecuteFrames
 from services.tools.calls.executing import ExecuteJob, Executor
 from services.tools.calls.following import CallFollower
 from services.tools.calls.in_doubt import list_in_doubt
+from services.tools.calls.keeping import ContentKeeper
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
 from services.tools.own_tools import judge_own, read_own_outcome
 from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Arguments, Tool, ToolWork
+from services.tools.workspace.kept import ContentPart
 from services.tools.workspace.requests import FileRequests, copy_response, list_response, read_response
 from tenure.domain.errors import InvalidRequest, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
-from tenure.runtime.request_context import current_tenant, traceparent
+from tenure.runtime.request_context import current_tenant
 from tenure.runtime.service import instance_id
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
 from tenure.wire.common import seconds
 from tenure.wire.token import TokenChecker
-from tenure.wire.tool import resolution_to_domain, tool_to_domain, tool_to_wire
+from tenure.wire.tool import kept_to_wire, resolution_to_domain, tool_to_domain, tool_to_wire
 
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.ToolService"
@@ -61,6 +63,7 @@ class ToolServicer(ToolServiceServicer):
         self._caller_runs = caller_runs
         self._closing, self._forgetting = closing, forgetting
         self._files, self._pool, self._stopping = files, pool, stopping
+        self._contents = ContentKeeper(pool, closing, files)
         self._fencing: set[asyncio.Task[list[CallSummary]]] = set()
 
     async def ListTools(
@@ -202,6 +205,23 @@ class ToolServicer(ToolServiceServicer):
         ]
         return tool_service_pb2.DigestFilesResponse(files=files)
 
+    async def KeepContent(
+        self, request: tool_service_pb2.KeepContentRequest, _context: Any
+    ) -> tool_service_pb2.KeepContentResponse:
+        """Writes a part of content for the claim's task. Raises StaleEpoch."""
+        claims, task_id = self._check(request.token)
+        part = ContentPart(request.digest, request.size_bytes, request.offset, request.part)
+        kept = await self._contents.keep(claims, task_id, part)
+        return tool_service_pb2.KeepContentResponse(kept=None if kept is None else kept_to_wire(kept))
+
+    async def ReadContent(
+        self, request: tool_service_pb2.ReadContentRequest, _context: Any
+    ) -> tool_service_pb2.ReadContentResponse:
+        """Returns a part of kept content of the claim's task. Raises StaleEpoch."""
+        claims, task_id = self._check(request.token)
+        part = await self._contents.read(claims, task_id, request.path, request.offset)
+        return tool_service_pb2.ReadContentResponse(part=part)
+
     def _request(self, request: tool_service_pb2.ExecuteRequest) -> ExecuteJob:
         claims, task_id = self._check(request.token)
         tool, arguments = self._tool(claims, request)
@@ -217,7 +237,7 @@ class ToolServicer(ToolServiceServicer):
             effect_class=EffectClass.PURE if clear or tool is None else tool.definition.effect_class,
             arguments_json=request.arguments_json.encode(),
             clear=clear,
-            traceparent=request.traceparent or traceparent(),
+            traceparent=request.traceparent,
             timeout_seconds=seconds(request.timeout),
             output_limit_bytes=_output_limit_bytes(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,

@@ -17,9 +17,7 @@ from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, Model
 from services.worker.model_attempt import (
     MIN_OUTPUT_TOKENS,
     AttemptWatch,
-    answer_attributes,
     billed,
-    call_attributes,
 )
 from services.worker.model_metrics import count_model_call
 from tenure.domain import entries
@@ -31,8 +29,6 @@ from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
-from tenure.runtime import semconv
-from tenure.runtime.telemetry import span
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.
@@ -189,12 +185,9 @@ class ModelStep:
         began = monotonic()
         try:
             async with self._watch.watching(reported, self._timeout_seconds):
-                attributes = call_attributes(self._held_task.task_id, step, attempt)
-                with span(f"{semconv.CHAT} {attempt.model}", attributes) as chat:
-                    answer = await self._held_task.interrupts.guard(
-                        self._dependencies.model.answer(self._request(attempt, step), reported)
-                    )
-                    chat.set_attributes(answer_attributes(answer))
+                answer = await self._held_task.interrupts.guard(
+                    self._dependencies.model.answer(self._request(attempt, step), reported)
+                )
         except ModelCallFailed as error:
             count_model_call(attempt.model, monotonic() - began, error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,9 @@ from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
 from tenure.control.own_tools import EffectUnknown, OwnTool
 from tenure.domain.entries import ToolIntent
-from tenure.domain.own_tools import within_limit
+from tenure.domain.errors import Fenced, WrongState
+from tenure.domain.kept_content import MAX_KEPT_BYTES, KeptContent
+from tenure.domain.own_tools import TOO_LARGE, within_limit
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.logs import log_context
@@ -33,6 +35,8 @@ STOP_SECONDS: Final = 1.0
 """The time for a stopped run to clean up. After it the task leaves the worker in any case."""
 
 _MAX_FAILURE_CHARACTERS: Final = 4000
+_BEGINNING_CHARACTERS: Final = 200
+"""Of content that is kept: what people see of it in the outcome. Fits into the smallest limit of a tool."""
 
 Answer = Callable[[pb.OwnOutcome], None]
 """Sends what a run came to."""
@@ -40,11 +44,16 @@ Answer = Callable[[pb.OwnOutcome], None]
 
 @dataclass(frozen=True, slots=True)
 class CallOfOwnTool:
-    """A call of an own tool: what to run, and for which claim. `context`: the context variables of the task's work."""
+    """A call of an own tool: what to run, and for which claim.
+
+    `keep`: keeps what is too large for the outcome; None: that is a failure. `context`: the variables of the task's
+    work.
+    """
 
     tool: OwnTool
     intent: ToolIntent
     held_task: HeldTask
+    keep: Callable[[bytes], Awaitable[KeptContent]] | None = None
     context: Context = field(default_factory=copy_context)
 
     @property
@@ -107,6 +116,7 @@ class _Run:
             content=outcome.content,
             detail=outcome.detail,
             duration=duration(outcome.duration_seconds),
+            output_path=outcome.output_path,
         )
 
     def answer_to(self, order: pb.RunHere, answer: Answer) -> None:
@@ -198,7 +208,22 @@ class _Run:
         if not _is_text(content):
             message = f"{name} returned {type(content).__name__}, and must return text. Any effects have happened."
             return Outcome(OutcomeStatus.FAILED, message, detail="NOT_TEXT")
-        return Outcome(OutcomeStatus.SUCCEEDED, _text(content))
+        return await self._kept(Outcome(OutcomeStatus.SUCCEEDED, _text(content)))
+
+    async def _kept(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome with a reference in place of content that is too large for it."""
+        encoded, keep = outcome.content.encode(), self.call.keep
+        if keep is None or not self.call.definition.output_limit_bytes < len(encoded) <= MAX_KEPT_BYTES:
+            return outcome  # or too large for the workspace as well: a failure, which says so
+        try:
+            kept = await keep(encoded)
+        except WrongState as refusal:
+            message = f"{refusal.message} {self.call.tool.name} returned {len(encoded)} bytes, which were not recorded."
+            return Outcome(OutcomeStatus.FAILED, f"{message} Any effects of the call have happened.", detail=TOO_LARGE)
+        except Fenced:
+            raise asyncio.CancelledError from None  # the claim is lost, and nobody may have this outcome
+        beginning = outcome.content[:_BEGINNING_CHARACTERS]
+        return replace(outcome, content=beginning, truncated=True, output_path=kept.path)
 
 
 class OwnRuns:

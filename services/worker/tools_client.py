@@ -13,6 +13,7 @@ from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Resolution
+from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import FileDigest
 from tenure.domain.tools import CallStatuses, Outcome, ToolDefinition
 from tenure.runtime.request_context import traceparent
@@ -24,6 +25,7 @@ from tenure.v1 import tool_service_pb2_grpc as grpc_pb
 from tenure.wire.common import duration, refusal_to_domain
 from tenure.wire.tool import (
     call_statuses_to_domain,
+    kept_to_domain,
     outcome_to_domain,
     resolution_to_wire,
     tool_to_domain,
@@ -103,6 +105,22 @@ class ToolsClient:
         request = pb.DigestFilesRequest(token=token, paths=paths)
         answer = await self._stub.DigestFiles(request, timeout=DIGEST_TIMEOUT_SECONDS)
         return {file.path: FileDigest(file.digest, file.size_bytes) for file in answer.files}
+
+    async def keep_content(
+        self, token: token_pb2.FencingToken, kept: KeptContent, offset: int, part: bytes
+    ) -> KeptContent | None:
+        """Writes a part of content to the task's workspace. Returns the content after the last part."""
+        request = pb.KeepContentRequest(
+            token=token, digest=kept.digest, size_bytes=kept.size_bytes, offset=offset, part=part
+        )
+        answer = await self._stub.KeepContent(request, timeout=DIGEST_TIMEOUT_SECONDS)
+        return kept_to_domain(answer.kept) if answer.HasField("kept") else None
+
+    async def read_content(self, token: token_pb2.FencingToken, path: str, offset: int) -> bytes:
+        """Returns a part of kept content; b"" at its end."""
+        request = pb.ReadContentRequest(token=token, path=path, offset=offset)
+        answer = await self._stub.ReadContent(request, timeout=DIGEST_TIMEOUT_SECONDS)
+        return bytes(answer.part)
 
     async def execute(
         self,

@@ -13,6 +13,7 @@ docs/agents.md is the guide. A name is imported at its first use: only `Agent` a
 
 calls.py          tool_call: the call that a tool runs for, with its idempotency key
 execution.py      the execution of a function that code runs in; current_work
+own_calls.py      the tool calls of one answer of a model as one step: in parallel
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions
 pydantic_ai/      agents of Pydantic AI

@@ -39,4 +39,5 @@ def _simulated(url: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": "simulated",
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "simulated",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would send traces to OpenAI
     }

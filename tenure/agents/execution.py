@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from tenure.agents.own_calls import OwnCalls
 from tenure.control.work import Work
 
 
@@ -23,8 +24,13 @@ class Execution:
     runs: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for each request to `work`, which takes one at a time. Waiters are served in the order of their arrival."""
+    own_calls: OwnCalls = field(init=False)
+    """The tool calls, which are made in parallel."""
     active: dict[str, str] = field(default_factory=dict)
     """The agent that runs now, by the agent run whose tool runs it; "" for the function itself."""
+
+    def __post_init__(self) -> None:
+        self.own_calls = OwnCalls(self.work, self.lock)
 
     def next_run_id(self) -> str:
         """Returns the id of the next agent run: the same in each execution of the task."""

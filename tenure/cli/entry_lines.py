@@ -183,6 +183,8 @@ def _control_step(body: ledger_pb2.ControlStep) -> str:
     lasted = seconds_text(seconds(body.duration))
     if body.HasField("failure"):
         return f"{body.name}, {lasted}, failed: {_control_failure(body.failure)}"
+    if body.HasField("kept"):
+        return f"{body.name}, {lasted}: {body.kept.size_bytes:,} bytes in {body.kept.path}"
     return f"{body.name}, {lasted}: {body.result_json}"
 
 

@@ -10,16 +10,16 @@
 Another worker may start a function again at any time. The ledger then answers the steps and calls that were recorded.
 So put everything that has an effect, takes long or is not deterministic into a step or a call.
 
-failures.py      TryAgain, StepFailed, ToolFailed, and how an exception is recorded
+failures.py      TryAgain, StepFailed, ToolFailed, ResultLost, and how an exception is recorded
 model_calls.py   the request, the report and the answer of a model call
 own_tools.py     OwnTool: a coroutine as a tool, run by the worker behind the tool service's fence
 work.py          Work: the steps, model calls and tool calls of a control function
 """
 
-from tenure.control.failures import StepFailed, ToolFailed, TryAgain
+from tenure.control.failures import ResultLost, StepFailed, ToolFailed, TryAgain
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, RunModelCall
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext
-from tenure.control.work import Function, Work
+from tenure.control.work import Function, RecordedCall, Work
 from tenure.domain.budget import TokenUsage
 from tenure.domain.tools import EffectClass
 
@@ -32,6 +32,8 @@ __all__ = (
     "ModelCallRequest",
     "OwnTool",
     "OwnToolContext",
+    "RecordedCall",
+    "ResultLost",
     "RunModelCall",
     "StepFailed",
     "TokenUsage",

@@ -40,6 +40,20 @@ class StepFailed(Exception):  # noqa: N818  reads well in `except StepFailed`
         self.step, self.failure = step, failure
 
 
+class ResultLost(Exception):  # noqa: N818  reads well in `except ResultLost`
+    """A recorded result that is too large for the ledger is not in the workspace any more, or is another one now.
+
+    The agent's programs can change the files of the workspace, and a fork without files has none. The step does not run
+    again: its effects have happened.
+    """
+
+    retryable = False
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the result in the workspace's file {path} is lost: {why}")
+        self.path = path
+
+
 class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
     """A tool call failed. The outcome is recorded for ever: another attempt of the task would read the same outcome."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from tenure.domain.own_tools import MAX_OWN_DESCRIPTION, MAX_OWN_OUTPUT_BYTES, MAX_OWN_SCHEMA, OWN_TOOL_NAME
@@ -57,7 +57,8 @@ class OwnTool:
     `run` gets the context and the arguments, which fit the schema, and returns the content of the outcome. What it
     raises is a FAILED outcome. It is cancelled at the timeout, and when the task leaves the worker. `input_schema`: a
     JSON Schema of an object. `effect`: what happens to a call whose worker is lost. `needs_approval`: each call waits
-    for a person. Raises ValueError for a definition that the tool service would refuse.
+    for a person. `shown_schema`: what people see as the schema, if `run` checks the arguments itself and `input_schema`
+    says little. Raises ValueError for a definition that the tool service would refuse.
     """
 
     name: str
@@ -68,6 +69,7 @@ class OwnTool:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     output_limit_bytes: int = DEFAULT_OUTPUT_BYTES
     needs_approval: bool = False
+    shown_schema: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if OWN_TOOL_NAME.match(self.name) is None:
@@ -81,6 +83,14 @@ class OwnTool:
         if not MIN_OUTPUT_BYTES <= self.output_limit_bytes <= MAX_OWN_OUTPUT_BYTES:
             limits = f"{MIN_OUTPUT_BYTES} to {MAX_OWN_OUTPUT_BYTES}"
             raise ValueError(f"the output_limit_bytes of {self.name} must be {limits}")
+
+    @property
+    def shown(self) -> ToolDefinition:
+        """The definition in the ledger, for people."""
+        if self.shown_schema is None:
+            return self.definition
+        shown = json.dumps(dict(self.shown_schema), sort_keys=True)
+        return self.definition if len(shown) > MAX_OWN_SCHEMA else replace(self.definition, input_schema_json=shown)
 
     @property
     def definition(self) -> ToolDefinition:

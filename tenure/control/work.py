@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tenure.control.model_calls import ModelCallRequest, RunModelCall
@@ -10,6 +11,14 @@ from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome
 
 STEP_TIMEOUT_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A tool call that an earlier execution of the function made."""
+
+    tool: str
+    arguments_json: str
 
 
 class Work(Protocol):
@@ -36,7 +45,8 @@ class Work(Protocol):
         """Runs `run(*args)` and returns its result after a round trip through JSON.
 
         The result is recorded before this returns; a later execution of the function gets the recorded result. A `run`
-        that is not a coroutine function runs in a thread, which cannot be stopped.
+        that is not a coroutine function runs in a thread, which cannot be stopped. Raises ResultLost if a recorded
+        result was too large for the ledger, and is gone from the workspace.
 
         `run` runs at least once: again when its worker dies before the record. Raises StepFailed for an error in `run`.
         """
@@ -80,6 +90,12 @@ class Work(Protocol):
         Each call has an intent and a call record like the call of any other tool; the worker runs the coroutine. A call
         whose worker is lost runs again in the next owner with the same idempotency key, or is in doubt if its tool is
         UNSAFE.
+        """
+
+    async def recorded_calls(self) -> Sequence[RecordedCall]:
+        """Returns the tool calls of the next step, if an earlier execution of the function made calls there.
+
+        For libraries that make calls in parallel, and must make the same ones in the same step again.
         """
 
 

@@ -65,7 +65,7 @@ def missing_calls(point: ResumePoint, step: int, calls: Sequence[FunctionToolCal
     requested = [
         ToolIntent(call_id(step, index), "", call.tool, call.arguments_json) for index, call in enumerate(calls)
     ]
-    recorded = list(_recorded_intents(point, step))
+    recorded = list(recorded_intents(point, step))
     is_same = all(_is_same(point, *intents) for intents in zip(recorded, requested, strict=False))
     may_add = step > point.step or (step == point.step and bool(recorded))
     if not is_same or len(recorded) > len(requested) or (len(recorded) < len(requested) and not may_add):
@@ -81,7 +81,8 @@ def _is_same(point: ResumePoint, recorded: ToolIntent, requested: ToolIntent) ->
     )
 
 
-def _recorded_intents(point: ResumePoint, step: int) -> Iterator[ToolIntent]:
+def recorded_intents(point: ResumePoint, step: int) -> Iterator[ToolIntent]:
+    """Yields the intents of a step, in order."""
     for index in count():
         intent = point.intents.get(call_id(step, index))
         if intent is None:
@@ -147,5 +148,5 @@ def _describe_step(point: ResumePoint, step: int) -> str:
         return recorded.name
     if _is_unanswered_call(point, step):
         return "a model call"
-    tools = [intent.tool for intent in _recorded_intents(point, step)]
+    tools = [intent.tool for intent in recorded_intents(point, step)]
     return f"a call of {', '.join(tools)}" if tools else "nothing"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
+from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.states import TaskState
@@ -19,15 +20,11 @@ from tenure.domain.waits import BeginWait, EscalationStep, Wait, WaitAnswerKind,
 
 @dataclass(frozen=True, slots=True)
 class SpawnedBy:
-    """The parent's call that spawned a sub-agent, and the index of its goal in that call.
-
-    `traceparent` "": the parent had no trace.
-    """
+    """The parent's call that spawned a sub-agent, and the index of its goal in that call."""
 
     task_id: str
     call_id: str
     index: int
-    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +43,12 @@ ContentBlock = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The task was submitted. Always the first entry."""
+    """The task was submitted. Always the first entry. `traceparent`: the client's span, to which the trace links."""
 
     spec: TaskSpec
     request_id: str = ""
     spawned_by: SpawnedBy | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +263,16 @@ class ControlFailure:
 
 @dataclass(frozen=True, slots=True)
 class ControlStep:
-    """A step of a control function ended, with a result or with a failure that the function handled."""
+    """A step of a control function ended, with a result or with a failure that the function handled.
+
+    `kept`: where the result is, if it is too large for the entry.
+    """
 
     name: str
     result_json: str = ""
     failure: ControlFailure | None = None
     duration_seconds: float = 0.0
+    kept: KeptContent | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ declare("worker.after_failure", "the failure is committed, the next attempt not 
 declare("worker.after_intent", "the intents are committed, no tool is called")
 declare("worker.before_own_tool", "the order to run an own tool arrived, the trust window is not looked at yet")
 declare("worker.after_own_tool", "an own tool has ended, its outcome is not sent")
+declare("worker.after_keep", "a result too large for the ledger is in the workspace, the ledger does not refer to it")
 declare("worker.after_execute", "only the worker has the outcomes, or the result of a function's step")
 declare("worker.after_outcome", "the outcomes are committed, the next model attempt is not")
 declare("worker.after_fence", "the tool fence is closed, the close-out that needs it not committed")

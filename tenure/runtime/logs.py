@@ -16,10 +16,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from opentelemetry import trace
-
 from tenure.runtime import metrics
-from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant
+from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -121,9 +119,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = dict(_CONTEXT.get())
     if (tenant := current_tenant()) != DEFAULT_TENANT:
         fields["tenant"] = tenant
-    span = trace.get_current_span().get_span_context()
-    if span.is_valid:
-        fields["trace_id"] = trace.format_trace_id(span.trace_id)
+    if header := traceparent():
+        fields["trace_id"] = header.split("-")[1]
     fields.update((name, value) for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES)
     return {name: _bounded(value) for name, value in fields.items() if name not in _RESERVED_FIELDS}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 import ssl
 import zlib
@@ -15,7 +14,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpcore2
-from h11 import _readers
+
+from tenure.runtime.h11_patterns import read_in_one_pass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -24,28 +24,6 @@ if TYPE_CHECKING:
 
 
 _log: Final = logging.getLogger(__name__)
-
-# h11 parses header lines and chunk headers with patterns that a malicious server can drive to quadratic time in the
-# length of a line.
-
-# By the name in h11: the ambiguous part of the pattern, and its linear replacement.
-_LINEAR: Final = {
-    "header_field_re": (rb":[ \t]*(?P<field_value>", rb":[ \t]*+(?P<field_value>"),
-    "chunk_header_re": (rb"(?P<chunk_ext>;.*)?[ \t]*\r\n", rb"(?:(?P<chunk_ext>;.*)|[ \t]*)\r\n"),
-}
-
-
-def read_in_one_pass() -> None:
-    """Replaces the ambiguous patterns of h11 in the whole process, for every client that uses h11.
-
-    Call it before a client connects; a second call has no effect. A release of h11 with other patterns keeps them: the
-    tests show whether they are linear.
-    """
-    for name, (ambiguous, linear) in _LINEAR.items():
-        pattern: re.Pattern[bytes] | None = getattr(_readers, name, None)
-        if pattern is not None and ambiguous in pattern.pattern:
-            setattr(_readers, name, re.compile(pattern.pattern.replace(ambiguous, linear)))
-
 
 # A connection to an untrusted server, bounded in its use of the event loop and of sockets.
 

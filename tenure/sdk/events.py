@@ -192,12 +192,16 @@ class WaitResolutionEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlStepEvent(Event):
-    """A step of a control function ended, with `result` (a JSON value), or with an `error` that the function caught."""
+    """A step of a control function ended, with `result` (a JSON value), or with an `error` that the function caught.
+
+    `result_path`: the file of the workspace that has the result, if it is too large for the ledger; `result` is None.
+    """
 
     name: str
     result: Any
     error: str
     duration_seconds: float
+    result_path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -355,6 +355,7 @@ def _control_step(body: ledger_pb2.ControlStep) -> dict[str, Any]:
         "result": json_of(body.result_json),
         "error": f"{failure.error_class}: {failure.message}" if body.HasField("failure") else "",
         "duration_seconds": seconds(body.duration),
+        "result_path": body.kept.path,
     }
 
 

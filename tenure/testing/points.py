@@ -122,6 +122,9 @@ POINTS: Final[dict[str, NamedPoint]] = {
     "after own-tool": NamedPoint(
         "worker.after_own_tool", _TOOL_CALL, "the worker's own tool has ended, and nobody knows", _is_open_call
     ),
+    "after keep": NamedPoint(
+        "worker.after_keep", "", "a large result is in the workspace, the ledger does not refer to it", _is_any
+    ),
     "after outcome": NamedPoint("", _TOOL_CALL, "the outcome is recorded", _has_outcome),
     "after step": NamedPoint("worker.after_execute", _FUNCTION_STEP, _STEPPED, _is_step),
     "before record": NamedPoint("worker.after_execute", _FUNCTION_STEP, _STEPPED, _is_step),

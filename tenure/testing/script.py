@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 SCRIPTED_MODEL: Final = "sim-scripted"
 _PREFIX: Final = "sim-"
@@ -126,14 +126,18 @@ class ScriptedModel:
     simulator_address: str
     name: str = field(default=SCRIPTED_MODEL)
 
-    def script(self, script: Script, *, model: str = SCRIPTED_MODEL) -> None:
+    def script(self, script: Script, *, model: str = SCRIPTED_MODEL, instructions: str = "") -> None:
         """Sets what every model answers from now on, in every conversation, also those that your agents name.
 
-        `model`: only this one, `sim-…`, for tests with several models. Raises ScriptError.
+        `model`: only this one, `sim-…`, for tests with several models. `instructions`: only agents whose instructions
+        contain this text, for tests with several agents. Raises ScriptError.
         """
         if not model.startswith(_PREFIX):
             raise ScriptError(f"the model {model!r} cannot be scripted: its name must begin with {_PREFIX}")
         turns = scenario_turns(script)
+        if instructions:
+            self._put(SCRIPTED_MODEL, turns, instructions)
+            return
         self._put(model, turns)
         if model == SCRIPTED_MODEL:
             self._put(_ANY_MODEL, turns)
@@ -150,8 +154,9 @@ class ScriptedModel:
         for model in (SCRIPTED_MODEL, _ANY_MODEL):
             self._put(model, [{"text": "never", "fault": {"status": 400, "message": _UNSCRIPTED}}])
 
-    def _put(self, model: str, turns: list[dict[str, Any]]) -> None:
-        self._ask("POST", f"/_sim/scenarios?name={quote(model.removeprefix(_PREFIX))}", json.dumps(turns))
+    def _put(self, model: str, turns: list[dict[str, Any]], instructions: str = "") -> None:
+        query = urlencode({"name": model.removeprefix(_PREFIX), "instructions": instructions})
+        self._ask("POST", f"/_sim/scenarios?{query}", json.dumps(turns))
 
     def _ask(self, method: str, path: str, body: str | None = None) -> Any:
         connection = http.client.HTTPConnection(self.simulator_address, timeout=_ANSWER_SECONDS)

@@ -28,7 +28,7 @@ from tenure.testing.gate import Gate, Hold
 from tenure.testing.script import ScriptedModel
 from tenure.testing.task import TaskHandle
 from tenure.testing.worker import WorkerHandle
-from tenure.v1 import schedule_service_pb2
+from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.wire.common import STATES
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CLOCK_SLACK_SECONDS: Final = 5.0
 END_SECONDS: Final = 30.0
+_LIBRARIES: Final = {"OPENAI_API_KEY": "simulated", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+"""For the libraries of agents in a worker: what they need besides the simulator's address, and no traces to OpenAI."""
 
 
 class Tenure:
@@ -146,6 +148,7 @@ class Tenure:
             "TENURE_WORKER_QUEUES": ",".join(queues),
             **({} if program else _loops_of(modules)),
             "PYTHONPATH": os.pathsep.join(_own_path()),
+            **_LIBRARIES,
             **(environment or {}),
         }
         command = [sys.executable, str(Path(program).absolute())] if program else []
@@ -171,6 +174,26 @@ class Tenure:
         self.go()
         self.stack.pass_due_times(self.tenant, self._ahead_seconds)
         self.stack.set_ahead(self._ahead_seconds)
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        cron: str,
+        goal: str = "",
+        function: str = "",
+        input: Any = None,  # noqa: A002  the contract's word
+        zone: str = "",
+    ) -> None:
+        """Creates a schedule of a goal, or of a function with its input. `tenure.tasks` are then the tasks of its runs.
+
+        `zone`: the time zone of the cron expression; UTC without one. Raises InvalidRequest.
+        """
+        control = task_pb2.ControlWork(function=function, input_json=json.dumps(input)) if function else None
+        request = schedule_service_pb2.CreateScheduleRequest(
+            name=name, cron=cron, time_zone=zone, spec=task_pb2.TaskSpec(goal=goal, control=control)
+        )
+        self._calls.run(lambda: self._gateway.create_schedule(request))
 
     def now(self) -> datetime:
         """Returns the time of the ledger, for `start_at` after an `advance`."""

@@ -183,6 +183,12 @@ class Stack:
         return folder
 
     @property
+    def workspaces(self) -> Path:
+        """The folder of the workspaces, by tenant and task."""
+        folder: Path = self._stack.layout.workspaces
+        return folder
+
+    @property
     def checker(self) -> SimpleNamespace:
         """The functions of the checker: collect_tasks, read_effects and verify."""
         with server_packages(_PART, extra=_EXTRA, keep=False):

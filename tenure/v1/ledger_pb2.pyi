@@ -15,6 +15,7 @@ from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import tenant_service_pb2 as tenant_service_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
+from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -70,8 +71,11 @@ class TaskSubmitted(message.Message):
     SPEC_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SPAWNED_BY_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of the submit."""
+    traceparent: builtins.str
+    """The span of the client that submitted the task, a W3C traceparent: the task's trace links to it. Empty: none."""
     @builtins.property
     def spec(self) -> task_pb2.TaskSpec:
         """The submitted spec."""
@@ -86,10 +90,11 @@ class TaskSubmitted(message.Message):
         spec: task_pb2.TaskSpec | None = ...,
         request_id: builtins.str = ...,
         spawned_by: SpawnedBy | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,7 +115,7 @@ class SpawnedBy(message.Message):
     index: builtins.int
     """The index of its goal in the call; counts from 0."""
     traceparent: builtins.str
-    """The parent's trace, a W3C traceparent: the sub-agent's trace is linked to it. Empty: the parent had none."""
+    """Not written any more: a sub-agent's spans are in the trace of its root."""
     def __init__(
         self,
         *,
@@ -881,6 +886,7 @@ class ControlStep(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The step's name. The entry's step number and this name identify the step: if a function requests another name at
@@ -893,6 +899,10 @@ class ControlStep(message.Message):
         """The exception, which the function caught."""
 
     @builtins.property
+    def kept(self) -> workspace_pb2.KeptContent:
+        """Where the return value is, one JSON value that is larger; at most 16 MiB."""
+
+    @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """The duration."""
 
@@ -902,13 +912,14 @@ class ControlStep(message.Message):
         name: builtins.str = ...,
         result_json: builtins.str = ...,
         failure: ControlFailure | None = ...,
+        kept: workspace_pb2.KeptContent | None = ...,
         duration: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "result_json", b"result_json"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "kept", b"kept", "result_json", b"result_json"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "name", b"name", "result_json", b"result_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "kept", b"kept", "name", b"name", "result_json", b"result_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["result_json", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["result_json", "failure", "kept"]  # noqa: Y015
     _WhichOneofArgType_end: _TypeAlias = typing.Literal["end", b"end"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_end) -> _WhichOneofReturnType_end | None: ...
 

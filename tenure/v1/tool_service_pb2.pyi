@@ -23,6 +23,116 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class KeepContentRequest(message.Message):
+    """A part of content to keep."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    digest: builtins.str
+    """The digest of all of the content: sha256:<hex>."""
+    size_bytes: builtins.int
+    """The size of all of the content; 1 to 16 MiB."""
+    offset: builtins.int
+    """Where the part begins."""
+    part: builtins.bytes
+    """The part; 1 byte to 1 MiB, within the size."""
+    @builtins.property
+    def token(self) -> token_pb2.FencingToken:
+        """The token of the claim."""
+
+    def __init__(
+        self,
+        *,
+        token: token_pb2.FencingToken | None = ...,
+        digest: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+        offset: builtins.int = ...,
+        part: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "offset", b"offset", "part", b"part", "size_bytes", b"size_bytes", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KeepContentResponse(message.Message):
+    """The part is written."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def kept(self) -> workspace_pb2.KeptContent:
+        """After the last part: the content. Absent before."""
+
+    def __init__(
+        self,
+        *,
+        kept: workspace_pb2.KeptContent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["kept", b"kept"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReadContentRequest(message.Message):
+    """The part to read."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The path of the kept content."""
+    offset: builtins.int
+    """Where the part begins."""
+    @builtins.property
+    def token(self) -> token_pb2.FencingToken:
+        """The token of the claim."""
+
+    def __init__(
+        self,
+        *,
+        token: token_pb2.FencingToken | None = ...,
+        path: builtins.str = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["offset", b"offset", "path", b"path", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReadContentResponse(message.Message):
+    """A part of kept content."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    part: builtins.bytes
+    """At most 1 MiB; empty: the file ends here."""
+    def __init__(
+        self,
+        *,
+        part: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class DigestFilesRequest(message.Message):
     """The files to read."""
 
@@ -577,7 +687,7 @@ class ExecuteRequest(message.Message):
     arguments_json: builtins.str
     """A JSON object, at most 1 MiB."""
     traceparent: builtins.str
-    """W3C traceparent of the caller's span, for calls in frames: metadata belongs to the stream, this field to the call.
+    """W3C traceparent of the call's span, for calls in frames: metadata belongs to the stream, this field to the call.
     At most 128 characters; may be empty; an invalid value is ignored.
     """
     output_limit_bytes: builtins.int
@@ -651,6 +761,7 @@ class OwnOutcome(message.Message):
     CONTENT_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
+    OUTPUT_PATH_FIELD_NUMBER: builtins.int
     call_attempt: builtins.int
     """From `run_here`."""
     status: tool_pb2.OutcomeStatus.ValueType
@@ -663,6 +774,10 @@ class OwnOutcome(message.Message):
     """
     detail: builtins.str
     """A code that refines FAILED: up to 64 of A-Z, 0-9 and _; may be empty."""
+    output_path: builtins.str
+    """Of kept content: what the tool returned, when it is too large for the definition's output_limit_bytes. Then `content`
+    is its beginning, for people, and the outcome is `truncated`. Empty: `content` is all.
+    """
     @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """How long the tool ran."""
@@ -675,10 +790,11 @@ class OwnOutcome(message.Message):
         content: builtins.str = ...,
         detail: builtins.str = ...,
         duration: duration_pb2.Duration | None = ...,
+        output_path: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output_path", b"output_path", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,6 +118,16 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.FromString,
                 _registered_method=True)
+        self.KeepContent = channel.unary_unary(
+                '/tenure.v1.ToolService/KeepContent',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.KeepContentRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.KeepContentResponse.FromString,
+                _registered_method=True)
+        self.ReadContent = channel.unary_unary(
+                '/tenure.v1.ToolService/ReadContent',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -264,6 +274,25 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepContent(self, request, context):
+        """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
+        content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
+        Execute does, and writes under its lock. Repeatable: the same digest is the same file.
+        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
+        not have the digest, and nothing is kept: send all of them again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadContent(self, request, context):
+        """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
+        parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ToolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -346,6 +375,16 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.DigestFiles,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.SerializeToString,
+            ),
+            'KeepContent': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepContent,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.KeepContentRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.KeepContentResponse.SerializeToString,
+            ),
+            'ReadContent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadContent,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -784,6 +823,60 @@ class ToolService:
             '/tenure.v1.ToolService/DigestFiles',
             tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepContent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/KeepContent',
+            tenure_dot_v1_dot_tool__service__pb2.KeepContentRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.KeepContentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadContent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/ReadContent',
+            tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.FromString,
             options,
             channel_credentials,
             insecure,

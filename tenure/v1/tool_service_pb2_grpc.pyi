@@ -102,6 +102,17 @@ class ToolServiceStub:
     """
     DigestFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]
     """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
+    KeepContent: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]
+    """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
+    content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
+    Execute does, and writes under its lock. Repeatable: the same digest is the same file.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
+    not have the digest, and nothing is kept: send all of them again.
+    """
+    ReadContent: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]
+    """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
+    parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
+    """
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -177,6 +188,17 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
     """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
+    KeepContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]  # type: ignore[assignment]
+    """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
+    content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
+    Execute does, and writes under its lock. Repeatable: the same digest is the same file.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
+    not have the digest, and nothing is kept: send all of them again.
+    """
+    ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
+    """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
+    parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
+    """
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
@@ -345,5 +367,28 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.DigestFilesResponse, _abc.Awaitable[_tool_service_pb2.DigestFilesResponse]]:
         """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def KeepContent(
+        self,
+        request: _tool_service_pb2.KeepContentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.KeepContentResponse, _abc.Awaitable[_tool_service_pb2.KeepContentResponse]]:
+        """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
+        content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
+        Execute does, and writes under its lock. Repeatable: the same digest is the same file.
+        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
+        not have the digest, and nothing is kept: send all of them again.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadContent(
+        self,
+        request: _tool_service_pb2.ReadContentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ReadContentResponse, _abc.Awaitable[_tool_service_pb2.ReadContentResponse]]:
+        """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
+        parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
+        """
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

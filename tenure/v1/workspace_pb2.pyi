@@ -188,3 +188,33 @@ class CopiedFiles(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["bytes", b"bytes", "files", b"files", "left_out", b"left_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KeptContent(message.Message):
+    """Content that is too large for the ledger: a file of the task's workspace, whose name is the digest. The agent's programs
+    can change and delete it, so whoever reads it compares the digest.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The path in the workspace."""
+    digest: builtins.str
+    """sha256:<hex>."""
+    size_bytes: builtins.int
+    """Its size."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        digest: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from tenure.domain.kept_content import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
 from tenure.domain.outputs import MAX_OUTPUTS, MAX_URI_CHARACTERS
 from tenure.domain.own_tools import (
     MAX_OWN_DESCRIPTION,
@@ -34,6 +36,7 @@ from tenure.validators.task_service import check_copy_files, check_list_files, c
 from tenure.wire.common import OUTCOME_STATUSES
 
 MAX_CHECKED_NAMES: Final = 1000
+_SHA256: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
 
 
@@ -106,7 +109,24 @@ def _digests(request: tools.DigestFilesRequest, v: Violations) -> None:
         v.length(f"paths[{index}]", path, 1, MAX_URI_CHARACTERS)
 
 
+def _keep(request: tools.KeepContentRequest, v: Violations) -> None:
+    check_guarded(request, v)
+    v.require(bool(_SHA256.match(request.digest)), "digest", "must be sha256:<hex>")
+    v.require(1 <= request.size_bytes <= MAX_KEPT_BYTES, "size_bytes", f"must be 1 to {MAX_KEPT_BYTES}")
+    v.require(1 <= len(request.part) <= MAX_PART_BYTES, "part", f"must have 1 to {MAX_PART_BYTES} bytes")
+    within = 0 <= request.offset <= request.size_bytes - len(request.part)
+    v.require(within, "offset", "must be 0 or more, and the part must end within size_bytes")
+
+
+def _read_content(request: tools.ReadContentRequest, v: Violations) -> None:
+    check_guarded(request, v)
+    v.require(bool(digest_of_path(request.path)), "path", "must be the path of kept content")
+    v.require(0 <= request.offset <= MAX_KEPT_BYTES, "offset", f"must be 0 to {MAX_KEPT_BYTES}")
+
+
 CHECKS: Final[dict[type, Check]] = {
+    tools.KeepContentRequest: _keep,
+    tools.ReadContentRequest: _read_content,
     tools.DigestFilesRequest: _digests,
     tools.ListToolsRequest: check_guarded,
     tools.CheckToolNamesRequest: _names,

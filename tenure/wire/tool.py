@@ -14,9 +14,10 @@ from tenure.domain.in_doubt import (
     Resolution,
     ResolveCall,
 )
+from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.tools import CallStatus, CallStatuses, Outcome, ProgramUsage, ToolDefinition
-from tenure.v1 import ledger_pb2, tool_pb2
+from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, OUTPUT_STATES, duration, seconds
 
 
@@ -40,6 +41,14 @@ def tool_to_wire(tool: ToolDefinition) -> tool_pb2.ToolDefinition:
         output_limit_bytes=tool.output_limit_bytes,
         effect_class=EFFECT_CLASSES.to_wire(tool.effect_class),
     )
+
+
+def kept_to_domain(kept: workspace_pb2.KeptContent) -> KeptContent:
+    return KeptContent(kept.path, kept.digest, kept.size_bytes)
+
+
+def kept_to_wire(kept: KeptContent) -> workspace_pb2.KeptContent:
+    return workspace_pb2.KeptContent(path=kept.path, digest=kept.digest, size_bytes=kept.size_bytes)
 
 
 def outcome_to_domain(outcome: tool_pb2.Outcome) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -258,9 +259,9 @@ async def test_a_call_without_a_place_in_its_lane_is_not_started(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, owner = await tool_service(max_running=1), grants.claim()
-    first = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=1500)
+    first = tools.begin(owner, "1.0", "append_record", file="a", line="x", delay_ms=1500)
     await tools.started(owner)
-    second = tools.begin(owner, "1.1", "append_record_unsafe", file="a", line="y")
+    second = tools.begin(owner, "1.1", "append_record", file="a", line="y")
     async with asyncio.timeout(CALL_SECONDS):
         while "1.1" not in (calls := await tools.fence(owner)):
             await asyncio.sleep(0.02)
@@ -268,3 +269,14 @@ async def test_a_call_without_a_place_in_its_lane_is_not_started(
     assert states == {"1.0": tool_pb2.CALL_STATE_STARTED, "1.1": tool_pb2.CALL_STATE_ACCEPTED}
     assert [(await call).status for call in (first, second)] == [OutcomeStatus.SUCCEEDED] * 2
     assert [line["line"] for line in outside.lines("a")] == ["x", "y"]
+
+
+async def test_an_unsafe_call_is_accepted_before_it_is_started(
+    tool_service: StartTools, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
+    tools, owner = await tool_service(), grants.claim()
+    for call_id, tool in (("1.0", "append_record"), ("1.1", "append_record_unsafe")):
+        await tools.outcome(owner, call_id, tool, file="a", line="x")
+    query = "select call_id, started_at - accepted_at < interval '20 microseconds' from calls where task_id = %s"
+    rows = await tools_database(f"{query} order by call_id", uuid.UUID(owner.task_id))
+    assert rows == [("1.0", True), ("1.1", False)]

@@ -361,6 +361,23 @@ async def test_a_full_service_takes_the_outcome_of_its_call(tool_service: StartT
     assert (await caller.outcome()).status is OutcomeStatus.SUCCEEDED
 
 
+async def test_a_tenant_has_a_share_of_the_own_calls(tool_service: StartTools, grants: Grants) -> None:
+    """Its own calls may run for hours: they leave room for the calls of others, and for tools of the service."""
+    tools = await tool_service(max_own_of_tenant=1)
+    caller = await called(tools, own_request(grants.claim()))
+    await caller.ordered(1)
+    refused = await (await called(tools, own_request(grants.claim()))).refusal()
+    assert isinstance(refused, LimitReached)
+    assert refused.reason == "TOO_MANY_CALLS"
+    owner = grants.claim()
+    request = pb.ExecuteRequest(token=owner.token, call_id="1.0", tool="list_files", arguments_json="{}")
+    assert (await (await called(tools, request)).outcome()).status is OutcomeStatus.SUCCEEDED
+    await (await called(tools, own_request(grants.claim(tenant="other")))).ordered(1)
+    await caller.say(came_to(1))
+    assert (await caller.outcome()).status is OutcomeStatus.SUCCEEDED
+    await (await called(tools, own_request(grants.claim()))).ordered(1)
+
+
 @pytest.mark.parametrize("effect", [EffectClass.KEYED, EffectClass.UNSAFE])
 async def test_no_caller_speaks_for_a_tool_of_the_service(
     tool_service: StartTools, grants: Grants, tmp_path: Any, effect: EffectClass

@@ -22,7 +22,12 @@ MAY_SLEEP = {
     "tenure/cli/keys.py",
 }
 # A library has no main.py: the client reads where the gateway is, as the command does.
-MAY_READ_THE_ENVIRONMENT = {"tenure/cli/main.py", "tenure/sdk/connection.py", "tenure/agents/worker.py"}
+MAY_READ_THE_ENVIRONMENT = {
+    "devstack/all_services.py",
+    "tenure/cli/main.py",
+    "tenure/sdk/connection.py",
+    "tenure/agents/worker.py",
+}
 
 
 @cache

@@ -135,4 +135,4 @@ async def test_a_bad_request_says_what_is_wrong(installation: Installation) -> N
     async with backend(installation, "sim-hello") as http:
         assert (await http.post("/tasks", json={"goal": 7})).status == 422
         missing = await http.get(f"/tasks/{uuid.uuid4()}")
-        assert (missing.status, "no task" in (await missing.json())["error"]) == (404, True)
+        assert (missing.status, "no task" in (await missing.json())["detail"]) == (404, True)

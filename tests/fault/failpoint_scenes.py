@@ -128,8 +128,9 @@ SCENES: Final = {
 }
 """All others are met by WORK, without those of OF_OWN_TOOLS."""
 
-OF_OWN_TOOLS: Final = frozenset({"worker.before_own_tool", "worker.after_own_tool"})
-"""The suite's tasks are agents', which have no own tools: test_own_tools.py meets these."""
+OF_OWN_TOOLS: Final = frozenset({"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"})
+"""The suite's tasks are agents', without own tools and large results of functions: test_own_tools.py and
+tests/testing/test_large_results.py meet these."""
 
 
 def rounds(*, of_work: bool) -> list[tuple[str, ...]]:

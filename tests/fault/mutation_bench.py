@@ -46,6 +46,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.service_process import ServiceProcess
 
 TOOL, CALL = "append_record_unsafe", "1.0"
+REPEATABLE_TOOL = "append_record"
 OWN_TOOL = "write_letter"
 
 
@@ -80,12 +81,14 @@ class Arena:
         await owner.commit(*_asked_for(arguments, tool))
         return owner
 
-    async def execute(self, owner: Owner, tools: Any = None, word: Resolution | None = None) -> Outcome:
+    async def execute(
+        self, owner: Owner, tools: Any = None, word: Resolution | None = None, tool: str = TOOL
+    ) -> Outcome:
         """The call of owner_with_a_call, to its outcome. Raises what the tool service refuses. `word`: of a person who
         knows what came of it.
         """
         request = tool_service_pb2.ExecuteRequest(
-            token=owner.token, call_id=CALL, tool=TOOL, arguments_json=self.arguments_json
+            token=owner.token, call_id=CALL, tool=tool, arguments_json=self.arguments_json
         )
         if word is not None:
             request.resolution.CopyFrom(resolution_to_wire(word))

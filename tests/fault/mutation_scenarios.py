@@ -15,7 +15,7 @@ from tenure.domain.tools import NOT_RUN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
 from tests.fault import resolution_scenarios
-from tests.fault.mutation_bench import OWN_TOOL, Arena
+from tests.fault.mutation_bench import OWN_TOOL, REPEATABLE_TOOL, TOOL, Arena
 from tests.support.fix_checkpoint import (
     Owner,
     answer,
@@ -130,14 +130,18 @@ async def a_cancelled_owner_succeeds(arena: Arena) -> None:
     await owner.end()
 
 
-async def a_fenced_owner_calls_its_tool(arena: Arena) -> None:
-    old = await arena.owner_with_a_call()
+async def a_fenced_owner_calls_its_tool(arena: Arena, tool: str = TOOL) -> None:
+    old = await arena.owner_with_a_call(tool=tool)
     new = await arena.ledger.claim(old.task.task_id, holder="worker-2")
     await arena.fence(new)
     with REFUSED:
-        await arena.execute(old)
+        await arena.execute(old, tool=tool)
     with REFUSED:
-        await arena.end(new, await arena.execute(new))
+        await arena.end(new, await arena.execute(new, tool=tool))
+
+
+async def a_fenced_owner_calls_a_repeatable_tool(arena: Arena) -> None:
+    await a_fenced_owner_calls_its_tool(arena, REPEATABLE_TOOL)
 
 
 async def ended_by_somebody_else(arena: Arena, owner: Owner) -> None:
@@ -265,7 +269,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "settle_gives_back": a_call_is_answered,
     "settle_counts_use": a_call_is_answered,
     "tool_fence": a_fenced_owner_calls_its_tool,
-    "tool_fence_of_new_calls": a_fenced_owner_calls_its_tool,
+    "tool_fence_of_new_calls": a_fenced_owner_calls_a_repeatable_tool,
     "tool_fence_closes": a_call_comes_after_the_end,
     "call_off": a_call_was_accepted_before_the_end,
     "call_started": a_call_was_accepted_before_it_was_taken_over,

@@ -29,7 +29,7 @@ DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
         ("after_accept", KEYED, DONE, 2, 1),
         ("after_accept", UNSAFE, DONE, 2, 1),
         ("after_first_write", KEYED, DONE, 2, 1),
-        ("after_first_write", UNSAFE, DOUBT, 1, 0),
+        ("after_first_write", UNSAFE, DONE, 2, 1),
         ("before_effect", KEYED, DONE, 2, 1),
         ("before_effect", UNSAFE, DOUBT, 1, 0),
         ("after_effect", KEYED, DONE, 2, 1),
@@ -88,12 +88,12 @@ async def test_an_unmarked_call_of_any_class_is_run(
     assert sorted(line["key"][-3:] for line in outside.lines("a")) == ["1.0", "1.1"]
 
 
-async def test_a_start_whose_answer_is_lost_leaves_no_doubt(
-    tool_service: StartTools, grants: Grants, outside: Outside
+@pytest.mark.parametrize("tool", [KEYED, UNSAFE])
+async def test_a_first_write_whose_answer_is_lost_leaves_no_doubt(
+    tool_service: StartTools, grants: Grants, outside: Outside, tool: str
 ) -> None:
-    """The service does not know whether the write happened; but it knows that it did not begin the effect."""
     tools = await tool_service(failpoints="tools.after_first_write=1#error(UNAVAILABLE)")
-    outcome = await tools.outcome(grants.claim(), "1.0", UNSAFE, file="a", line="x")
+    outcome = await tools.outcome(grants.claim(), "1.0", tool, file="a", line="x")
     assert (outcome.status, outcome.call_attempt) == (DONE, 2)
     assert len(outside.lines("a")) == 1
 
@@ -105,8 +105,8 @@ async def test_a_start_that_the_service_gave_up_is_settled_without_its_caller(
     tools, other = await tool_service(failpoints=f"tools.after_first_write={errors}"), await tool_service()
     owner = grants.claim()
     with pytest.raises(Unavailable):
-        await tools.outcome(owner, "1.0", UNSAFE, file="a", line="x")
-    outcome = await other.outcome(owner, "1.0", UNSAFE, file="a", line="x")
+        await tools.outcome(owner, "1.0", KEYED, file="a", line="x")
+    outcome = await other.outcome(owner, "1.0", KEYED, file="a", line="x")
     assert outcome.status is DONE
     assert len(outside.lines("a")) == 1
 

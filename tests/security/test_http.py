@@ -99,7 +99,8 @@ async def test_a_session_of_a_browser(guarded: Guarded) -> None:
     key = (await guarded.key(Permission.WRITE)).secret
     async with http(guarded) as browser:
         own = {"Sec-Fetch-Site": "same-origin"}
-        assert await code(browser, "POST", "/console/session", json={"api_key": "wrong"}) == (401, "API_KEY_INVALID")
+        wrong: Any = {"json": {"api_key": "wrong key"}}
+        assert await code(browser, "POST", "/console/session", **wrong) == (401, "API_KEY_INVALID")
         stranger = "tnr_" + "a" * 12 + "_" + "b" * 43
         assert (await browser.post("/console/session", json={"api_key": stranger})).status_code == 401
         begun = await browser.post("/console/session", json={"api_key": key}, headers=own)

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.fencing import Audience, Claims
+from tenure.domain.kept_content import kept_as
 from tenure.runtime.signing import LOOK_SECONDS, Signer, withdraw_key, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
@@ -47,6 +48,7 @@ OTHER_HOLDER: Final = "PERMISSION_DENIED/OTHER_HOLDER"
 STALE: Final = "ABORTED/STALE_EPOCH"
 LEAVE: Final = ledger.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
 Token = token_pb2.FencingToken
+KEPT: Final = kept_as(b"kept")
 
 
 def commit(token: Token | None) -> ledger.CommitRequest:
@@ -73,7 +75,11 @@ REQUESTS: Final[Mapping[str, Callable[[Token | None], Message]]] = {
     ),
     "ToolService/Fence": lambda token: tools.FenceRequest(token=token, close=True),
     "ToolService/Forget": lambda token: tools.ForgetRequest(token=token),
+    "ToolService/KeepContent": lambda token: tools.KeepContentRequest(
+        token=token, digest=KEPT.digest, size_bytes=KEPT.size_bytes, part=b"kept"
+    ),
     "ToolService/ListTools": lambda token: tools.ListToolsRequest(token=token),
+    "ToolService/ReadContent": lambda token: tools.ReadContentRequest(token=token, path=KEPT.path),
 }
 FRAMES: Final[Mapping[str, Any]] = {
     "CheckpointService/CommitStream": ledger.CommitStreamResponse,
@@ -141,6 +147,7 @@ ADMITTED: Final = {
     "CheckpointService/CommitStream": "NOT_FOUND/NOT_FOUND",
     "CheckpointService/Open": "NOT_FOUND/NOT_FOUND",
     "CheckpointService/ReportUsage": "NOT_FOUND/NOT_FOUND",
+    "ToolService/ReadContent": "NOT_FOUND/FILE_NOT_FOUND",
 }
 """The answers for a valid token of a task that does not exist. The tool service knows tasks by their tokens: OK."""
 
@@ -249,7 +256,9 @@ FIRST: Final = {
     "ToolService/Execute": STALE,
     "ToolService/ExecuteStream": STALE,
     "ToolService/Fence": STALE,
+    "ToolService/KeepContent": STALE,
     "ToolService/ListTools": STALE,
+    "ToolService/ReadContent": STALE,
 }
 """The answers for a token whose claim has a successor."""
 LAST: Final = {

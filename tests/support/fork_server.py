@@ -32,6 +32,13 @@ PRELOADED: Final = (
     "devstack.simulator.simulator",
     "tenure.cli.main",
 )
+OF_AGENTS: Final = (
+    "agents",
+    "pydantic_ai.models.anthropic",
+    "tenure.agents.openai_agents",
+    "tenure.agents.pydantic_ai.agent",
+)
+"""The server imports these before the first program that needs them."""
 LARGEST_REQUEST_BYTES: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
@@ -56,6 +63,9 @@ def main() -> None:
             if not data:
                 return
             request = json.loads(data)
+            if request["with_agents"]:
+                for name in OF_AGENTS:
+                    import_module(name)
             pid = os.fork()
             if not pid:
                 sock.close()

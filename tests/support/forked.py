@@ -27,7 +27,9 @@ from typing import IO, Final
 from devstack import child_process, die_with_parent
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli")
+FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli", "tests.testing.example_program")
+EXAMPLES: Final = "tests.testing.example_program"
+"""The program that runs examples of agents: their libraries take seconds to import."""
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
 EXIT_CODE_BYTES: Final = 8
 
@@ -179,6 +181,8 @@ def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
             return module, False, arguments
         case [sys.executable, "-P", "-m", module, *arguments]:
             return module, True, arguments
+        case [sys.executable, script] if script == str(REPOSITORY / f"{EXAMPLES.replace('.', '/')}.py"):
+            return EXAMPLES, False, []
     return None
 
 
@@ -228,6 +232,7 @@ class _Server:
             "arguments": arguments,
             "environment": dict(environment),
             "cwd": str(cwd),
+            "with_agents": module == EXAMPLES,
         }
         exit_fd, theirs = os.pipe()
         with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):

@@ -15,6 +15,7 @@ from typing import Any
 from tenure.control.failures import StepFailed, failure_of
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.control.work import RecordedCall
 from tenure.domain.budget import TokenUsage
 from tenure.domain.tools import Outcome, OutcomeStatus
 
@@ -106,10 +107,13 @@ class JournalWork:
         raise NotImplementedError
 
     async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
-        return [await self._call(tool, arguments) for tool, arguments in calls]
+        step = self.position + 1
+        return [await self._call(f"{step}.{index}", tool, arguments) for index, (tool, arguments) in enumerate(calls)]
 
-    async def _call(self, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
-        call_id = f"{self.position + 1}.0"
+    async def recorded_calls(self) -> Sequence[RecordedCall]:
+        return []
+
+    async def _call(self, call_id: str, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
         call: OwnToolContext = Call(self.task_id, call_id, 1, f"{self.task_id}/{call_id}")
 
         async def made() -> Any:

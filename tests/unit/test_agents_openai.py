@@ -76,7 +76,7 @@ async def test_a_later_execution_calls_no_model_and_no_tool() -> None:
     work = JournalWork("Refund order 7")
     assert await run(work.begin(), "Ada") == "Refunded."
     assert await run(work.begin(), "Ada") == "Refunded."
-    assert ran == ["task/2.0", "task/3.0"]
+    assert ran == ["task/2.0", "task/2.1"]
     assert len(script.seen) == 2
     assert work.kinds == ["model", "tool refund", "tool look_up", "model"]
     assert [tool.effect for tool in work.tools] == [Effect.KEYED, Effect.PURE]

@@ -6,6 +6,8 @@ from uuid import uuid4
 
 import pytest
 
+from services.gateway.http.requests import SubmitBody
+from services.gateway.http.tasks import submit_of
 from services.worker.agents import definitions_of, digests_of
 from tenure.agents import Agent, Effect, Work, Worker, function
 from tenure.agents.functions import content_of
@@ -22,6 +24,7 @@ from tenure.domain.agents import (
     read_percent,
     read_reference,
 )
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.pools import WorkerPool
 from tenure.domain.sub_agents import Share, spec_of_sub_agent
 from tenure.domain.task import ControlWork, TaskSpec, offered_function, offered_loop
@@ -192,3 +195,13 @@ def test_the_digest_of_a_definition_stays_the_same() -> None:
     definition.agent.model, definition.agent.system = "claude-x", "Prüfe."
     definition.limits.timeout.seconds = 60
     assert digest_of(definition) == "b6ad89006f0a5fe820af98d2b6e531c11591931ce77240cfc0a1e0e3d523738f"
+
+
+def test_a_submit_by_http_may_name_a_revision() -> None:
+    request = submit_of(SubmitBody(goal="Help!", agent="support@7"))
+    assert (request.control.function, request.agent_pin.revision) == ("support", 7)
+    request = submit_of(SubmitBody(function="month_end@3", input=[1]))
+    assert (request.control.function, request.agent_pin.revision) == ("month_end", 3)
+    assert not submit_of(SubmitBody(goal="Help!", agent="support")).HasField("agent_pin")
+    with pytest.raises(InvalidRequest, match="is not an agent"):
+        submit_of(SubmitBody(goal="Help!", agent="support@"))

@@ -332,13 +332,3 @@ def test_a_callers_repeated_doubt_does_not_begin_anew() -> None:
     assert isinstance(verdict, AnswerFromRecord)
     assert "it hung up" in verdict.outcome.content
     assert decide(doubted, own_request(None, SAID), IDLE) == ConcludeCall(SAID)
-
-
-def test_a_start_that_this_process_never_began_runs_again_of_any_class() -> None:
-    knowing = RunnerIdentity(OTHER, None, never_began=ME)  # the process may have another runner id by now
-    first = row(CallState.STARTED, EffectClass.UNSAFE, call_attempt=1, runner_id=ME)
-    assert decide(first, call_request(), knowing) == RunCall(2)
-    assert decide(first, call_request(), RunnerIdentity(ME, None)) == MarkInDoubt(1)
-    assert decide(replace(first, call_attempt=2), call_request(), knowing) == JoinCall(2)
-    assert decide(replace(first, runner_id=uuid.uuid4()), call_request(), knowing) == JoinCall(1)
-    assert decide(replace(first, state=CallState.IN_DOUBT), call_request(), knowing).__class__ is AnswerFromRecord

@@ -1,4 +1,4 @@
-"""What is counted of a program, and what its span says."""
+"""What is counted of a program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from services.tools.calls.metrics import MAX_TOOLS, count_outcome, outcome_attributes
+from services.tools.calls.metrics import MAX_TOOLS, count_outcome
 from services.tools.calls.records import CallKey, CallRequest
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage
 from tenure.runtime import metrics
@@ -60,17 +60,3 @@ def test_the_highest_peak_of_memory_is_kept(registry: metrics.MetricRegistry) ->
             request("execute_python"), Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(1.0, 1.0, peak))
         )
     assert registry.read(PEAK) == 9
-
-
-def test_a_span_says_what_was_counted_and_nothing_else() -> None:
-    full = Outcome(OutcomeStatus.FAILED, "the words stay out", detail="OUT_OF_MEMORY", usage=COUNTED)
-    assert outcome_attributes(full) == {
-        "tenure.tool.outcome": "FAILED",
-        "tenure.tool.outcome_detail": "OUT_OF_MEMORY",
-        "tenure.sandbox.wall_seconds": 0.5,
-        "tenure.sandbox.cpu_seconds": 0.25,
-        "tenure.sandbox.peak_memory_bytes": 12 << 20,
-    }
-    uncounted = Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(0.5))
-    assert set(outcome_attributes(uncounted)) == {"tenure.tool.outcome", "tenure.sandbox.wall_seconds"}
-    assert outcome_attributes(Outcome(OutcomeStatus.SUCCEEDED, "")) == {"tenure.tool.outcome": "SUCCEEDED"}

@@ -40,9 +40,15 @@ class SubmitBody:
     """A task to submit. An omitted field has the default of the installation."""
 
     goal: str = given("the first message to the agent; at most 256 KiB", "")
-    agent: str = given("an agent in Python, by its name; empty: the agent that these fields describe", "")
+    agent: str = given(
+        "an agent in Python or a registered one, by its name or its revision, support@7; empty: the agent that these "
+        "fields describe",
+        "",
+    )
     input: Any = given("a JSON value for the agent in Python", None)
-    function: str = given("a control function that runs instead of an agent, by its name; with `input`", "")
+    function: str = given(
+        "a control function that runs instead of an agent, by its name or its revision; with `input`", ""
+    )
     model: str = given("the id of the model", "")
     system: str = given("the system prompt; at most 256 KiB", "")
     tools: tuple[str, ...] | None = given("the tools that the agent may use; null: all of the tenant's", None)

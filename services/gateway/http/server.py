@@ -19,10 +19,13 @@ from services.gateway.http.call import open_stubs
 from services.gateway.http.settings import HttpSettings
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
+from tenure.runtime.h11_patterns import read_in_one_pass
 from tenure.runtime.settings import Address, ConfigurationError
 from tenure.runtime.tls import MutualTlsSettings
 
 _log: Final = logging.getLogger(__name__)
+MAX_READ_BYTES: Final = 16 * 1024
+"""The limit of one read. A client can cut these bytes into thousands of chunks, which one turn of the loop parses."""
 MAX_CONNECTIONS: Final = 10_000
 HEAD_SECONDS: Final = 20.0
 """How long a connection may take for the head of a request."""
@@ -57,6 +60,7 @@ async def http_door(
     assert address is not None, "without an address there is no door"
     if files is None and not is_loopback_host(address.host) and not allow_insecure_network:
         raise ConfigurationError([_CLEAR_TEXT.format(address)])
+    read_in_one_pass()
     async with open_stubs(local) as stubs:
         app = HttpApp(
             stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network
@@ -160,6 +164,8 @@ class BoundedProtocol(H11Protocol):
     _take_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        reader: Any = getattr(transport, "_ssl_protocol", transport)
+        reader.max_size = MAX_READ_BYTES
         super().connection_made(transport)
         self._await_head(HEAD_SECONDS)
 

@@ -18,6 +18,7 @@ from tenure.sdk.from_wire import entry_event, task_file, task_info
 from tenure.sdk.submit_request import (
     ARGUMENTS,
     agent_of,
+    agent_of_reference,
     control_of,
     json_text,
     limits_of,
@@ -43,18 +44,19 @@ def submit_of(body: req.SubmitBody, request_id: str = "") -> api.SubmitTaskReque
     if body.function and (body.agent or body.tools is not None or body.system or body.result is not None):
         raise InvalidRequest(violations=[("function", "cannot have agent, tools, system and result beside it")])
     limits = limits_of(body.max_cost, body.no_max_cost, body.max_tokens, body.max_steps)
+    argument = "function" if body.function else "agent"
+    name, agent_revision = agent_of_reference(argument, body.function or body.agent)
     if body.function:
         control: task_pb2.ControlWork | None = task_pb2.ControlWork(
-            function=body.function, input_json=json_text("input", body.input)
+            function=name, input_json=json_text("input", body.input)
         )
     else:
-        control = control_of(
-            body.agent, body.goal, body.input, body.model, body.system, body.tools, body.max_output_tokens
-        )
+        control = control_of(name, body.goal, body.input, body.model, body.system, body.tools, body.max_output_tokens)
     return submit_request(
         body.goal,
         agent=agent_of(body.model, body.system, body.tools, body.approve_tools, body.max_output_tokens),
         control=control,
+        agent_revision=agent_revision,
         limits=limits,
         timeout=body.timeout,
         start_at=body.start_at,

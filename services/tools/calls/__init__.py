@@ -1,8 +1,8 @@
 """The protocol of tool calls: three writes around an effect.
 
 The writes are: accept (fence and call record), start (the STARTED mark immediately before the effect), finish (the
-outcome). Accept and start of a new call whose lane has a place are one write. The record proves after a crash what may
-have happened.
+outcome). Accept and start of a new call that may run again and whose lane has a place are one write. The record proves
+after a crash what may have happened.
 
 The files, in the order in which data flows:
 

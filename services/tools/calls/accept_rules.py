@@ -22,7 +22,6 @@ from tenure.domain.in_doubt import (
 )
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, OutcomeStatus, bounded
 
-FIRST_ATTEMPT: Final = 1
 _LEAVES_EFFECT_OPEN: Final = frozenset({OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT})
 _HAD_BEGUN: Final = " An earlier attempt of this call had begun: its effect may have happened."
 
@@ -108,14 +107,12 @@ def admit_fence(row: ToolFenceRow, presented: Fence, *, close: bool) -> ToolFenc
 class RunnerIdentity:
     """The runner id of this process, and the attempt of the call that runs here, or None.
 
-    `ordered`: the call's caller was ordered to run this attempt itself. `never_began`: the runner id under which this
-    process may have recorded the start of the first attempt, in a write whose answer was lost; it did not begin it.
+    `ordered`: the call's caller was ordered to run this attempt itself.
     """
 
     runner_id: UUID
     running_attempt: int | None
     ordered: bool = False
-    never_began: UUID | None = None
 
 
 def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> Verdict | AlreadyExists:
@@ -132,8 +129,6 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
             reason="CALL_ID_REUSED",
             metadata={"call_id": request.key.call_id},
         )
-    if _never_began(row, here):
-        row = replace(row, state=CallState.ACCEPTED)
     if row.state is CallState.ACCEPTED:
         return _concluded(_decide_accepted(row, request, here), request, row)
     if row.state is CallState.STARTED:
@@ -141,12 +136,6 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
     if row.state is CallState.IN_DOUBT:
         return _concluded(_decide_in_doubt(row, request, here), request, row)
     return AnswerFromRecord(known_outcome(row))
-
-
-def _never_began(row: CallRow, here: RunnerIdentity) -> bool:
-    """Whether this process recorded the start and knows that it did not begin the effect, and never will."""
-    is_that_start = row.runner_id == here.never_began and row.call_attempt == FIRST_ATTEMPT
-    return row.state is CallState.STARTED and here.never_began is not None and is_that_start
 
 
 def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:

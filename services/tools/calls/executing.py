@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -22,7 +22,6 @@ from services.tools.calls.accept_rules import (
     JoinCall,
     MarkInDoubt,
     RunCall,
-    RunnerIdentity,
     Verdict,
 )
 from services.tools.calls.call_log import log_refusals
@@ -126,8 +125,8 @@ class Executor:
         self, kept: DedicatedConnection, liveness: Liveness, runner: Runner, follower: RemoteCallFollower
     ) -> None:
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
-        self._never_began: dict[CallKey, UUID] = {}
-        """The runner id of starts whose write failed: they may be recorded, and this process did not begin them."""
+        self._perhaps_started: set[CallKey] = set()
+        """The calls whose first write failed: it may have recorded their start, and this process did not begin them."""
         self._settling: set[asyncio.Task[None]] = set()
         self.accepts: Batcher[ExecuteJob, Accepted] = Batcher(
             "accepts",
@@ -144,7 +143,7 @@ class Executor:
         """
 
         def enqueue(answer: Answer[Accepted]) -> None:
-            self._runner.check_room(job.request.key)
+            self._runner.check_room(job.request)
             self.accepts.enqueue(job, partial(self._pass_on, job, answer))
 
         follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
@@ -170,27 +169,26 @@ class Executor:
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
-        ready = [await self._ready_start(job) for job in batch]
+        ready = [await self._ready_start(job, runner_id) for job in batch]
         try:
             verdicts = await self._write(batch, [start is not None for start in ready], runner_id)
         except BaseException:
             for job, start in zip(batch, ready, strict=True):
                 if start is not None:
-                    self._never_began[job.request.key] = runner_id
+                    self._perhaps_started.add(job.request.key)
                     self._runner.give_back(start)
             raise
-        if self._never_began:
-            for job in batch:
-                self._never_began.pop(job.request.key, None)
+        self._perhaps_started.difference_update(job.request.key for job in batch)
         return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
 
-    async def _ready_start(self, job: ExecuteJob) -> ReadyStart | None:
-        """Returns the place of a call that its first write may start. The first attempt to start a call is the only
-        one: after a failed write the record must be read.
+    async def _ready_start(self, job: ExecuteJob, runner_id: UUID) -> ReadyStart | None:
+        """Returns the place of a call that its first write may start; None: it is ACCEPTED first.
+
+        An UNSAFE call is: after a lost answer its start would be in doubt, and a call that is only ACCEPTED never is.
         """
-        if job.work is None or job.request.key in self._never_began:
+        if job.work is None or not job.request.effect_class.may_run_again or job.request.key in self._perhaps_started:
             return None
-        return await self._runner.ready_start(job.work)
+        return await self._runner.ready_start(job.work, runner_id)
 
     async def _write(self, batch: Sequence[ExecuteJob], starts: Sequence[bool], runner_id: UUID) -> list[_Decided]:
         """Returns each verdict, and whether the call is STARTED."""
@@ -208,38 +206,38 @@ class Executor:
         """Decides calls under the locks of their fences and records, and writes what the rules decided."""
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [job.request for job in batch])
-            verdicts = [accepting.decide(job.request, self._identity(runner_id, job.request.key)) for job in batch]
+            verdicts = [
+                accepting.decide(job.request, self._runner.runs.identity(runner_id, job.request.key)) for job in batch
+            ]
             await accepting.write(postgres, runner_id)
         log_refusals(accepting.refusals)
         return verdicts
 
-    def _identity(self, runner_id: UUID, key: CallKey) -> RunnerIdentity:
-        return replace(self._runner.runs.identity(runner_id, key), never_began=self._never_began.get(key))
-
     def _pass_on(self, job: ExecuteJob, answer: Answer[Accepted], result: Accepted | Exception) -> None:
         """Answers a call. If the service gives up a failed write that may have started the call, settles the record."""
-        if self._never_began and job.request.key in self._never_began:
-            if isinstance(result, TryLater) and result.reason != DRAINING:
+        if job.request.key in self._perhaps_started:
+            is_draining = isinstance(result, TenureError) and result.reason == DRAINING
+            if not is_draining:
                 task = asyncio.create_task(self._settle(job))
                 self._settling.add(task)
                 task.add_done_callback(self._settling.discard)
-            else:
-                del self._never_began[job.request.key]
         answer(result)
 
     async def _settle(self, job: ExecuteJob) -> None:
-        """Accepts a call again, for as long as it takes: a STARTED mark that stays would put an UNSAFE call in doubt,
-        and would make other replicas wait.
+        """Accepts a call again, for as long as it takes: a STARTED mark that stays would make other replicas wait for
+        this runner.
         """
-        failures = 0
-        while job.request.key in self._never_began:
+        key, failures = job.request.key, 0
+        while key in self._perhaps_started:
             try:
                 await self.accepts.submit(job)
             except TryLater as error:
                 failures += 1
                 await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
-            except TenureError:
-                self._never_began.pop(job.request.key, None)
+            except Exception:  # noqa: BLE001  whatever refuses the call, such as a closed fence: it does not run here
+                self._perhaps_started.discard(key)
+                if self._runner.runs.find(key) is None:
+                    await self._runner.release_first_start(key)
 
     def _answer_to(self, job: ExecuteJob, decided: _Decided, ready: ReadyStart | None) -> Accepted | TenureError:
         verdict, is_started = decided

@@ -1,4 +1,4 @@
-"""The metrics of tool calls, and the attributes of their spans."""
+"""The metrics of tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from services.tools.calls.records import CallRequest
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import Outcome
-from tenure.runtime import metrics, semconv
+from tenure.runtime import metrics
 from tenure.runtime.metrics import OTHERS, BoundedNames
 
 OWN: Final = "own"
@@ -47,18 +47,3 @@ def count_outcome(request: CallRequest, outcome: Outcome) -> None:
 def count_calls_in_doubt(number: int) -> None:
     """Counts calls put in doubt: by an owner's request, by their tool, or at the end of their task."""
     metrics.count("tenure_calls_in_doubt_total", number)
-
-
-def outcome_attributes(outcome: Outcome) -> dict[str, str | int | float]:
-    """Returns the outcome's attributes for the span of its call."""
-    attributes: dict[str, str | int | float] = {semconv.OUTCOME: outcome.status.value}
-    if outcome.detail:
-        attributes[semconv.OUTCOME_DETAIL] = outcome.detail
-    if (usage := outcome.usage) is None:
-        return attributes
-    attributes[semconv.SANDBOX_WALL_SECONDS] = usage.wall_seconds
-    if usage.cpu_seconds is not None:
-        attributes[semconv.SANDBOX_CPU_SECONDS] = usage.cpu_seconds
-    if usage.peak_memory_bytes is not None:
-        attributes[semconv.SANDBOX_PEAK_MEMORY_BYTES] = usage.peak_memory_bytes
-    return attributes

@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
+from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
-from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
+from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
@@ -29,12 +31,12 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
-from tenure.runtime import metrics, semconv
+from tenure.runtime import metrics
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.logs import log_context
 from tenure.runtime.postgres import Pool
-from tenure.runtime.telemetry import span
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -48,11 +50,13 @@ class RunnerLimits:
     """The limits of a runner.
 
     `lanes`: the calls that run at once, by lane. `max_accepted`: the calls that run or wait for their lane.
+    `max_own_of_tenant`: those of one tenant among them that their callers run, which may take hours.
     `drain_seconds`: the wait for running calls when the process stops.
     """
 
     lanes: Mapping[str, int]
     max_accepted: int = 4096
+    max_own_of_tenant: int = 1024
     drain_seconds: float = 10.0
 
 
@@ -91,6 +95,7 @@ class Runner:
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sampling = ExitStack()
+        self._own_calls: Counter[str] = Counter()
         self._ready: set[ReadyStart] = set()
         self._is_closing = False
         self._none_ready = asyncio.Event()
@@ -121,19 +126,20 @@ class Runner:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    def check_room(self, key: CallKey) -> None:
-        """Raises LimitReached when this runner has `max_accepted` calls, and not this one among them.
+    def check_room(self, request: CallRequest) -> None:
+        """Raises LimitReached when this runner has too many calls, and not this one among them.
 
         The outcome of a call that its caller runs ends the call's run here: it must not wait for the room of its run.
         """
-        if len(self._tasks) >= self._limits.max_accepted and self.runs.find(key) is None:
-            raise LimitReached(
-                f"{self._limits.max_accepted} calls already run or wait on this replica; retry later",
-                reason="TOO_MANY_CALLS",
-                retry_after_seconds=1.0,
-            )
+        if self.runs.find(request.key) is not None:
+            return
+        most, tenant = self._limits.max_own_of_tenant, request.claims.tenant
+        if request.runs_at_caller and self._own_calls[tenant] >= most:
+            raise _too_many(f"{most} calls of the tenant's own tools already run on this replica")
+        if len(self._tasks) >= self._limits.max_accepted:
+            raise _too_many(f"{self._limits.max_accepted} calls already run or wait on this replica")
 
-    async def ready_start(self, work: ToolWork) -> ReadyStart | None:
+    async def ready_start(self, work: ToolWork, runner_id: UUID) -> ReadyStart | None:
         """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
 
         None: the lane is full, or this runner ends. Pass the place to `begin` or `give_back`. The time in which the
@@ -143,7 +149,7 @@ class Runner:
         if lane.locked() or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
             return None
         await lane.acquire()
-        ready = ReadyStart(lane, _MayBegin(self._liveness))
+        ready = ReadyStart(lane, _MayBegin(self._liveness, runner_id))
         self._ready.add(ready)
         return ready
 
@@ -168,8 +174,16 @@ class Runner:
             self._settle_ready(ready)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if request.runs_at_caller:
+            self._own_calls[request.claims.tenant] += 1
+            task.add_done_callback(lambda _: self._end_own(request.claims.tenant))
         self.runs.hold(task)
         return run
+
+    def _end_own(self, tenant: str) -> None:
+        self._own_calls[tenant] -= 1
+        if not self._own_calls[tenant]:
+            del self._own_calls[tenant]
 
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and gives the end to all listeners."""
@@ -177,22 +191,10 @@ class Runner:
         claims = run.request.claims
         log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
         log_fields["claim"] = claims.claim_id
-        attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: tool.name,
-            semconv.TOOL_CALL_ID: run.key.call_id,
-            semconv.TASK_ID: run.request.claims.task_id,
-            semconv.EPOCH: epoch,
-        }
         ending: Outcome | Exception | None = None
         try:
-            parent = run.request.traceparent
-            with (
-                log_context(**log_fields),
-                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=parent) as tool_span,
-            ):
+            with log_context(**log_fields), within_trace(run.request.traceparent):
                 ending = await self._perform(run, work, ready)
-                tool_span.set_attributes(outcome_attributes(ending))
         except Superseded as superseded:
             ending = superseded
         except RunnerStopped:
@@ -331,7 +333,7 @@ class Runner:
 
     async def _mark(self, run: RunningCall) -> MayBegin:
         """Writes the STARTED mark. The time in which the effect may begin counts from before the mark was sent."""
-        may_begin = _MayBegin(self._liveness)
+        may_begin = _MayBegin(self._liveness, self._liveness.runner_id)
         run.marked = True
         try:
             marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt))
@@ -352,6 +354,10 @@ class Runner:
         if state is not CallState.ACCEPTED:
             raise Superseded
         run.call_attempt += 1
+
+    async def release_first_start(self, key: CallKey) -> None:
+        """Releases the start of a call that may run again and does not run here, for as long as it takes."""
+        await _retry_until_written(lambda: release_start(self._pool, StartMark(key, 1)))
 
     async def _release(self, run: RunningCall) -> None:
         """Releases the start, for as long as it takes: a mark that stays would make other replicas wait for the runner.
@@ -398,8 +404,8 @@ def _timeout_seconds(run: RunningCall, tool: Tool) -> float:
 class _MayBegin:
     """The permission to begin an effect, from just before its start is written. See `effects.MayBegin`."""
 
-    def __init__(self, liveness: Liveness) -> None:
-        self._liveness, self._runner_id = liveness, liveness.runner_id
+    def __init__(self, liveness: Liveness, runner_id: UUID) -> None:
+        self._liveness, self._runner_id = liveness, runner_id
         self._before = _now() + BEGINS_WITHIN_SECONDS
 
     def in_time(self) -> bool:
@@ -411,3 +417,7 @@ class _MayBegin:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _too_many(message: str) -> LimitReached:
+    return LimitReached(f"{message}; retry later", reason="TOO_MANY_CALLS", retry_after_seconds=1.0)

@@ -45,7 +45,7 @@ from services.tools.mcp.stdio_framing import (
 )
 from services.tools.sandbox import Command, Sandbox, SandboxLimits
 from services.tools.tool import Arguments, CallContext, ToolFailure
-from tenure.runtime.outbound_http import read_in_one_pass
+from tenure.runtime.h11_patterns import read_in_one_pass
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

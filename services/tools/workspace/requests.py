@@ -22,8 +22,10 @@ from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import CopiedFiles, CopyStopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, split_path
+from services.tools.workspace.kept import ContentPart, keep_part, read_part
 from services.tools.workspace.reading import FileKind, FilePage, ListedFile, OpenFile, digest_of_file, list_page
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
+from tenure.domain.kept_content import KeptContent, kept_path
 from tenure.domain.outputs import FileDigest
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import tool_service_pb2 as pb
@@ -103,6 +105,27 @@ class FileRequests:
                 opening.add_done_callback(self._close)
         finally:
             self._readers -= 1
+
+    async def keep(self, tenant: str, task_id: str, part: ContentPart) -> KeptContent | None:
+        """Writes a part of content. Returns the content after the last one.
+
+        Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE, CONTENT_MISMATCH, STORAGE_FULL).
+        """
+
+        def work() -> KeptContent | None:
+            with _reporting_errors(kept_path(part.digest)):
+                return keep_part(self._workspaces, self.bounds, tenant, task_id, part)
+
+        return await self._in_thread(work)
+
+    async def read_kept(self, tenant: str, task_id: str, path: str, offset: int) -> bytes:
+        """Returns a part of kept content. Raises NotFound, WrongState."""
+
+        def work() -> bytes:
+            with _reporting_errors(path):
+                return read_part(self._workspaces, tenant, task_id, path, offset)
+
+        return await self._in_thread(work)
 
     def _close(self, opening: asyncio.Future[OpenFile]) -> None:
         """In a thread: a part of it may be being read for a caller that has gone away."""

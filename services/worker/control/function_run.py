@@ -17,13 +17,12 @@ from services.worker.control.json_values import encode, result_of
 from services.worker.control.model_calls import AttemptReport, check_request
 from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
 from tenure.control.failures import CallFailure, failure_of, failure_of_call
-from tenure.control.work import STEP_TIMEOUT_SECONDS
+from tenure.control.work import STEP_TIMEOUT_SECONDS, RecordedCall
 from tenure.domain.control import FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
+from tenure.domain.kept_content import MAX_KEPT_BYTES
 from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome
-from tenure.runtime import semconv
-from tenure.runtime.telemetry import span
 
 # The requests of a function to its loop. The function waits for the answer, so there is one at a time.
 
@@ -39,7 +38,10 @@ class BeginStep:
 
 @dataclass(frozen=True, slots=True)
 class RecordStep:
-    """Asks to record a step. Answered when the entry is in the ledger."""
+    """Asks to record a step. Answered when the entry is in the ledger.
+
+    Another answer is the failure that a result too large for the ledger could not be kept: nothing is recorded then.
+    """
 
     step: int
     entry: ControlStep
@@ -56,7 +58,10 @@ class BeginModelCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordModelCall:
-    """Asks to record an answer with its step. Answered when both are in the ledger."""
+    """Asks to record an answer with its step. Answered when both are in the ledger.
+
+    Another answer is the failure that is recorded as the step, because its result could not be kept.
+    """
 
     report: AttemptReport
     answer: ModelCallAnswer
@@ -90,6 +95,13 @@ class CallTools:
 
 
 @dataclass(frozen=True, slots=True)
+class FindCalls:
+    """Asks for the recorded tool calls of a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """The function returned, after this number of steps."""
 
@@ -112,6 +124,7 @@ Request = (
     | FailModelCall
     | CancelModelCall
     | CallTools
+    | FindCalls
     | Returned
     | Raised
 )
@@ -169,11 +182,14 @@ class FunctionWork:
             try:
                 recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
                 if recorded is None:
-                    recorded, error = await self._make(step, name, run, args, timeout_seconds)
+                    recorded, error = await self._make(name, run, args, timeout_seconds)
                     if recorded.failure is not None:
                         self._unrecorded = [RecordStep(step, recorded)]
                         raise StepFailed(name, recorded.failure) from error
-                    await self._ask(RecordStep(step, recorded))
+                    unkept: ControlFailure | None = await self._ask(RecordStep(step, recorded))
+                    if unkept is not None:
+                        self._unrecorded = [RecordStep(step, ControlStep(name, failure=unkept))]
+                        raise StepFailed(name, unkept)
             except asyncio.CancelledError:  # by the function: at the end of the run nothing is recorded
                 self._unrecorded = [RecordStep(step, ControlStep(name, failure=CANCELLED))]
                 raise
@@ -205,7 +221,7 @@ class FunctionWork:
         async def make(begin: BeginStep, run: Callable[..., Any], args: tuple[Any, ...]) -> _Made:
             _parallel_step.set(begin.step)
             try:
-                return await self._make(begin.step, begin.name, run, args, begin.timeout_seconds)
+                return await self._make(begin.name, run, args, begin.timeout_seconds)
             except SystemExit as error:  # out of a task of its own it would end the worker
                 return _Made(ControlStep(begin.name, failure=failure_of(error)))
 
@@ -220,11 +236,13 @@ class FunctionWork:
                 await self._ask(begin)  # now the function waits for it: the loop reports progress, and times it
                 entry, error = await step
                 made.append(entry)
+                if failed is None and entry.failure is None:
+                    unkept: ControlFailure | None = await self._ask(RecordStep(begin.step, entry))
+                    if unkept is not None:
+                        entry = made[-1] = ControlStep(begin.name, failure=unkept)
                 if failed is None and entry.failure is not None:
                     failed = StepFailed(begin.name, entry.failure)
                     failed.__cause__ = error
-                if failed is None:
-                    await self._ask(RecordStep(begin.step, entry))
         except (asyncio.CancelledError, SystemExit):  # by the function: at the end of the run nothing is recorded
             rest = (ControlStep(begin.name, failure=CANCELLED) for begin in requests[len(made) :])
             self._unrecorded = _records(requests, [*made, *rest])
@@ -272,6 +290,13 @@ class FunctionWork:
             raise ValueError("call_own_tools got two tools of one name; a name has one meaning in a task")
         return await self._call([(tool.name, arguments) for tool, arguments in calls], tuple(own.values()))
 
+    async def recorded_calls(self) -> Sequence[RecordedCall]:
+        """Returns the recorded tool calls of the next step."""
+        with self._one_at_a_time():
+            await self.settle()
+            recorded: Sequence[RecordedCall] = await self._ask(FindCalls(self.steps + 1))
+        return recorded
+
     async def _call(self, calls: Sequence[tuple[str, Mapping[str, Any]]], own: tuple[OwnTool, ...]) -> list[Outcome]:
         if not 0 < len(calls) <= MAX_CALLS:
             raise ValueError(f"a function makes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
@@ -286,23 +311,22 @@ class FunctionWork:
         """Records the failures of steps that the function caught or cancelled, before the next request."""
         unrecorded, self._unrecorded = self._unrecorded, []
         for request in unrecorded:
-            await self._ask(request)
+            unkept: ControlFailure | None = await self._ask(request)
+            if unkept is not None and isinstance(request, RecordStep):
+                await self._ask(RecordStep(request.step, ControlStep(request.entry.name, failure=unkept)))
 
     async def _next(self) -> int:
         await self.settle()
         self.steps += 1
         return self.steps
 
-    async def _make(
-        self, step: int, name: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float
-    ) -> _Made:
+    async def _make(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float) -> _Made:
         """Makes a step. Returns its entry, and the exception if it failed."""
         began = monotonic()
         try:
-            with span(f"step {name}", {semconv.TASK_ID: self._task_id, semconv.STEP: step}):
-                async with asyncio.timeout(timeout_seconds):
-                    result = await call(run, args)
-            result_json = encode(result, f"the result of step {name}")
+            async with asyncio.timeout(timeout_seconds):
+                result = await call(run, args)
+            result_json = encode(result, f"the result of step {name}", MAX_KEPT_BYTES)
         except Exception as error:  # noqa: BLE001  recorded, or raised as StepFailed
             failure = failure_of(error)
             return _Made(ControlStep(name, failure=failure, duration_seconds=monotonic() - began), error)
@@ -314,7 +338,7 @@ class FunctionWork:
         """Makes one attempt. Returns the recorded step, or the report of the next attempt. Raises StepFailed."""
         try:
             answer = await report.make(run)
-            result_json = encode(answer.result, f"the result of the model call {begin.name}")
+            result_json = encode(answer.result, f"the result of the model call {begin.name}", MAX_KEPT_BYTES)
         except Exception as error:
             failed = failure_of_call(error)
             following: AttemptReport | None = await self._ask(FailModelCall(begin, report, failed))
@@ -324,8 +348,8 @@ class FunctionWork:
             self._unrecorded = [RecordStep(begin.step, entry)]
             raise StepFailed(begin.name, failed.failure) from error
         entry = ControlStep(begin.name, result_json, duration_seconds=report.seconds)
-        await self._ask(RecordModelCall(report, answer, entry))
-        return entry
+        unkept: ControlFailure | None = await self._ask(RecordModelCall(report, answer, entry))
+        return entry if unkept is None else ControlStep(begin.name, failure=unkept)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:

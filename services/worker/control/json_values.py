@@ -18,19 +18,22 @@ def result_of(recorded: ControlStep) -> Any:
     return json.loads(recorded.result_json)
 
 
-def encode(value: Any, what: str) -> str:
-    """Encodes a value as JSON.
+def encode(value: Any, what: str, most_bytes: int = MAX_CONTROL_JSON_BYTES) -> str:
+    """Encodes a value as JSON of at most `most_bytes`.
 
     Raises TypeError for another type, and ValueError for a value too large, nested too deeply or not finite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
     size = len(text.encode())
-    if size > MAX_CONTROL_JSON_BYTES:
-        raise ValueError(
-            f"{what} has {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are allowed: store it elsewhere"
-        )
+    if size > most_bytes:
+        raise ValueError(f"{what} has {size} bytes of JSON, at most {most_bytes} are allowed: store it elsewhere")
     try:
         storable_json(text)
     except ValueError as error:
         raise ValueError(f"{what} cannot be stored: {error}") from None
     return text
+
+
+def is_large(result_json: str) -> bool:
+    """Whether a result is too large for the ledger, and so kept in the workspace."""
+    return len(result_json) > MAX_CONTROL_JSON_BYTES or len(result_json.encode()) > MAX_CONTROL_JSON_BYTES

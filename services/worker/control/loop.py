@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from services.worker.claim_ledger import StepEntry
@@ -20,6 +21,7 @@ from services.worker.control.function_run import (
     CallTools,
     CancelModelCall,
     FailModelCall,
+    FindCalls,
     FunctionRequest,
     FunctionRun,
     Raised,
@@ -28,11 +30,13 @@ from services.worker.control.function_run import (
     Request,
     Returned,
 )
+from services.worker.control.json_values import is_large
 from services.worker.control.model_calls import AttemptReport, answer_entries, failure_entry, reserve_request
+from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
 from services.worker.model_metrics import OTHER, count_model_call
 from services.worker.transitions import close_out, late_call, wait_before_attempt
-from tenure.control import Function
+from tenure.control import Function, RecordedCall, ResultLost
 from tenure.domain import entries
 from tenure.domain.control import (
     Diverged,
@@ -40,20 +44,25 @@ from tenure.domain.control import (
     check_end,
     divergence,
     missing_calls,
+    recorded_intents,
     recorded_step,
     step_limit,
 )
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.kept_content import digest_of_path
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
 REVISION_NOT_HERE: Final = "REVISION_NOT_HERE"
 
-Answer = entries.ControlStep | AttemptReport | Sequence[Outcome] | None
+Answer = (
+    entries.ControlStep | entries.ControlFailure | AttemptReport | Sequence[Outcome] | Sequence[RecordedCall] | None
+)
 
 
 class ControlLoop(Loop):
@@ -67,8 +76,9 @@ class ControlLoop(Loop):
         assert control is not None, "a task of the control loop has a function"
         self._check_revision(control)
         function = self._function(control)
-        async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
-            transition = await self._serve(run)
+        with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
+            async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
+                transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
 
@@ -97,6 +107,10 @@ class ControlLoop(Loop):
                 answer = await self._answer(function_request.request)
             except Diverged as why:
                 return divergence(why)
+            except ResultLost as lost:
+                if not function_request.answer.done():
+                    function_request.answer.set_exception(lost)
+                continue
             if isinstance(answer, entries.Transition):
                 return answer
             if not function_request.answer.done():  # the function cancelled the coroutine that asked
@@ -118,13 +132,20 @@ class ControlLoop(Loop):
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
                 await self._executed(step)
-                if step not in self._point.control_steps:  # the function may have cancelled the wait for the record
-                    await self._write([(step, entry)])
+                if step in self._point.control_steps:  # the function may have cancelled the wait for the record
+                    return None
+                stored = await self._stored(entry)
+                if stored.failure is not None and entry.failure is None:
+                    return stored.failure
+                await self._write([(step, stored)])
                 return None
             case BeginModelCall() | RecordModelCall() | FailModelCall() | CancelModelCall():
                 return await self._answer_model_call(request)
             case CallTools():
                 return await self._call_tools(request)
+            case FindCalls(step=step):
+                intents = recorded_intents(self._point, step)
+                return [RecordedCall(intent.tool, intent.arguments_json) for intent in intents]
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
                 self._pending += self._watch.settlement()  # of a call that the function no longer waits for
@@ -138,7 +159,7 @@ class ControlLoop(Loop):
     async def _begin_step(self, request: BeginStep) -> entries.ControlStep | entries.Transition | None:
         recorded = recorded_step(self._point, request.step, request.name)
         if recorded is not None:
-            return recorded
+            return await self._whole(recorded)
         if (limit := step_limit(self._point, request.step)) is not None:
             return limit
         await self._wait_trusted()
@@ -153,12 +174,15 @@ class ControlLoop(Loop):
         match request:
             case BeginModelCall(step=step, name=name):
                 recorded = recorded_step(self._point, step, name, is_model_call=True)
-                return recorded or step_limit(self._point, step) or await self._reserve_attempt(request)
+                if recorded is not None:
+                    return await self._whole(recorded)
+                return step_limit(self._point, step) or await self._reserve_attempt(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
                 self._watch.end()
                 await self._watch.answered()
-                await self._write(answer_entries(report, answer, entry))
-                return None
+                stored = await self._stored(entry)
+                await self._write(answer_entries(report, answer, stored))
+                return stored.failure
             case FailModelCall():
                 self._watch.end()
                 return await self._after_failed_attempt(request)
@@ -211,19 +235,59 @@ class ControlLoop(Loop):
         missing = missing_calls(self._point, request.step, request.calls)
         if missing and (limit := step_limit(self._point, request.step)) is not None:
             return limit
-        await self._define_tools()
+        await self._define_tools([tool.shown for tool in request.own])
         if missing:
             await self._wait_trusted()
             await self._write([(request.step, intent) for intent in missing])
-        self._tools.use_own_tools(request.own)
-        self._own_approvals = tuple(tool.name for tool in request.own if tool.needs_approval)
-        move = calls_to_make(self._point, self._own_approvals)
-        if move.intents or move.asks:
-            transition = await self._execute_calls(move)
+        if request.step == self._point.step:  # open calls are of the newest step; those of others have their outcomes
+            self._tools.use_own_tools(request.own)
+            self._own_approvals = tuple(tool.name for tool in request.own if tool.needs_approval)
+            move = calls_to_make(self._point, self._own_approvals)
+            transition = await self._execute_calls(move) if move.intents or move.asks else None
             if transition is not None:
                 return transition
             await self._write([])
-        return [self._point.outcomes[call_id(request.step, index)] for index in range(len(request.calls))]
+        outcomes = [self._point.outcomes[call_id(request.step, index)] for index in range(len(request.calls))]
+        own = {tool.name for tool in request.own}
+        return [
+            await self._whole_outcome(outcome) if call.tool in own else outcome
+            for call, outcome in zip(request.calls, outcomes, strict=True)
+        ]
+
+    # Results that are too large for the ledger.
+
+    @property
+    def _contents(self) -> KeptContents:
+        return KeptContents(self._dependencies.tools, self._dependencies.trust, self._held_task)
+
+    async def _stored(self, entry: entries.ControlStep) -> entries.ControlStep:
+        """Returns the entry as the ledger takes it: with a reference in place of a large result, or as a failure."""
+        if not is_large(entry.result_json):
+            return entry
+        keeping = self._contents.keep(entry.result_json.encode())
+        try:
+            kept = await self._held_task.interrupts.guard(keeping)
+        except WrongState as refusal:
+            failure = entries.ControlFailure(refusal.reason, refusal.message, retryable=False)
+            return replace(entry, result_json="", failure=failure)
+        return replace(entry, result_json="", kept=kept)
+
+    async def _whole(self, entry: entries.ControlStep) -> entries.ControlStep:
+        """Returns the recorded step with its result. Raises ResultLost."""
+        if entry.kept is None:
+            return entry
+        reading = self._contents.read(entry.kept.path, entry.kept.digest)
+        content = await self._held_task.interrupts.guard(reading)
+        return replace(entry, result_json=content.decode())
+
+    async def _whole_outcome(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome of an own tool with all that the tool returned. Raises ResultLost."""
+        digest = digest_of_path(outcome.output_path)
+        if not digest:
+            return outcome
+        reading = self._contents.read(outcome.output_path, digest)
+        content = await self._held_task.interrupts.guard(reading)
+        return replace(outcome, content=content.decode(), truncated=False)
 
     async def _write(self, more: Sequence[StepEntry]) -> None:
         pending = [*self._pending, *more]

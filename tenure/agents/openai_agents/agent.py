@@ -60,9 +60,9 @@ def durable(
     settings = _Settings(
         effects=dict(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
     )
-    _prepare(agent, settings, set())
+    alone = _prepare(agent, settings, set())
     name = name or agent.name
-    configured = _durable_config(run_config or RunConfig(), max_output_tokens)
+    configured = _durable_config(run_config or RunConfig(), max_output_tokens, one_tool=alone)
 
     async def run(work: Work, given: Any) -> Any:
         with executing(work):
@@ -75,48 +75,56 @@ def durable(
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 
 
-def _durable_config(run_config: RunConfig, max_output_tokens: int) -> RunConfig:
-    """Returns the configuration with durable models, and one tool at a time: the order identifies the calls."""
-    model = run_config.model
-    one_tool = replace(run_config.tool_execution or ToolExecutionConfig(), max_function_tool_concurrency=1)
+def _durable_config(run_config: RunConfig, max_output_tokens: int, *, one_tool: bool) -> RunConfig:
+    """Returns the configuration with durable models. `one_tool`: one tool at a time."""
+    model, tools = run_config.model, run_config.tool_execution
+    if one_tool:
+        tools = replace(tools or ToolExecutionConfig(), max_function_tool_concurrency=1)
     return replace(
         run_config,
         model=DurableModel(model, name_of(model), max_output_tokens) if isinstance(model, Model) else model,
         model_provider=DurableProvider(run_config.model_provider, max_output_tokens),
-        tool_execution=one_tool,
+        tool_execution=tools,
     )
 
 
-def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> None:
-    """Makes the models and tools of an agent durable, and those of the agents that it may hand over to."""
+def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
+    """Makes the models and tools of an agent durable, and those of the agents that it may hand over to.
+
+    Returns whether tools must run one at a time, because one of them runs in the function itself, or may: the order of
+    what it calls identifies these calls in a later execution.
+    """
     if id(agent) in seen:
-        return
+        return False
     seen.add(id(agent))
     if agent.mcp_servers:
         raise ValueError(f"agent {agent.name} has MCP servers: let the tool service run them (docs/tools.md)")
     if isinstance(agent.model, Model) and not isinstance(agent.model, DurableModel):
         agent.model = DurableModel(agent.model, name_of(agent.model), settings.max_output_tokens)
-    for tool in agent.tools:
-        _prepare_tool(agent.name, tool, settings, seen)
+    alone = [_prepare_tool(agent.name, tool, settings, seen) for tool in agent.tools]
     for handoff in agent.handoffs:
         if isinstance(handoff, Handoff):
             handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings, seen)
+            alone.append(True)
         else:
-            _prepare(handoff, settings, seen)
+            alone.append(_prepare(handoff, settings, seen))
+    return any(alone)
 
 
-def _prepare_tool(agent: str, tool: Any, settings: _Settings, seen: set[int]) -> None:
+def _prepare_tool(agent: str, tool: Any, settings: _Settings, seen: set[int]) -> bool:
+    """Returns whether the tool runs in the function itself."""
     if isinstance(tool, _LOCAL):
         raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
             f"agent {agent} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
         )
     if not isinstance(tool, FunctionTool):
-        return  # the provider runs it
+        return False  # the provider runs it
     inner = getattr(tool, "_agent_instance", None)
     if inner is not None:
         _prepare(inner, settings, seen)
     effect = settings.effects.get(tool.name, None if inner is not None else EffectClass.UNSAFE)
     make_durable(tool, effect, settings.tool_timeout_seconds)
+    return effect is None
 
 
 def _prepared_later(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
+import httpx2
 import openai
 from agents.agent_output import AgentOutputSchemaBase
 from agents.handoffs import Handoff
@@ -16,6 +17,14 @@ from agents.model_settings import ModelSettings
 from agents.models.interface import Model, ModelProvider, ModelTracing
 from agents.tool import FunctionTool, Tool
 from agents.usage import Usage, deserialize_usage, serialize_usage
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseFailedEvent,
+    ResponseIncompleteEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseTextDeltaEvent,
+)
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
@@ -60,28 +69,26 @@ class DurableModel(Model):
         prompt: ResponsePromptParam | None,
     ) -> ModelResponse:
         """Returns the response, recorded now or earlier. Raises StepFailed for a request that failed for good."""
+        references: dict[str, Any] = {
+            "previous_response_id": previous_response_id,
+            "conversation_id": conversation_id,
+            "prompt": prompt,
+        }
+        rest = (tools, output_schema, handoffs, tracing)
 
         async def send(settings: ModelSettings) -> ModelResponse:
-            return await self.inner.get_response(
-                system_instructions,
-                input,
-                settings,
-                tools,
-                output_schema,
-                handoffs,
-                tracing,
-                previous_response_id=previous_response_id,
-                conversation_id=conversation_id,
-                prompt=prompt,
-            )
+            return await self.inner.get_response(system_instructions, input, settings, *rest, **references)
+
+        def stream(settings: ModelSettings) -> AsyncIterator[TResponseStreamEvent]:
+            return self.inner.stream_response(system_instructions, input, settings, *rest, **references)
 
         current = execution_of_agent(self._name)
         if current is None:
             return await send(model_settings)
         bound = _input_bound(system_instructions, input, tools, output_schema, handoffs)
-        return await self._call(current, bound, model_settings, send)
+        return await self._call(current, bound, model_settings, Request(send, stream))
 
-    async def _call(self, current: Execution, bound: int, settings: ModelSettings, send: Any) -> ModelResponse:
+    async def _call(self, current: Execution, bound: int, settings: ModelSettings, sending: Request) -> ModelResponse:
         name = f"{OPENAI}/{self._name.removeprefix(f'{OPENAI}/')}"[:200]
         most = settings.max_tokens or self._max_output_tokens
         request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most)
@@ -90,9 +97,8 @@ class DurableModel(Model):
             headers = {**(settings.extra_headers or {}), ATTEMPT_HEADER: report.attempt}
             granted = replace(settings, max_tokens=report.max_output_tokens, extra_headers=headers)
             with unit(f"a model call of {self._name}"), _named_failures():
-                response: ModelResponse = await send(granted)
+                response = await sending.answer(granted, report)
             text = "".join(map(ItemHelpers.extract_last_content, response.output))
-            report.on_text(0, text)
             return ModelCallAnswer(
                 result={
                     "output": _ITEMS.dump_python(response.output, mode="json", exclude_unset=True),
@@ -119,6 +125,58 @@ class DurableModel(Model):
         if execution_of_agent(self._name) is not None:
             raise StreamingUnsupported("a durable agent cannot stream its events: use Runner.run, not run_streamed")
         return self.inner.stream_response(*arguments, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: `send` gets the answer as a whole, `stream` in pieces."""
+
+    send: Callable[[ModelSettings], Awaitable[ModelResponse]]
+    stream: Callable[[ModelSettings], AsyncIterator[TResponseStreamEvent]]
+
+    async def answer(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
+        """Returns the answer, and reports its text as it comes. A model that cannot stream is asked for the whole."""
+        counting = settings if settings.include_usage is not None else replace(settings, include_usage=True)
+        items: list[TResponseOutputItem] = []
+        has_begun = False
+        try:
+            events = self.stream(counting)
+            async with aclosing(cast("AsyncGenerator[TResponseStreamEvent]", events)):
+                async for event in events:
+                    has_begun = True
+                    match event:
+                        case ResponseTextDeltaEvent(output_index=block, delta=text):
+                            report.on_text(block, text)
+                        case ResponseOutputItemDoneEvent(item=item):
+                            items.append(item)
+                        case ResponseCompletedEvent(response=response) | ResponseIncompleteEvent(response=response):
+                            return _complete(response, items)
+                        case ResponseFailedEvent(response=response):
+                            message = "" if response.error is None else response.error.message
+                            raise ModelRequestFailed(f"the provider failed: {message}", retryable=True)
+        except NotImplementedError:
+            if has_begun:
+                raise
+            whole = await self.send(settings)
+            report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
+            return whole
+        raise ModelRequestFailed("the answer ended before it was complete", retryable=True)
+
+
+def _complete(response: Response, items: list[TResponseOutputItem]) -> ModelResponse:
+    """Returns a streamed answer as a whole one. Some servers leave its items out of the last event."""
+    usage = Usage()
+    if (billed := response.usage) is not None:
+        usage = Usage(
+            requests=1,
+            input_tokens=billed.input_tokens,
+            output_tokens=billed.output_tokens,
+            total_tokens=billed.total_tokens,
+            input_tokens_details=billed.input_tokens_details,
+            output_tokens_details=billed.output_tokens_details,
+        )
+    request_id = getattr(response, "_request_id", None)
+    return ModelResponse(output=response.output or items, usage=usage, response_id=response.id, request_id=request_id)
 
 
 class DurableProvider(ModelProvider):
@@ -150,8 +208,8 @@ def _named_failures() -> Iterator[None]:
     except openai.APIStatusError as error:
         retryable = is_temporary(error.status_code)
         raise ModelRequestFailed(str(error), retryable=retryable) from error
-    except openai.APIConnectionError as error:
-        raise ModelRequestFailed(str(error), retryable=True) from error
+    except (openai.APIError, httpx2.TransportError) as error:  # the connection, or an error within a stream
+        raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
 
 
 def _token_usage(usage: Usage) -> TokenUsage:

@@ -33,6 +33,7 @@ class DurableInvocation:
 
     def __init__(self, tool: FunctionTool, effect: EffectClass, timeout_seconds: float) -> None:
         self._name, self._description = tool.name, tool.description
+        self._schema = tool.params_json_schema
         self._plain, self._approval = tool.on_invoke_tool, tool.needs_approval
         self._effect, self._timeout_seconds = effect, tool.timeout_seconds or timeout_seconds
 
@@ -59,14 +60,14 @@ class DurableInvocation:
             name=self._name,
             description=self._description,
             input_schema=INPUT_SCHEMA,
+            shown_schema=self._schema,
             effect=self._effect,
             timeout_seconds=self._timeout_seconds,
             output_limit_bytes=OUTPUT_LIMIT_BYTES,
             needs_approval=await self._needs_approval(context, sent),
             run=run,
         )
-        async with current.lock:
-            (outcome,) = await current.work.call_own_tools([(tool, sent)])
+        outcome = await current.own_calls.call(tool, sent)
         if outcome.is_error:
             return f"{outcome.status}: {outcome.content}"
         return json.loads(outcome.content)

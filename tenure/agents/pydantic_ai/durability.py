@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
 
-from pydantic_ai.capabilities import WrapModelRequestHandler
+import pydantic_ai
+from pydantic_ai import AgentRunResult
+from pydantic_ai.capabilities import WrapModelRequestHandler, WrapRunHandler
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -162,8 +164,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         durable_container_noun="task",
         codec=JSON_CODEC,
         toolset_lifecycles={"function": "enter-never", "mcp": "enter-in-durable-unit", "dynamic": "enter-never"},
-        # The order of calls identifies them in each later execution.
-        sequential_tools_in_durable_context=True,
+        sequential_tools_in_durable_context=False,
         unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
         tool_config_key=KEY,
     )
@@ -211,10 +212,33 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         ctx: RunContext[Any],  # noqa: ARG002
         tool_defs: list[ToolDefinition],
     ) -> list[ToolDefinition]:
-        """Lets tools that require approval wait for a person as calls of the task, and not end the run."""
+        """Lets tools that require approval wait for a person as calls of the task, and not end the run.
+
+        A tool that runs in the function itself runs alone: the order of what it calls identifies these calls later.
+        """
         if not self.in_durable_context:
             return tool_defs
-        return [_waiting(tool) if tool.kind == "unapproved" else tool for tool in tool_defs]
+        waiting = [_waiting(tool) if tool.kind == "unapproved" else tool for tool in tool_defs]
+        return [self._alone(tool) if effect_of(tool, self._settings.effects) is None else tool for tool in waiting]
+
+    async def prepare_output_tools(
+        self,
+        ctx: RunContext[Any],  # noqa: ARG002
+        tool_defs: list[ToolDefinition],
+    ) -> list[ToolDefinition]:
+        """Lets output functions run alone, as other code in the function itself: it may call what is recorded."""
+        return [self._alone(tool) for tool in tool_defs] if self.in_durable_context else tool_defs
+
+    @staticmethod
+    def _alone(tool: ToolDefinition) -> ToolDefinition:
+        return replace(tool, sequential=True)
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
+        """Runs the recorded tools of one answer in parallel, and all others alone, in the order of the answer."""
+        if not self.in_durable_context:
+            return await super().wrap_run(ctx, handler=handler)
+        with pydantic_ai.Agent.parallel_tool_call_execution_mode("parallel_ordered_events"):
+            return await super().wrap_run(ctx, handler=handler)
 
     async def handle_deferred_tool_calls(
         self,

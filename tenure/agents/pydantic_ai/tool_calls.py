@@ -89,14 +89,14 @@ async def call_tool(
         name=params.name,
         description=definition.description or "",
         input_schema=INPUT_SCHEMA,
+        shown_schema=definition.parameters_json_schema,
         effect=effect,
         timeout_seconds=definition.timeout or default_timeout_seconds,
         output_limit_bytes=OUTPUT_LIMIT_BYTES,
         needs_approval=needs_approval,
         run=run,
     )
-    async with execution.lock:
-        (outcome,) = await execution.work.call_own_tools([(tool, sent)])
+    outcome = await execution.own_calls.call(tool, sent)
     if outcome.is_error:
         raise ToolFailed(f"{outcome.status}: {outcome.content}")
     return json.loads(outcome.content)

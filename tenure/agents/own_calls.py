@@ -1,0 +1,152 @@
+"""Makes the tool calls that an agent makes at the same time as one step of its function, so that they run in parallel.
+
+The libraries begin the calls of one answer one after the other, each in a coroutine of its own, and nothing says how
+many will come. So the first call waits until no more arrive, and then all are made. A later execution makes the same
+calls in the same steps: the ledger says which calls a step has, and the step waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, Final
+
+from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.control.work import RecordedCall, Work
+from tenure.domain.tools import Outcome
+
+MAX_CALLS: Final = 64
+"""Of one step."""
+QUIET_TURNS: Final = 30
+"""How often the event loop turns without another call before there are no more. A library needs a few turns a call."""
+ARRIVAL_SECONDS: Final = 60.0
+"""How long a later execution waits for the calls of a recorded step."""
+_LOOK_SECONDS: Final = 0.01
+
+
+def _future() -> asyncio.Future[Outcome]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    tool: OwnTool
+    arguments: Mapping[str, Any]
+    outcome: asyncio.Future[Outcome] = field(default_factory=_future)
+
+    def is_recorded_as(self, recorded: RecordedCall, *, exactly: bool) -> bool:
+        """Whether this may be the recorded call. Not `exactly`: a person may have edited the arguments."""
+        if self.tool.name != recorded.tool:
+            return False
+        return not exactly or json.loads(recorded.arguments_json) == dict(self.arguments)
+
+
+class OwnCalls:
+    """The calls of own tools of one execution. `lock`: held for each request to `work`."""
+
+    def __init__(self, work: Work, lock: asyncio.Lock) -> None:
+        self._work, self._lock = work, lock
+        self._waiting: list[_Call] = []
+        self._being_made: list[_Call] = []
+        self._making: asyncio.Task[None] | None = None
+
+    async def call(self, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
+        """Returns the outcome of a call, which is made together with those that other coroutines make now."""
+        call = _Call(tool, arguments)
+        self._waiting.append(call)
+        if self._making is None:
+            self._making = asyncio.create_task(self._make(), name="own calls")
+        try:
+            return await call.outcome
+        finally:
+            self._leave(call)
+
+    def _leave(self, call: _Call) -> None:
+        """Forgets the call. The last caller that goes away stops what is being made."""
+        for calls in (self._waiting, self._being_made):
+            if call in calls:
+                calls.remove(call)
+        if self._making is not None and not self._waiting and not self._being_made:
+            self._making.cancel()
+
+    async def _make(self) -> None:
+        try:
+            while self._waiting:
+                async with self._lock:
+                    calls = await self._next()
+                    self._being_made = list(calls)
+                    outcomes = await self._work.call_own_tools(_requests(calls))
+                for call, outcome in zip(calls, outcomes, strict=True):
+                    if not call.outcome.done():
+                        call.outcome.set_result(outcome)
+        except asyncio.CancelledError:
+            for call in (*self._waiting, *self._being_made):
+                call.outcome.cancel()
+        except BaseException as error:  # noqa: BLE001  each caller raises it
+            for call in (*self._waiting, *self._being_made):
+                if not call.outcome.done():
+                    call.outcome.set_exception(error)
+        finally:
+            self._making = None
+
+    async def _next(self) -> list[_Call]:
+        """Takes the calls of the next step out of those that wait."""
+        await self._quiet()
+        recorded = await self._work.recorded_calls()
+        ends_at = monotonic() + ARRIVAL_SECONDS
+        matches = _recorded_ones(self._waiting, recorded)
+        while matches is None and monotonic() < ends_at:
+            await asyncio.sleep(_LOOK_SECONDS)
+            matches = _recorded_ones(self._waiting, recorded)
+        chosen = matches or list(_compatible(self._waiting))
+        self._waiting = [call for call in self._waiting if call not in chosen]
+        return chosen
+
+    async def _quiet(self) -> None:
+        """Waits until no more calls arrive."""
+        count, turns = 0, 0
+        while turns < QUIET_TURNS:
+            turns, count = (turns + 1, count) if count == len(self._waiting) else (0, len(self._waiting))
+            await asyncio.sleep(0)
+
+
+def _recorded_ones(waiting: Sequence[_Call], recorded: Sequence[RecordedCall]) -> list[_Call] | None:
+    """Returns the recorded calls in their order; None: not all of them have arrived."""
+    chosen: dict[int, _Call] = {}
+    for exactly in (True, False):
+        for index, each in enumerate(recorded):
+            left = (call for call in waiting if call not in chosen.values())
+            if index not in chosen and (call := next(_matching(left, each, exactly=exactly), None)) is not None:
+                chosen[index] = call
+    return [chosen[index] for index in range(len(recorded))] if len(chosen) == len(recorded) else None
+
+
+def _matching(calls: Iterator[_Call], recorded: RecordedCall, *, exactly: bool) -> Iterator[_Call]:
+    return (call for call in calls if call.is_recorded_as(recorded, exactly=exactly))
+
+
+def _compatible(calls: Sequence[_Call]) -> Iterator[_Call]:
+    """Yields the first calls, up to one whose tool has another definition than a tool of the same name before it."""
+    meanings: dict[str, Any] = {}
+    for call in calls[:MAX_CALLS]:
+        meaning = (call.tool.definition, call.tool.needs_approval)
+        if meanings.setdefault(call.tool.name, meaning) != meaning:
+            return
+        yield call
+
+
+def _requests(calls: Sequence[_Call]) -> list[tuple[OwnTool, Mapping[str, Any]]]:
+    """Returns the calls with one tool for each name, which runs what each of them is for."""
+
+    async def run(context: OwnToolContext, arguments: Mapping[str, Any]) -> str:
+        _, _, index = context.call_id.rpartition(".")
+        return await calls[int(index)].tool.run(context, arguments)
+
+    tools: dict[str, OwnTool] = {}
+    for call in calls:
+        if call.tool.name not in tools:
+            tools[call.tool.name] = replace(call.tool, run=run)
+    return [(tools[call.tool.name], call.arguments) for call in calls]

@@ -1,0 +1,77 @@
+"""Agents whose models call several tools at once. The input of a task: `trace`, a file to note runs in; `gate`, a file.
+
+The tool `slow` takes a second, or until the gate is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import agents
+from agents import RunContextWrapper, function_tool
+from pydantic_ai import RunContext
+
+from tenure.agents import Agent, Effect, tool_call
+from tenure.agents.openai_agents import durable
+
+Given = dict[str, Any]
+
+
+def given(value: Given) -> Given:
+    return value
+
+
+async def take_a_second(given: Given, name: str) -> str:
+    key = tool_call().idempotency_key.rpartition("/")[2]
+    with Path(given["trace"]).open("a") as file:
+        file.write(f"{name} {key}\n")
+    if name == "gated":
+        while not Path(given["gate"]).exists():
+            await asyncio.sleep(0.02)
+    elif name != "quick":
+        await asyncio.sleep(1.0)
+    return f"{name} is done"
+
+
+pydantic_agent = Agent("pydantic", model="anthropic:claude-sonnet-4-5", deps_type=Given, deps=given)
+
+
+@pydantic_agent.tool(effect=Effect.KEYED)
+async def slow(ctx: RunContext[Given], name: str) -> str:
+    return await take_a_second(ctx.deps, name)
+
+
+@pydantic_agent.tool(effect=Effect.PURE)
+async def other(ctx: RunContext[Given], name: str) -> str:
+    return await take_a_second(ctx.deps, name)
+
+
+@pydantic_agent.tool(effect=None)
+async def inline(ctx: RunContext[Given], name: str) -> str:
+    """Runs alone, between the others."""
+    return f"{name} is inline"
+
+
+@pydantic_agent.tool(effect=Effect.KEYED, requires_approval=True)
+async def careful(ctx: RunContext[Given], name: str) -> str:
+    return await take_a_second(ctx.deps, name)
+
+
+@function_tool(name_override="slow")
+async def slow_openai(ctx: RunContextWrapper[Given], name: str) -> str:
+    return await take_a_second(ctx.context, name)
+
+
+@function_tool(name_override="other")
+async def other_openai(ctx: RunContextWrapper[Given], name: str) -> str:
+    return await take_a_second(ctx.context, name)
+
+
+openai_agent = agents.Agent[Given](name="openai", instructions="Be quick.", tools=[slow_openai, other_openai])
+
+FUNCTIONS = [
+    pydantic_agent,
+    durable(openai_agent, effects={"slow": Effect.KEYED, "other": Effect.PURE}, context=given),
+]
