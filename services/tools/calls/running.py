@@ -94,8 +94,8 @@ class Runner:
         self._writers, self._limits = writers, limits
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sampling = ExitStack()
         self._own_calls: Counter[str] = Counter()
+        self._sampling = ExitStack()
         self._ready: set[ReadyStart] = set()
         self._is_closing = False
         self._none_ready = asyncio.Event()
