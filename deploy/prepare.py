@@ -31,6 +31,8 @@ POSTGRES_UID: Final = 999
 """The user `postgres` of the image `postgres`."""
 ROOT_UID: Final = 0
 """The user of the image of etcd, which has no other; the container has no capability."""
+GRAFANA_UID: Final = 472
+"""The user `grafana` of the image of Grafana."""
 
 OWNERS: Final = {
     "public": SERVICE_UID,
@@ -39,6 +41,7 @@ OWNERS: Final = {
     "migrate-tools": SERVICE_UID,
     "postgres": POSTGRES_UID,
     "etcd": ROOT_UID,
+    "grafana": GRAFANA_UID,
     "authority": ROOT_UID,
     "stores-authority": ROOT_UID,
 }
@@ -83,7 +86,10 @@ class Secrets:
             add_encryption_key(encryption, uuid.uuid4().hex[:8])
 
     def passwords(self) -> None:
-        """Makes the passwords of the database's roles, each for Postgres and in the DSN of its container."""
+        """Makes the passwords of the database's roles, each for Postgres and in the DSN of its container; and of the
+        administrator of Grafana.
+        """
+        write_once(self.root / "grafana" / "password", secrets.token_urlsafe(32))
         write_once(self.root / "postgres" / "superuser", secrets.token_urlsafe(32))
         for role, container in DATABASE_ROLES.items():
             password = self.root / "postgres" / role

@@ -43,6 +43,9 @@ class StackOptions:
     Without `postgres_dsn`, `etcd_endpoints` or `anthropic_api_key` the stack starts the embedded Postgres, the embedded
     etcd and the simulator.
 
+    `metrics`: each service serves its metrics on a loopback port. The file of `Layout.metrics_targets` lists them for
+    Prometheus.
+
     `http`: the gateways serve HTTP too, each on a port of its own.
 
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
@@ -69,6 +72,7 @@ class StackOptions:
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tls: bool = False
+    metrics: bool = False
     movable_clock: bool = False
     http: bool = False
 
@@ -125,6 +129,11 @@ class Layout:
     def records(self) -> Path:
         """The folder of append_record's files. For Tenure these are effects in the outside world."""
         return self.data_dir / "records"
+
+    @property
+    def metrics_targets(self) -> Path:
+        """The file that lists the services' metrics, for `file_sd_configs` of Prometheus."""
+        return self.data_dir / "prometheus-targets.json"
 
     @property
     def model_log(self) -> Path:
@@ -199,6 +208,12 @@ USUAL_PORTS: Final = {
     "worker-1": 8474,
     "worker-2": 8475,
     "simulator": 8476,
+    "gateway metrics": 9470,
+    "coordinator metrics": 9471,
+    "checkpoint metrics": 9472,
+    "tools metrics": 9473,
+    "worker-1 metrics": 9474,
+    "worker-2 metrics": 9475,
     "gateway-http": 8480,
 }
 HTTP_LISTEN: Final = "TENURE_GATEWAY_HTTP_LISTEN"
@@ -242,8 +257,9 @@ class HeldAddresses:
         raise _all_taken()
 
     def release(self, address: str) -> None:
-        """Releases one address for other stacks."""
-        self._held.pop(address).close()
+        """Releases one address for other stacks, if it is held."""
+        if (holder := self._held.pop(address, None)) is not None:
+            holder.close()
 
     def close(self) -> None:
         """Releases the addresses for other stacks."""

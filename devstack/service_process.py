@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import grpc
@@ -17,12 +18,39 @@ from tenure.serve import command_line
 ANSWER_SECONDS = 5.0
 
 
+def metrics_variable(kind: str) -> str:
+    """Returns the variable with the address of a service's metrics."""
+    return f"TENURE_{kind.upper()}_METRICS_LISTEN"
+
+
+def write_targets(file: Path, services: Iterable[ServiceProcess]) -> None:
+    """Writes the list of the services' metrics, for `file_sd_configs` of Prometheus. The replacement is atomic."""
+    targets = [
+        {"targets": [service.metrics_address], "labels": {"component": service.kind, "process": service.name}}
+        for service in services
+        if service.metrics_address
+    ]
+    new_file = file.with_suffix(".tmp")
+    new_file.write_text(json.dumps(targets, indent=2) + "\n", encoding="utf-8")
+    new_file.replace(file)
+
+
 class ServiceProcess(ChildProcess):
     """A service. `name`: its name in the stack (worker-1). `module`: its module (services.worker)."""
 
     def __init__(self, name: str, module: str, address: str, environment: Mapping[str, str], log_path: Path) -> None:
         super().__init__(name, command_line(module.rpartition(".")[2]), address, environment, log_path)
         self.module = module
+
+    @property
+    def kind(self) -> str:
+        """The service: gateway, coordinator, checkpoint, tools or worker."""
+        return self.module.rpartition(".")[2]
+
+    @property
+    def metrics_address(self) -> str:
+        """Where it serves its metrics; "" for nowhere."""
+        return self.environment.get(metrics_variable(self.kind), "")
 
     async def serves(self) -> bool:
         """Whether its health status is SERVING."""

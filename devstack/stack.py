@@ -25,7 +25,7 @@ from devstack.options import (
 )
 from devstack.postgres_process import PostgresProcess
 from devstack.programs import check_programs
-from devstack.service_process import ServiceProcess, SimulatorProcess
+from devstack.service_process import ServiceProcess, SimulatorProcess, metrics_variable, write_targets
 from devstack.simulator.scenario import ScenarioError, load_scenario
 from devstack.stores import Store, open_etcd, open_postgres
 from tenure.runtime.running_stack import CERTIFICATES, SIMULATOR
@@ -111,6 +111,7 @@ class Stack:
             simulator = (
                 {SIMULATOR: self.simulator.model_url} if self.options.model_is_simulated and self.simulator else {}
             )
+            self._write_targets()
             write_addresses(self.layout.data_dir, {**self.addresses(), **certificates, **simulator})
             self._opened.callback(forget_addresses, self.layout.data_dir)
         except BaseException:
@@ -136,6 +137,7 @@ class Stack:
         worker = self._service(f"worker-{next(self._worker_numbers)}", "worker")
         worker.command = list(command) or worker.command
         worker.start(extra)
+        self._write_targets()
         return worker
 
     def remove_worker(self, worker: ServiceProcess) -> None:
@@ -143,6 +145,8 @@ class Stack:
         worker.kill()
         del self.services[worker.name]
         self._held_addresses.release(worker.address)
+        self._held_addresses.release(worker.metrics_address)
+        self._write_targets()
 
     def _take_folder(self) -> None:
         try:
@@ -241,11 +245,17 @@ class Stack:
     def _service(self, name: str, kind: str) -> ServiceProcess:
         address = self._choose_address(name)
         environment = environment_of(kind, name, address, self.options, self.layout, self._known_addresses)
+        if self.options.metrics:
+            environment.setdefault(metrics_variable(kind), self._choose_address(f"{name} metrics"))
         if kind == "gateway" and self.options.http and HTTP_LISTEN not in environment:
             environment[HTTP_LISTEN] = self._choose_address(f"{name}-http")
         log_path = self.layout.logs / f"{name}.log"
         self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
         return self.services[name]
+
+    def _write_targets(self) -> None:
+        if self.options.metrics:
+            write_targets(self.layout.metrics_targets, self.services.values())
 
     def _choose_address(self, name: str) -> str:
         return self._held_addresses.choose(name, usual=self.options.usual_ports)

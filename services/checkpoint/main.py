@@ -17,6 +17,7 @@ from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
+from services.checkpoint.queue.backlog import Backlog
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.offering import Offering
@@ -32,6 +33,8 @@ from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.api_keys import ApiKeyServicer, create_operator_key
 from services.checkpoint.tenants.quotas import LimitedTenants
 from services.checkpoint.tenants.servicer import TenantServicer, adopt_defaults
+from services.checkpoint.traces.settings import PREFIX as TRACES_PREFIX
+from services.checkpoint.traces.settings import TraceSettings
 from services.checkpoint.waits.sub_agent_events import SubAgentEvents
 from services.checkpoint.watch.change_feed import ChangePruner, adopt_feed
 from services.checkpoint.watch.change_stream import ChangeStream
@@ -58,7 +61,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.secret_box import SecretBox
 from tenure.runtime.security import Security
-from tenure.runtime.service import CommonSettings, run_service, serve
+from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
@@ -89,6 +92,7 @@ class CheckpointSettings:
     """The settings of this process."""
 
     listen: Address = setting("address to serve on", default=Address("127.0.0.1:8472"))
+    metrics_listen: Address | None = metrics_setting()
     postgres_dsn: Secret = setting("the database of the ledger")
     encryption_keys_file: Path | None = setting(
         "the keys that encrypt the secrets of webhooks; without it they are stored as they are", default=None
@@ -113,6 +117,7 @@ class CheckpointSettings:
         maximum=0.5,
     )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
+    traces: TraceSettings = group(TraceSettings, TRACES_PREFIX)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     smtp: SmtpSettings = group(SmtpSettings, SMTP_PREFIX)
     limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_CHECKPOINT_LIMIT_")
@@ -201,8 +206,12 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         SecretBox(settings.encryption_keys_file),
         settings.webhook.allow_insecure,
     )
-    webhooks = WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds)
-    duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    _send(
+        duties,
+        pool,
+        settings,
+        WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds),
+    )
     _retain(duties, pool, settings)
     server = RpcServer(
         settings.listen,
@@ -214,8 +223,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         limiter=settings.limit.limiter(),
     )
     watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
-    depths = QueueDepths(pool)
-    duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    depths = _look(duties, pool)
     ledger = LedgerDependencies(
         pool, tokens, batcher, opener, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
     )
@@ -232,6 +240,14 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
     return server
+
+
+def _look(duties: Duties, pool: Pool) -> QueueDepths:
+    """Starts the duties that read how much waits, for metrics. Returns the depths of queues, which callers read too."""
+    depths = QueueDepths(pool)
+    duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("backlog", Backlog(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    return depths
 
 
 def _serve_tenants(server: RpcServer, pool: Pool) -> None:
@@ -270,6 +286,17 @@ def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
     cleaner = PrunedRowCleaner(pool, kept_seconds)
     duties.start("clear pruned tasks", cleaner.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("retention lag", cleaner.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
+
+
+def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, webhooks: WebhookDispatcher) -> None:
+    """Starts the duties that send the ledger's news elsewhere: to webhooks, and to a collector of traces."""
+    duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    if settings.traces.endpoint:
+        # Imported here because the import takes half a second, which only a process that exports should pay.
+        from services.checkpoint.traces.exporting import TraceExporter
+
+        exporter = TraceExporter(pool, settings.traces, instance_id())
+        duties.start("traces", exporter.run, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
 async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:

@@ -92,7 +92,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     tools = ToolsClient(await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file, settings.common.tls.installation)
     server = await _server(process, settings, security, AuditClient(checkpoint))
-    sessions = Sessions()
+    sessions = process.enter(Sessions().sampled())
     lost_claims = LostClaims(store, ledger)
     generation = Generation(store, ledger, lost_claims, server_health(server))
     granter = ClaimGranter(store, ledger, lost_claims, issuer, generation)

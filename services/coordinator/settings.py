@@ -11,7 +11,7 @@ from services.coordinator.sessions.session import Timing
 from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.security import clear_text_problems, peer_problems
-from tenure.runtime.service import CommonSettings
+from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, group, setting
 
 
@@ -20,6 +20,7 @@ class CoordinatorSettings:
     """Settings with the prefix TENURE_COORDINATOR_."""
 
     listen: Address = setting("the address to serve on", default=Address("127.0.0.1:8471"))
+    metrics_listen: Address | None = metrics_setting()
     id: str = setting("this replica's name, unique among live ones; empty: host, pid and a random part", default="")
     etcd_endpoints: tuple[str, ...] = setting("the members of etcd", default=("127.0.0.1:2379",))
     etcd_ca_file: Path | None = setting("the authority of etcd's certificates", default=None)

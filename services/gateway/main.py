@@ -29,7 +29,7 @@ from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.security import Security, peer_problems
-from tenure.runtime.service import CommonSettings, run_service, serve
+from tenure.runtime.service import CommonSettings, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
@@ -72,6 +72,7 @@ class GatewaySettings:
     """Settings with the prefix TENURE_GATEWAY_."""
 
     listen: Address = setting("the address to serve on", default=Address("127.0.0.1:8470"))
+    metrics_listen: Address | None = metrics_setting()
     checkpoint_address: tuple[Address, ...] = setting(
         "the checkpoint services' addresses", default=(Address("127.0.0.1:8472"),)
     )

@@ -19,7 +19,7 @@ from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal
 from tenure.runtime.access_control import ANYONE, current_principal
-from tenure.runtime.request_context import current_tenant
+from tenure.runtime.request_context import current_tenant, traceparent
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -150,7 +150,9 @@ class TaskServicer(TaskServiceServicer):
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
-        create = ledger.CreateTaskRequest(request_id=request.request_id or new_id(), spec=spec_of(request))
+        create = ledger.CreateTaskRequest(
+            request_id=request.request_id or new_id(), spec=spec_of(request), traceparent=traceparent()
+        )
         check = check_tool_names(self._peers, create.spec)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)

@@ -18,6 +18,7 @@ from services.gateway.peers import Peers, read_task
 from services.gateway.pending_text import PendingText
 from tenure.domain.errors import NotFound, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
@@ -67,6 +68,11 @@ class Mailbox:
         self._error: BaseException | None = None
         self._changed, self._page_taken = asyncio.Event(), asyncio.Event()
         self._page_taken.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the sender has not taken the last page yet."""
+        return not self._page_taken.is_set()
 
     async def put_page(self, page: ledger.WatchEntriesResponse) -> None:
         """Waits until the last page was taken, so that a slow reader delays only its own stream."""
@@ -118,6 +124,16 @@ class Mailbox:
 
 
 RETRY_AFTER_DRAIN_SECONDS: Final = 1.0
+_LAG: Final = metrics.histogram("tenure_stream_lag_seconds")
+
+
+def _observe_lag(page: ledger.WatchEntriesResponse, began_at: float) -> None:
+    """Measures how long after its commit the newest entry of a page is here. Older entries are history.
+
+    The clocks of the ledger's database and of this machine may differ: what seems to precede its commit counts as 0.
+    """
+    if page.entries and (committed_at := page.entries[-1].record_time.ToNanoseconds() / 1e9) > began_at:
+        _LAG.observe(max(0.0, time.time() - committed_at))
 
 
 class WatchTaskStream:
@@ -228,8 +244,12 @@ class WatchTaskStream:
 
     async def _read_entries(self) -> None:
         after = self._request.after_sequence
+        began_at, is_behind = time.time(), False
         async with aclosing(follow_entries(self._peers, self._request.task_id, after)) as pages:
             async for page in pages:
+                if not is_behind:  # a reader that is slow measures itself, and not this gateway
+                    _observe_lag(page, began_at)
+                is_behind = self._mailbox.is_behind
                 await self._mailbox.put_page(page)
 
     async def _await_drain(self) -> None:

@@ -30,7 +30,7 @@ from tenure.domain.errors import InvalidRequest, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
-from tenure.runtime.request_context import current_tenant, traceparent
+from tenure.runtime.request_context import current_tenant
 from tenure.runtime.service import instance_id
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
@@ -237,7 +237,7 @@ class ToolServicer(ToolServiceServicer):
             effect_class=EffectClass.PURE if clear or tool is None else tool.definition.effect_class,
             arguments_json=request.arguments_json.encode(),
             clear=clear,
-            traceparent=request.traceparent or traceparent(),
+            traceparent=request.traceparent,
             timeout_seconds=seconds(request.timeout),
             output_limit_bytes=_output_limit_bytes(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from services.tools.workspace.bounds import Bounds
 from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.postgres import dsn_problems
-from tenure.runtime.service import CommonSettings
+from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, Secret, group, setting
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class ToolsSettings:
     """The settings TENURE_TOOLS_…"""
 
     listen: Address = setting("where to serve", default=Address("127.0.0.1:8473"))
+    metrics_listen: Address | None = metrics_setting()
     postgres_dsn: Secret = setting("DSN of the database; the service uses the schema `tools`")
     verifying_keys_file: Path = setting("public keys of the coordinators' fencing tokens")
     config_file: Path | None = setting("YAML file of further tools, see docs/tools.md", default=None)

@@ -17,12 +17,10 @@ from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import TOO_MUCH_APPENDED, SequenceConflict, TryLater, Unavailable
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
-from tenure.runtime import semconv
-from tenure.runtime.request_context import traceparent
+from tenure.domain.trace_ids import attempt_traceparent, call_traceparent
+from tenure.runtime.request_context import Exporting
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.telemetry import link, span
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.validators import MAX_TRANSITION_MESSAGE
@@ -69,6 +67,7 @@ class ClaimLedger:
         self._held_task = held_task
         self._commit_number = 1
         self.point = ResumePoint()
+        self._root_task_id, self._attempt_number = "", 0
 
     async def open(self) -> None:
         """Opens the task and folds its history. A repeat reads everything again."""
@@ -77,15 +76,23 @@ class ClaimLedger:
             opened = await self._client.open(self._held_task.token)
             self._commit_number = opened.next_commit_number
             self.point = fold(opened.entries)
+            self._root_task_id, self._attempt_number = opened.task.root_task_id, opened.task.attempt
             if opened.task.cancel_requested:
                 self._held_task.interrupts.request(Interruption.END)
 
-        with span("open", self._attributes()) as opening:
-            await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
-            opening.set_attribute(semconv.SEQUENCE, self.point.sequence)
+        await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
         self._held_task.progress.sequence = self.point.sequence
-        link(self.point.parent_trace)
         _log.info("task opened", extra={"sequence": self.point.sequence})
+
+    def attempt_trace(self) -> str:
+        """Returns the traceparent of the task's span; "" while traces are not exported."""
+        if not Exporting.traces:
+            return ""
+        return attempt_traceparent(self._root_task_id, self._held_task.task_id, self._attempt_number)
+
+    def call_trace(self, call_id: str) -> str:
+        """Returns the traceparent of a tool call's span; "" while traces are not exported."""
+        return call_traceparent(self._root_task_id, self._held_task.task_id, call_id) if Exporting.traces else ""
 
     async def append(self, own: Sequence[StepEntry]) -> None:
         """Appends entries, in as many commits as their size needs."""
@@ -112,9 +119,7 @@ class ClaimLedger:
         await self._commit(_Written(last, None, transition))
 
     async def _commit(self, written: _Written) -> pb.CommitResponse:
-        with span("commit", self._attributes()) as committing:
-            response = await self._send(written)
-            committing.set_attribute(semconv.SEQUENCE, response.sequence)
+        response = await self._send(written)
         _log.debug("committed", extra={"sequence": response.sequence, "entries": len(written.own)})
         self._commit_number += 1
         if written.transition is None:
@@ -149,10 +154,6 @@ class ClaimLedger:
             for entry in page:
                 self.point.apply(entry)
 
-    def _attributes(self) -> dict[str, str | int]:
-        claims = self._held_task.claims
-        return {semconv.TASK_ID: claims.task_id, semconv.EPOCH: claims.epoch, semconv.STEP: self.point.step}
-
     def _request(self, written: _Written) -> pb.CommitRequest:
         """Builds a commit. A retry sends the same object: its number and its id make the repeat harmless."""
         reserve, transition = written.reserve, written.transition
@@ -164,7 +165,6 @@ class ClaimLedger:
             entries=[message for _, message in written.own],
             reserve=None if reserve is None else _reserve_to_wire(reserve),
             transition=None if transition is None else _transition_to_wire(transition),
-            traceparent=traceparent() if _spawns(written.own) else "",
         )
 
     def _fold_in(self, written: _Written, response: pb.CommitResponse) -> None:
@@ -196,11 +196,6 @@ def _with_messages(own: Sequence[StepEntry]) -> list[_OwnEntry]:
 
 def _message_bytes(own: _OwnEntry) -> int:
     return own.message.ByteSize()
-
-
-def _spawns(own: Sequence[_OwnEntry]) -> bool:
-    """Whether the commit creates sub-agents, whose traces link to this task's trace."""
-    return any(isinstance(body, entries.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for (_, body), _ in own)
 
 
 def size_bytes(entry: StepEntry) -> int:

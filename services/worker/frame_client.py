@@ -71,6 +71,7 @@ class FrameClient:
 
     def __init__(self, shape: FrameShape) -> None:
         self._shape = shape
+        self._broken = metrics.cell("tenure_worker_streams_broken_total", peer=shape.name)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._unsent: deque[int] = deque()
         self._follow_ups: deque[tuple[int, Message, int]] = deque()
@@ -140,7 +141,7 @@ class FrameClient:
                 _log.warning("a stream broke and is opened again", extra=fields)
             heed_cancellation()
             note_progress()
-            metrics.count("tenure_worker_streams_broken_total", peer=self._shape.name)
+            self._broken.value += 1
             await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
 
     async def _one_stream(self) -> None:

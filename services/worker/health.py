@@ -32,6 +32,7 @@ class AttachmentHealth:
         """Sets NOT_SERVING after `patience_seconds` without an attachment, and SERVING as soon as there is one."""
         clock = asyncio.get_running_loop().time
         attached_at = clock()
+        metrics.gauge("tenure_worker_attached", float(self._serving))
         while True:
             if self._is_attached():
                 attached_at = clock()

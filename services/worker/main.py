@@ -50,12 +50,13 @@ from tenure.domain.task import (
     Priority,
     offered_loop,
 )
+from tenure.runtime import metrics
 from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security, peer_problems
-from tenure.runtime.service import CommonSettings, run_service
+from tenure.runtime.service import CommonSettings, metrics_setting, run_service
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
@@ -76,6 +77,7 @@ class WorkerSettings:
 
     id: str = setting("unique among live workers (default: its certificate's name, host, pid, random)", default="")
     listen: Address = setting("the address to serve live text on", default=Address("127.0.0.1:0"))
+    metrics_listen: Address | None = metrics_setting()
     advertise: str = setting("host:port for gateways (default: the bound address)", default="")
     coordinator_addresses: tuple[Address, ...] = setting(
         "the coordinators' addresses", default=(Address("127.0.0.1:8471"),)
@@ -223,6 +225,12 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
             return NO_SLOTS
         return reserved.slots(settings.slots - crash_backoff.count(), held_tasks.by_tier())
 
+    def sample_slots() -> None:
+        held, paused = len(held_tasks), crash_backoff.count()
+        slots = {"used": held, "paused": paused, "free": max(0, settings.slots - held - paused)}
+        for state, number in slots.items():
+            metrics.gauge("tenure_worker_slots", number, state=state)
+
     addresses = settings.coordinator_addresses
     identity = settings.identity(server.port, dependencies.digests, session_secret, security.name)
     session = WorkerSession(addresses, identity, held_tasks, trust, free_slots, security)
@@ -233,6 +241,7 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
     duties.start(
         "attendance", AttachmentHealth(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
     )
+    process.enter(metrics.on_sample(sample_slots))
     if definitions:
         channel = await process.open(open_channel(addresses, tls=security.peer(Role.COORDINATOR)))
         registration = WorkerAgentRegistration(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.held_claims import HeldTask
 from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
 from tenure.domain.lost_model_calls import ReportedCall
-from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass
-from tenure.runtime import semconv
 from tenure.runtime.failpoints import failpoint
 
 MIN_OUTPUT_TOKENS: Final = 256
@@ -112,45 +110,3 @@ class AttemptWatch:
 def billed(attempt: entries.ModelAttempt, usage: TokenUsage) -> TokenUsage:
     """Returns the usage that the provider stated. Without its count of the input, the reserved input is billed."""
     return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
-
-
-class _Answer(Protocol):
-    """The part of an answer that its trace span shows."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def stop_reason(self) -> str: ...
-
-    @property
-    def usage(self) -> TokenUsage: ...
-
-
-def call_attributes(task_id: str, step: int, attempt: entries.ModelAttempt) -> dict[str, Any]:
-    """Returns the attributes of the span of a model call."""
-    return {
-        semconv.OPERATION_NAME: semconv.CHAT,
-        semconv.PROVIDER_NAME: vendor_of(attempt.model)[0],
-        semconv.REQUEST_MODEL: attempt.model,
-        semconv.REQUEST_MAX_TOKENS: attempt.max_output_tokens,
-        semconv.CONVERSATION_ID: task_id,
-        semconv.STEP: step,
-    }
-
-
-def answer_attributes(answer: _Answer) -> dict[str, Any]:
-    """Returns the attributes that the span of a model call gets with its answer."""
-    usage = answer.usage
-    return {
-        semconv.RESPONSE_MODEL: answer.model,
-        semconv.RESPONSE_ID: answer.request_id,
-        semconv.RESPONSE_FINISH_REASONS: [answer.stop_reason],
-        semconv.USAGE_INPUT_TOKENS: usage.total - usage.output_tokens,
-        semconv.USAGE_OUTPUT_TOKENS: usage.output_tokens,
-        semconv.USAGE_CACHE_READ_INPUT_TOKENS: usage.cache_read_input_tokens,
-        semconv.USAGE_CACHE_CREATION_INPUT_TOKENS: usage.cache_creation_input_tokens,
-    }

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Final
 
 from services.worker.claim_ledger import ClaimLedger, StepEntry, size_bytes
@@ -16,10 +17,9 @@ from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, Model
 from services.worker.model_attempt import (
     MIN_OUTPUT_TOKENS,
     AttemptWatch,
-    answer_attributes,
     billed,
-    call_attributes,
 )
+from services.worker.model_metrics import count_model_call
 from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
@@ -29,8 +29,6 @@ from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
-from tenure.runtime import metrics, semconv
-from tenure.runtime.telemetry import span
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.
@@ -184,18 +182,17 @@ class ModelStep:
         step = self._ledger.point.step
         on_text = _drop_text if attempt.summary_through_step else self._held_task.live.append
         reported = ModelCall(on_text=on_text, on_usage=self._held_task.progress.on_model_call_progress)
+        began = monotonic()
         try:
             async with self._watch.watching(reported, self._timeout_seconds):
-                attributes = call_attributes(self._held_task.task_id, step, attempt)
-                with span(f"{semconv.CHAT} {attempt.model}", attributes) as chat:
-                    answer = await self._held_task.interrupts.guard(
-                        self._dependencies.model.answer(self._request(attempt, step), reported)
-                    )
-                    chat.set_attributes(answer_attributes(answer))
+                answer = await self._held_task.interrupts.guard(
+                    self._dependencies.model.answer(self._request(attempt, step), reported)
+                )
         except ModelCallFailed as error:
-            metrics.count("tenure_worker_model_failures_total", error_class=error.error_class)
+            count_model_call(attempt.model, monotonic() - began, error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
             return failure_entry(attempt, error)
+        count_model_call(attempt.model, monotonic() - began)
         await self._watch.answered()
         answer = replace(answer, usage=billed(attempt, answer.usage))
         if attempt.summary_through_step:

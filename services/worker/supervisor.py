@@ -22,11 +22,10 @@ from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
 from tenure.domain.task import REPLAY_LOOP, offered_function
-from tenure.runtime import metrics, semconv
+from tenure.runtime import metrics
 from tenure.runtime.logs import log_context
 from tenure.runtime.request_context import set_tenant
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.telemetry import span
 
 # Crash backoff: the pause of a slot after a crash in a task's work.
 
@@ -142,7 +141,7 @@ class Supervisor:
         reason = ReleaseReason.WORKER_CRASHED
         claims = held_task.claims
         set_tenant(claims.tenant)
-        with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch)):
+        with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch), claim=claims.claim_id):
             try:
                 await self._start_gate.wait_turn()
                 reason = await self._loop(held_task)
@@ -163,16 +162,8 @@ class Supervisor:
             self._crash_backoff.after_success()
 
     async def _loop(self, held_task: HeldTask) -> ReleaseReason:
-        attributes = {
-            semconv.OPERATION_NAME: semconv.INVOKE_AGENT,
-            semconv.AGENT_NAME: held_task.loop,
-            semconv.CONVERSATION_ID: held_task.task_id,
-            semconv.TASK_ID: held_task.task_id,
-            semconv.EPOCH: held_task.claims.epoch,
-        }
         try:
-            with span(f"{semconv.INVOKE_AGENT} {held_task.loop}", attributes):
-                return await loop_of(self._dependencies, held_task).run()
+            return await loop_of(self._dependencies, held_task).run()
         except Fenced as fenced:
             _log.warning("fenced: the task is dropped", extra={"why": str(fenced)})
             return ReleaseReason.FENCED

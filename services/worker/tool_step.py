@@ -25,9 +25,8 @@ from tenure.domain.in_doubt import is_unsettled
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
-from tenure.runtime import semconv
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
-from tenure.runtime.telemetry import span
+from tenure.runtime.request_context import within_trace
 from tenure.validators import MIN_OUTPUT_BYTES
 
 SIBLING_WAIT_SECONDS: Final = 1.0
@@ -145,13 +144,8 @@ class ToolStep:
         tool = self._tools.get(intent.tool) if own is None else own.definition
         outcome_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
         limits = CallLimits(outcome_seconds, self._limit_seconds, self._output_limit_bytes if own is None else 0)
-        call = None if own is None else CallOfOwnTool(own, intent, self._held_task, self._contents.keep)
-        attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: intent.tool,
-            semconv.TOOL_CALL_ID: intent.call_id,
-        }
-        with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
+        with within_trace(self._ledger.call_trace(intent.call_id)):
+            call = None if own is None else CallOfOwnTool(own, intent, self._held_task, self._contents.keep)
             try:
                 outcome = await self._execute_with_retries(intent, limits, call)
             except InvalidRequest as refusal:  # the model's own mistake, for example arguments beyond all limits
@@ -161,11 +155,9 @@ class ToolStep:
                     raise
                 # the failpoint makes the worker ignore the fence until its commit is refused
                 outcome = Outcome(OutcomeStatus.NOT_RUN, refusal.message)
-            if call is not None:
-                self._dependencies.own_runs.end(call)
-            if outcome.is_error:
-                executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
-            return outcome
+        if call is not None:
+            self._dependencies.own_runs.end(call)
+        return outcome
 
     async def _execute_with_retries(
         self, intent: ToolIntent, limits: CallLimits, call: CallOfOwnTool | None

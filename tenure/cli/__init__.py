@@ -16,6 +16,7 @@ entry_lines.py    one line for one entry
 submit.py         submit
 send_and_fork.py  tasks send, fork
 tasks.py          get, list, cancel, explain; tasks tree, entries, wait
+trace.py          tasks trace: the waterfall of a task
 watch.py          watch: one task, live. Entries flow through watch_state.py and narration.py to the screen here
 watch_state.py    the state of the watched task: the fold of its entries, and the live text
 narration.py      the lines that `watch` prints for each entry

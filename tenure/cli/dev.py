@@ -145,10 +145,16 @@ def _directories(stack: Stack, context: Context) -> Table:
     table.add_row(
         "records", str(context.path_of(layout.records)), "what append_record wrote: effects outside of Tenure"
     )
+    table.add_row("metrics", str(context.path_of(layout.metrics_targets)), _metrics_text(stack))
     table.add_row("workspaces", str(context.path_of(layout.workspaces)), "the files of each task")
     if stack.options.model_is_simulated:
         table.add_row("model calls", str(context.path_of(layout.model_log)), "what the simulator billed")
     return table
+
+
+def _metrics_text(stack: Stack) -> str:
+    example = stack.replicas("gateway")[0].metrics_address or "HOST:PORT"
+    return f"where each process serves metrics for Prometheus, for example http://{example}/metrics"
 
 
 def _advice(stack: Stack) -> Table:
@@ -278,6 +284,7 @@ def stack_options(
     options = StackOptions(
         data_dir=data or context.data_dir,
         usual_ports=True,
+        metrics=True,
         http=True,
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
         anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),

@@ -24,6 +24,7 @@ from tenure.cli.submit import submit
 from tenure.cli.tasks import cancel, entries, explain, get, list_tasks, tree, wait
 from tenure.cli.tenants import tenants, usage
 from tenure.cli.tools import tools
+from tenure.cli.trace import trace
 from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
 from tenure.cli.webhooks import webhooks
@@ -37,7 +38,7 @@ def tasks() -> None:
 
 def add_commands(root: Group) -> None:
     """Adds all commands to `tenure`, and the former names of those that moved."""
-    for command in (wait, send, signal, follow, entries, tree, refusals, replay, export):
+    for command in (wait, send, signal, follow, entries, tree, trace, refusals, replay, export):
         tasks.add_command(command)
     tenants.add_command(usage)
     keys.add_command(api_keys)
@@ -52,7 +53,8 @@ def add_commands(root: Group) -> None:
 
 
 def _add_former_names(root: Group) -> None:
-    for group, commands in ((tasks, tasks.commands.values()), (workers, (claims, queues)), (tenants, (usage,))):
+    moved = [command for command in tasks.commands.values() if command is not trace]  # it was never elsewhere
+    for group, commands in ((tasks, moved), (workers, (claims, queues)), (tenants, (usage,))):
         for command in commands:
             name = command.name or ""
             root.add_former(name, f"{group.name} {name}", command)

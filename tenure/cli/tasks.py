@@ -328,7 +328,7 @@ def tree(context: Context, task: str) -> None:
         given_task = await client.get(await find_task(client, task))
         task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
         tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS)]
-        tasks.sort(key=lambda one: (one.depth, _call_order(one)))
+        tasks.sort(key=lambda one: (one.depth, call_order(one)))
         if context.as_json:
             for one in tasks:
                 context.emit(one)
@@ -338,7 +338,7 @@ def tree(context: Context, task: str) -> None:
     context.run(work)
 
 
-def _call_order(task: task_pb2.Task) -> tuple[int, int, int]:
+def call_order(task: task_pb2.Task) -> tuple[int, int, int]:
     """Returns the sort key of a sub-agent: step and index of its call, then its index among the call's goals."""
     step, _, index = task.spawn_call_id.partition(".")
     return int(step or 0), int(index or 0), task.spawn_index

@@ -11,6 +11,7 @@ ledger
   entries.py            the entries, one class per kind
   fold.py               entries to a resume point
   states.py             states, reasons, and the table of allowed transitions
+  traces.py             entries to the spans of a trace; also spans.py, trace_ids.py, semconv.py
   fencing.py            epochs, fences, claims of a token, the worker's trust window
   admission.py          whether an Open or a Commit passes the fence
 claim

@@ -20,15 +20,11 @@ from tenure.domain.waits import BeginWait, EscalationStep, Wait, WaitAnswerKind,
 
 @dataclass(frozen=True, slots=True)
 class SpawnedBy:
-    """The parent's call that spawned a sub-agent, and the index of its goal in that call.
-
-    `traceparent` "": the parent had no trace.
-    """
+    """The parent's call that spawned a sub-agent, and the index of its goal in that call."""
 
     task_id: str
     call_id: str
     index: int
-    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +43,12 @@ ContentBlock = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The task was submitted. Always the first entry."""
+    """The task was submitted. Always the first entry. `traceparent`: the client's span, to which the trace links."""
 
     spec: TaskSpec
     request_id: str = ""
     spawned_by: SpawnedBy | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,6 @@ class ResumePoint:
     sequence: int = 0
     state: TaskState = TaskState.QUEUED
     spec: TaskSpec | None = None
-    parent_trace: str = ""
     tools: tuple[ToolDefinition, ...] | None = None
     step: int = 0
     conversation: Conversation = field(default_factory=Conversation)
@@ -147,8 +146,7 @@ class ResumePoint:
     def _fold(self, step: int, body: Body, actor: str) -> None:  # noqa: C901, PLR0912 - one case for each entry kind
         match body:
             case Submitted():
-                self.spec, spawned_by = body.spec, body.spawned_by
-                self.parent_trace = "" if spawned_by is None else spawned_by.traceparent
+                self.spec = body.spec
                 self.conversation.goal = body.spec.goal
                 self._texts.append(body.spec.goal)
             case Transition():

@@ -7,8 +7,7 @@ process.py               signals, orderly close and exit codes; the duties (back
 fast_start.py            imports without garbage collection, for a fast start
 logs.py                  log formats, and the fields of the log context
 metrics.py               counters, gauges and histograms
-telemetry.py             the export of traces and metrics to an OpenTelemetry collector
-semconv.py               the names of span attributes
+telemetry.py             the export of metrics to an OpenTelemetry collector
 task_group.py            asyncio's task group without a bug of older Pythons
 
 gRPC, from the caller to the handler and back:

@@ -61,11 +61,13 @@ class _Waiting(Generic[Item, Result]):
     key: Hashable
     size: int
     since: float
+    seconds: metrics.Histogram
     answered: bool = False
 
     def resolve(self, result: Result | Exception) -> None:
         if not self.answered:
             self.answered = True
+            self.seconds.observe(monotonic() - self.since)
             self.answer(result)
 
 
@@ -97,6 +99,7 @@ class Batcher(Generic[Item, Result]):
         self._items = metrics.cell("tenure_batched_items_total", batcher=name)
         self._depth = metrics.cell("tenure_batch_items_waiting", batcher=name)
         self._seconds = metrics.histogram("tenure_batch_seconds", batcher=name)
+        self._item_seconds = metrics.histogram("tenure_batch_item_seconds", batcher=name)
 
     def enqueue(self, item: Item, answer: Answer[Result]) -> None:
         """Queues an item. `answer` later gets what `submit` would return or raise. Raises LimitReached at once."""
@@ -105,7 +108,7 @@ class Batcher(Generic[Item, Result]):
         if full or self._queue_bytes + size > self._limits.max_waiting_bytes:
             message = f"the queue of {self._name} is full"
             raise LimitReached(message, reason=self._limits.full_reason, retry_after_seconds=0.2)
-        self._queue.append(_Waiting(item, answer, self._key(item), size, monotonic()))
+        self._queue.append(_Waiting(item, answer, self._key(item), size, monotonic(), self._item_seconds))
         self._queue_bytes += size
         self._depth.value = len(self._queue)
         self._arrived.set()

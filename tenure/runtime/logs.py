@@ -16,9 +16,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from opentelemetry import trace
-
-from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant
+from tenure.runtime import metrics
+from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,6 +58,9 @@ def configure_logs(
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if form == "json" else HumanFormatter())
+    handler.addFilter(_count)
+    for counted in ("WARNING", "ERROR", "CRITICAL"):
+        metrics.cell("tenure_log_lines_total", level=counted)  # from 0 on, so that the first line is an increase
     root = logging.getLogger()
     for former in root.handlers[:]:
         root.removeHandler(former)
@@ -68,6 +70,13 @@ def configure_logs(
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(capture=True)
     return handler
+
+
+def _count(record: logging.LogRecord) -> bool:
+    """Counts the lines that an operator should know of."""
+    if record.levelno >= logging.WARNING:
+        metrics.count("tenure_log_lines_total", level=record.levelname)
+    return True
 
 
 class JsonFormatter(logging.Formatter):
@@ -110,9 +119,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = dict(_CONTEXT.get())
     if (tenant := current_tenant()) != DEFAULT_TENANT:
         fields["tenant"] = tenant
-    span = trace.get_current_span().get_span_context()
-    if span.is_valid:
-        fields["trace_id"] = trace.format_trace_id(span.trace_id)
+    if header := traceparent():
+        fields["trace_id"] = header.split("-")[1]
     fields.update((name, value) for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES)
     return {name: _bounded(value) for name, value in fields.items() if name not in _RESERVED_FIELDS}
 

@@ -1,25 +1,30 @@
 """Counters, gauges and histograms. Counting costs one addition; tests, operators and exporters read the same numbers.
 
-The numbers are kept in this process. When an exporter is set up (`tenure.runtime.telemetry`), OpenTelemetry reads them
-through observable instruments, so the hot path never calls an SDK. On a hot path keep the cell in a variable:
+The numbers are kept in this process. An exporter reads them when it collects, so the hot path never calls an SDK:
+OpenTelemetry through observable instruments (`tenure.runtime.telemetry`), Prometheus through its endpoint
+(`tenure.runtime.prometheus`). `tenure.runtime.metric_catalogue` describes each name. On a hot path keep the cell in a
+variable:
 
     _GRANTS = cell("tenure_grants_total")
     _GRANTS.value += 1
 
-Only the thread of the event loop changes cells; the thread of an exporter may read them meanwhile. A label has few
-values: a task id is not a label. A name has at most MAX_SERIES_OF_A_NAME series; all further label sets are counted
-together under labels with the value "(others)". No function here raises: a measurement must not undo the work that it
-measures.
+Only the thread of the event loop changes cells; the thread of an exporter may read them meanwhile. What is read from
+elsewhere, such as the use of a pool, is a sample: `on_sample` registers who takes it.
+
+A label has few values: a task id is not a label. Names that clients choose go through BoundedNames. A name has at most
+MAX_SERIES_OF_A_NAME series; all further label sets are counted together under labels with the value "(others)". No
+function here raises: a measurement must not undo the work that it measures.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LabelSet = tuple[tuple[str, str], ...]
 
@@ -70,6 +75,7 @@ class MetricRegistry:
         self._cells: dict[str, dict[LabelSet, Cell]] = {}
         self._histograms: dict[str, dict[LabelSet, Histogram]] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._samplers: list[Callable[[], None]] = []
 
     def cell(self, name: str, /, **labels: str) -> Cell:
         """Returns the cell `name{labels}`. Creates it at the first use."""
@@ -107,6 +113,31 @@ class MetricRegistry:
     def is_histogram(self, name: str) -> bool:
         return name in self._histograms
 
+    def names(self) -> list[str]:
+        """Returns the names of all metrics."""
+        return sorted((*self._cells, *self._histograms))
+
+    def remove(self, name: str, /, **labels: str) -> None:
+        """Removes a gauge whose subject is gone, so that its last value is not reported for ever."""
+        self._cells.get(name, {}).pop(_key(labels), None)
+
+    @contextmanager
+    def on_sample(self, sampler: Callable[[], None]) -> Iterator[None]:
+        """Calls `sampler` in the event loop about once a second inside the block. It sets gauges and never waits."""
+        self._samplers.append(sampler)
+        try:
+            yield
+        finally:
+            self._samplers.remove(sampler)
+
+    def sample(self) -> None:
+        """Calls all samplers. One that fails is logged: a measurement must not undo the work that it measures."""
+        for sampler in list(self._samplers):
+            try:
+                sampler()
+            except Exception:  # noqa: BLE001  whatever it is, the other samplers go on
+                _log.exception("a metric could not be sampled")
+
     def on_new_name(self, listener: Callable[[str], None]) -> None:
         """Calls `listener` with each existing name now, and with each new name once."""
         self._listeners.append(listener)
@@ -120,6 +151,40 @@ class MetricRegistry:
     def _notify(self, name: str) -> None:
         for listener in self._listeners:
             listener(name)
+
+
+class BoundedNames:
+    """Names that clients choose, as the values of a label: the first `most` stand for themselves, the others for
+    OTHERS.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._names: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        if name in self._names:
+            return name
+        if len(self._names) >= self._most:
+            return OTHERS
+        self._names.add(name)
+        return name
+
+
+class TenantNames:
+    """Which tenants have a label of their own: none, until the process has read its setting."""
+
+    named = BoundedNames(0)
+
+
+def name_tenants(most: int) -> None:
+    """Gives the first `most` tenants of this process labels of their own."""
+    TenantNames.named = BoundedNames(most)
+
+
+def tenant_label(tenant: str) -> str:
+    """Returns the value of the label `tenant`: the tenant, or OTHERS."""
+    return TenantNames.named(tenant)
 
 
 def _new_series(name: str, series: dict[LabelSet, _Series], labels: dict[str, str], make: type[_Series]) -> _Series:
@@ -141,6 +206,7 @@ REGISTRY: Final = MetricRegistry()
 cell = REGISTRY.cell
 histogram = REGISTRY.histogram
 read = REGISTRY.read
+on_sample = REGISTRY.on_sample
 
 
 def count(name: str, amount: float = 1, /, **labels: str) -> None:

@@ -31,6 +31,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
 from tenure.runtime.pipelined_transaction import PipelinedTransaction, PreparedStatements, pipelined_transaction
 from tenure.runtime.process import note_progress
 from tenure.runtime.retrying import retrying
@@ -78,7 +79,9 @@ def domain_errors() -> Iterator[None]:
     except psycopg.Error as error:
         translated = to_domain(error)
         if translated is None:
+            metrics.count("tenure_postgres_errors_total", reason="BUG")
             raise
+        metrics.count("tenure_postgres_errors_total", reason=translated.reason)
         raise translated from error
 
 
@@ -263,6 +266,8 @@ async def open_pool(
     async def configure(postgres: BoundedConnection) -> None:
         await configure_session(postgres, chosen, schema)
 
+    metrics.cell("tenure_postgres_errors_total", reason="POSTGRES_UNAVAILABLE")  # from 0 on
+
     pool: Pool = AsyncConnectionPool(
         revealed(dsn),
         connection_class=BoundedConnection,
@@ -281,7 +286,18 @@ async def open_pool(
     async with pool:
         with domain_errors():
             await _first_connection(pool, chosen.start_timeout_seconds)
-        yield pool
+        with metrics.on_sample(lambda: _sample(pool, chosen.max_size)):
+            yield pool
+
+
+def _sample(pool: Pool, most: int) -> None:
+    """Reports the use of a pool."""
+    stats = pool.get_stats()
+    idle = stats.get("pool_available", 0)
+    connections = {"idle": idle, "used": stats.get("pool_size", 0) - idle, "max": most}
+    for state, number in connections.items():
+        metrics.gauge("tenure_postgres_pool_connections", number, pool=pool.name, state=state)
+    metrics.gauge("tenure_postgres_pool_waiting", stats.get("requests_waiting", 0), pool=pool.name)
 
 
 async def _check(postgres: BoundedConnection) -> None:

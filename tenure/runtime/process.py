@@ -38,7 +38,7 @@ from tenure.runtime.logs import log_context
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 __all__ = [
     "RESTART",
@@ -247,6 +247,8 @@ class Duties:
         with the reason; None is for tests.
         """
         limit = None if isinstance(silence_seconds, NoLimit) else silence_seconds
+        for counter in ("tenure_duty_failures_total", "tenure_duty_stalls_total"):
+            metrics.cell(counter, duty=name)  # from 0 on, so that the first failure is an increase
         supervised = _Duty(name, duty, may_end, limit)
         task = asyncio.create_task(self._supervise(supervised), name=f"duty {name}")
         self._tasks.add(task)
@@ -361,6 +363,10 @@ class Process:
     async def open(self, thing: AbstractAsyncContextManager[_Opened]) -> _Opened:
         """Enters `thing` and returns its value. The process closes it before everything that was opened earlier."""
         return await self._opened.enter_async_context(thing)
+
+    def enter(self, thing: AbstractContextManager[_Opened]) -> _Opened:
+        """Enters `thing`, which opens and closes without waiting. It is closed as after `open`."""
+        return self._opened.enter_context(thing)
 
     async def run_until_stopped(self) -> None:
         """Waits until a signal stops the process. Call it when all parts are open.

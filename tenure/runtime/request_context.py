@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.trace_ids import parse_traceparent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from opentelemetry.context import Context
-    from opentelemetry.trace import Tracer
+    from collections.abc import Callable, Iterable, Iterator
 
 TENANT_KEY: Final = "x-tenure-tenant"
 DEFAULT_TENANT: Final = "default"
@@ -82,38 +81,33 @@ def connection_of(context: Any) -> str:
     return peer.rpartition(":")[0] if is_local(str(context.peer())) else peer
 
 
-# A trace continues in the next service: the W3C `traceparent` header carries the current span. Clients import this
-# module without OpenTelemetry, which only services have: so the functions import it when a span exists.
+# A trace continues in the next service: the W3C `traceparent` header names the span to which a request belongs. The
+# services make no spans: the ledger's projection does (tenure/domain/traces.py). They pass the header on, from a client
+# to the ledger, and from a tool call to its tool. Clients import this module without OpenTelemetry.
 
 TRACEPARENT_KEY: Final = "traceparent"
 """The key in gRPC metadata, equal to the name of the W3C header."""
+_TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="")
 
 
 class Exporting:
-    """The tracer of the process, or None while no spans are exported."""
+    """Whether traces are exported, by the variables of OpenTelemetry: only then do tool calls carry a traceparent."""
 
-    tracer: Tracer | None = None
+    traces: bool = False
 
 
 def traceparent() -> str:
-    """Returns the `traceparent` of the current span, or "" without a span or an exporter."""
-    if Exporting.tracer is None:
+    """Returns the traceparent of the application's current span, or else of the current request or call, or ""."""
+    return _of_application() or _TRACEPARENT.get()
+
+
+def _of_application() -> str:
+    """Returns the current span of an application that uses OpenTelemetry. Nothing is imported for it."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
         return ""
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier)
-    return carrier.get(TRACEPARENT_KEY, "")
-
-
-def context_of(header: str) -> Context | None:
-    """Returns a context whose new spans are children of the span in `header`, or None (the current context) for ""."""
-    if not header:
-        return None
-    from opentelemetry.context import get_current
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract({TRACEPARENT_KEY: header}, get_current())
+    span = trace.get_current_span().get_span_context()
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" if span.is_valid else ""
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
@@ -123,11 +117,34 @@ def trace_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def continue_trace(metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-    """Makes the caller's span the parent of the spans of this asyncio task and of the tasks that it starts."""
-    if Exporting.tracer is None:
-        return
-    header = next((value for key, value in metadata or () if key == TRACEPARENT_KEY), "")
-    if isinstance(header, str) and (parent := context_of(header)) is not None:
-        from opentelemetry.context import attach
+    """Makes the caller's span that of this asyncio task and of the tasks that it starts."""
+    for key, value in metadata or ():
+        if key == TRACEPARENT_KEY and isinstance(value, str) and parse_traceparent(value) is not None:
+            _TRACEPARENT.set(value)
 
-        attach(parent)
+
+@contextmanager
+def within_trace(header: str) -> Iterator[None]:
+    """Makes a span the parent of what happens in the block, also for libraries with spans of their own. "": none."""
+    ids = parse_traceparent(header)
+    if ids is None:
+        yield
+        return
+    token, detach = _TRACEPARENT.set(header), _attach(*ids)
+    try:
+        yield
+    finally:
+        detach()
+        _TRACEPARENT.reset(token)
+
+
+def _attach(trace_id: str, span_id: str) -> Callable[[], None]:
+    """Makes a span current for OpenTelemetry, if the process uses it. Returns what undoes this."""
+    if "opentelemetry.trace" not in sys.modules:
+        return lambda: None
+    from opentelemetry import context, trace
+
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    span = trace.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=flags)
+    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(span)))
+    return lambda: context.detach(token)

@@ -39,6 +39,7 @@ from tenure.runtime.access_control import AccessControl, Metadata, current_princ
 from tenure.runtime.audit import Audit, NoAudit
 from tenure.runtime.call_limiter import Answered, CallLimiter, uncounted
 from tenure.runtime.request_context import connection_of, continue_trace, peer_of, set_tenant
+from tenure.runtime.request_log import log_request
 from tenure.runtime.rpc_status import code_of, to_status
 from tenure.runtime.stream_rules import StreamRules, set_stream_rules
 
@@ -171,6 +172,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             in_flight,
             self._audit,
             is_audited,
+            is_tenure,
         )
         wrap = {
             "unary_unary": call.answering_once,
@@ -218,7 +220,8 @@ class _MethodMetrics:
 class _Method:
     """Wraps the behaviour and the (de)serializers of one method.
 
-    `in_flight`: of the caller's streams, for a method with a stream of requests; else None.
+    `in_flight`: of the caller's streams, for a method with a stream of requests; else None. `is_tenure`: it is a method
+    of the contract, and not of health or reflection.
     """
 
     name: str
@@ -231,6 +234,7 @@ class _Method:
     in_flight: Callable[[], InFlight] | None
     audit: Audit
     is_audited: bool
+    is_tenure: bool
 
     def answering_once(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
         _must_be(iscoroutinefunction(behaviour), behaviour)
@@ -299,6 +303,7 @@ class _Method:
         """Admits the call, sets its tenant and trace, counts it, and converts its exception to a status."""
         self.metrics.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
+        refusal: TenureError | None = None
         try:
             metadata = context.invocation_metadata()
             if (tenant := await self.admit(context, metadata)) is not None:
@@ -313,7 +318,7 @@ class _Method:
             code = grpc.StatusCode.CANCELLED
             raise
         except TenureError as error:
-            code = code_of(error)
+            code, refusal = code_of(error), error
             self._note(peer_of(context), request, error)
             if context.done():
                 raise asyncio.CancelledError from error  # the client is gone
@@ -330,7 +335,10 @@ class _Method:
             )
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
-            self.metrics.handled(code, perf_counter() - began)
+            seconds = perf_counter() - began
+            self.metrics.handled(code, seconds)
+            if self.is_tenure:
+                log_request(self.name, request, code, seconds, refusal)
 
 
 @dataclass(frozen=True, slots=True)

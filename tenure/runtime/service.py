@@ -21,11 +21,16 @@ from importlib import metadata
 from typing import Any, Final, Protocol, TextIO, TypeVar
 
 from tenure.domain.access import Role
+from tenure.domain.outbound import is_loopback_host
 from tenure.runtime import failpoints as failpoint
+from tenure.runtime import metrics
 from tenure.runtime.health_check import health_problem
 from tenure.runtime.logs import FORMATS, configure_logs
+from tenure.runtime.metric_catalogue import CATALOGUE
 from tenure.runtime.process import ExitCode, Process, run
+from tenure.runtime.request_log import set_logged_requests
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.sampling import sampling
 from tenure.runtime.settings import SHARED_PREFIX, Address, ConfigurationError, describe, group, load, setting
 from tenure.runtime.telemetry import telemetry
 from tenure.runtime.tls import MutualTlsSettings
@@ -42,7 +47,18 @@ class CommonSettings:
     allow_insecure_network: bool = setting(
         "serve addresses that other machines reach without TLS and authentication", default=False
     )
+    log_requests: bool | None = setting(
+        "log a line for each request; by default the gateway does, and the others only for requests that failed",
+        default=None,
+    )
     log_level: str = setting("lowest level to log", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    metrics_allow_network: bool = setting(
+        "serve metrics at addresses that other machines reach: without TLS, to everybody who reaches them",
+        default=False,
+    )
+    metrics_tenants: int = setting(
+        "tenants with their own values in metrics; the others are counted together", default=50, minimum=0, maximum=500
+    )
     tls: MutualTlsSettings = group(MutualTlsSettings, "TENURE_TLS_")
 
 
@@ -52,11 +68,22 @@ class ServiceSettings(Protocol):
     @property
     def listen(self) -> Address: ...
     @property
+    def metrics_listen(self) -> Address | None: ...
+    @property
     def common(self) -> CommonSettings: ...
+
+
+def metrics_setting() -> Any:
+    """Declares the setting `metrics_listen` of a service."""
+    return setting("address of the metrics for Prometheus, as http://…/metrics; empty: none", default=None)
 
 
 S = TypeVar("S", bound=ServiceSettings)
 HEALTH: Final = "health"
+_METRICS_IN_NETWORK: Final = (
+    "{}: {} can be reached from other machines, and metrics are served without TLS and authentication: they name "
+    "queues, tools, models and tenants. Set TENURE_METRICS_ALLOW_NETWORK=true if only Prometheus can reach it"
+)
 _NO_COMMANDS: Final[Mapping[str, Any]] = {}
 
 
@@ -89,11 +116,34 @@ def run_service(
     async def main(process: Process) -> None:
         settings = load(settings_type, environment, prefix=prefix)
         configure_logs(name, form=settings.common.log_format, level=settings.common.log_level)
+        every = settings.common.log_requests
+        set_logged_requests(every=name == Role.GATEWAY.lower() if every is None else every)
         failpoint.arm(settings.common.failpoints)
         await process.open(telemetry(name, environment, instance=instance_id(), version=metadata.version("tenure")))
+        if work is compose:
+            await _serve_metrics(process, name, settings)
         await work(process, settings)
 
     return int(run(main))
+
+
+async def _serve_metrics(process: Process, name: str, settings: ServiceSettings) -> None:
+    """Samples the metrics of the process, and serves them if the settings say where."""
+    metrics.name_tenants(settings.common.metrics_tenants)
+    metrics.gauge("tenure_build_info", 1, service=name, version=metadata.version("tenure"))
+    for described in CATALOGUE.values():
+        if described.kind == "counter" and not described.labels and name in described.services:
+            metrics.cell(described.name)  # from 0 on, so that the first event is an increase
+    await process.open(sampling())
+    listen = settings.metrics_listen
+    if listen is None:
+        return
+    if not is_loopback_host(listen.host) and not settings.common.metrics_allow_network:
+        raise ConfigurationError([_METRICS_IN_NETWORK.format(f"{SHARED_PREFIX}{name.upper()}_METRICS_LISTEN", listen)])
+    # Imported here because only a process that serves metrics should pay for the import.
+    from tenure.runtime.prometheus import metrics_endpoint
+
+    await process.open(metrics_endpoint(listen))
 
 
 def _ask_for_health(name: str, settings_type: type[S], environment: Mapping[str, str], prefix: str) -> int:

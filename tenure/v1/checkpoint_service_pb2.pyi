@@ -253,8 +253,13 @@ class CreateTaskRequest(message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task."""
+    traceparent: builtins.str
+    """The span of the client that submits the task, a W3C traceparent: the task's trace links to it. At most 128
+    characters; may be empty; an invalid value is ignored. No part of what a repeat must be equal in.
+    """
     @builtins.property
     def spec(self) -> task_pb2.TaskSpec:
         """The spec."""
@@ -264,10 +269,11 @@ class CreateTaskRequest(message.Message):
         *,
         request_id: builtins.str = ...,
         spec: task_pb2.TaskSpec | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -610,9 +616,7 @@ class CommitRequest(message.Message):
     known_sequence: builtins.int
     """The newest sequence that the caller knows: the answer has the entries that other authors appended since."""
     traceparent: builtins.str
-    """The caller's trace, a W3C traceparent: the traces of sub-agents that this commit spawns are linked to it. May be
-    empty.
-    """
+    """Not read any more: the spans of sub-agents are in the trace of their root."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""

@@ -71,8 +71,11 @@ class TaskSubmitted(message.Message):
     SPEC_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SPAWNED_BY_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of the submit."""
+    traceparent: builtins.str
+    """The span of the client that submitted the task, a W3C traceparent: the task's trace links to it. Empty: none."""
     @builtins.property
     def spec(self) -> task_pb2.TaskSpec:
         """The submitted spec."""
@@ -87,10 +90,11 @@ class TaskSubmitted(message.Message):
         spec: task_pb2.TaskSpec | None = ...,
         request_id: builtins.str = ...,
         spawned_by: SpawnedBy | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -111,7 +115,7 @@ class SpawnedBy(message.Message):
     index: builtins.int
     """The index of its goal in the call; counts from 0."""
     traceparent: builtins.str
-    """The parent's trace, a W3C traceparent: the sub-agent's trace is linked to it. Empty: the parent had none."""
+    """Not written any more: a sub-agent's spans are in the trace of its root."""
     def __init__(
         self,
         *,

@@ -687,7 +687,7 @@ class ExecuteRequest(message.Message):
     arguments_json: builtins.str
     """A JSON object, at most 1 MiB."""
     traceparent: builtins.str
-    """W3C traceparent of the caller's span, for calls in frames: metadata belongs to the stream, this field to the call.
+    """W3C traceparent of the call's span, for calls in frames: metadata belongs to the stream, this field to the call.
     At most 128 characters; may be empty; an invalid value is ignored.
     """
     output_limit_bytes: builtins.int

@@ -49,6 +49,7 @@ from tenure.wire.tool import output_to_domain
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 1, 128)
+    v.length("traceparent", request.traceparent, 0, 128)
     check_spec(request.spec, v, "spec.")
 
 

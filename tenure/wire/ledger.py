@@ -196,17 +196,17 @@ def submitted_to_domain(message: ledger_pb2.TaskSubmitted) -> domain.Submitted:
     spawned_by = None
     if message.HasField("spawned_by"):
         by = message.spawned_by
-        spawned_by = SpawnedBy(by.task_id, by.call_id, by.index, by.traceparent)
-    return domain.Submitted(spec_to_domain(message.spec), message.request_id, spawned_by)
+        spawned_by = SpawnedBy(by.task_id, by.call_id, by.index)
+    return domain.Submitted(spec_to_domain(message.spec), message.request_id, spawned_by, message.traceparent)
 
 
 def submitted_to_wire(body: domain.Submitted) -> ledger_pb2.TaskSubmitted:
-    message = ledger_pb2.TaskSubmitted(spec=spec_to_wire(body.spec), request_id=body.request_id)
+    message = ledger_pb2.TaskSubmitted(
+        spec=spec_to_wire(body.spec), request_id=body.request_id, traceparent=body.traceparent
+    )
     if body.spawned_by is not None:
         by = body.spawned_by
-        spawned_by = ledger_pb2.SpawnedBy(
-            task_id=by.task_id, call_id=by.call_id, index=by.index, traceparent=by.traceparent
-        )
+        spawned_by = ledger_pb2.SpawnedBy(task_id=by.task_id, call_id=by.call_id, index=by.index)
         message.spawned_by.CopyFrom(spawned_by)
     return message
 
@@ -285,6 +285,35 @@ def entry_for_ending(entry: ledger_pb2.Entry) -> domain.Entry | None:
             return domain.Entry(entry.sequence, entry.step, body)
         case _:
             return None
+
+
+def entry_for_trace(entry: ledger_pb2.Entry, *, with_content: bool) -> domain.Entry | None:
+    """Converts an entry for `tenure.domain.traces`. Returns None for one that only a newer version understands.
+
+    Without content, the blocks of an answer are left out: to parse them costs the most.
+    """
+    try:
+        if not entry.body.HasField("assistant_message"):
+            return entry_to_domain(entry)
+        answer = entry.body.assistant_message
+        body = domain.AssistantMessage(
+            attempt_number=answer.attempt_number,
+            content=readable_content_of(answer) if with_content else (),
+            stop_reason=answer.stop_reason,
+            usage=usage_to_domain(answer.usage),
+            model=answer.model,
+            provider_request_id=answer.provider_request_id,
+            latency_seconds=seconds(answer.latency),
+            usage_estimated=answer.usage_estimated,
+        )
+    except ValueError:
+        return None
+    return domain.Entry(entry.sequence, entry.step, body, entry.epoch, entry.claim_id, entry.attempt, entry.actor)
+
+
+def record_nanoseconds(entry: ledger_pb2.Entry) -> int:
+    """Returns when an entry was recorded, in nanoseconds since 1970."""
+    return entry.record_time.ToNanoseconds()
 
 
 def entries_to_domain(entries: Iterable[ledger_pb2.Entry]) -> list[domain.Entry]:

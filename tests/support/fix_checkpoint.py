@@ -28,6 +28,7 @@ import pytest
 
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.traces.settings import TraceSettings
 from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.access import DEFAULT_INSTALLATION
@@ -231,6 +232,7 @@ class MakeCheckpoint(Protocol):
         default_model: str = "",
         default_max_usd: float = 10.0,
         lower_tier_share: float = 0.05,
+        traces: TraceSettings | None = None,
     ) -> Checkpoint: ...
 
 
@@ -267,6 +269,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             default_model: str = "",
             default_max_usd: float = 10.0,
             lower_tier_share: float = 0.05,
+            traces: TraceSettings | None = None,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
@@ -278,6 +281,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "default_model": default_model,
                 "default_max_usd": default_max_usd,
                 "lower_tier_share": lower_tier_share,
+                "traces": traces or TraceSettings(),
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))

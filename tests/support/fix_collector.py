@@ -7,9 +7,9 @@ await collector.span("commit", **{"tenure.task.id": task_id})
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import grpc
 import pytest
@@ -17,6 +17,8 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from tests.support.patience import PATIENCE_SECONDS
+
+ERROR: Final = 2
 
 
 class ExportedSpan(NamedTuple):
@@ -29,6 +31,8 @@ class ExportedSpan(NamedTuple):
     span_id: bytes
     parent_id: bytes
     links: frozenset[tuple[bytes, bytes]]
+    events: tuple[str, ...] = ()
+    is_error: bool = False
 
 
 @dataclass(slots=True)
@@ -41,11 +45,43 @@ class Collector:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     received: bytearray = field(default_factory=bytearray)
     """All messages as bytes."""
+    is_refusing: bool = False
+    """Whether it takes no spans."""
+    on_export: Callable[[], Awaitable[None]] | None = None
+    """What happens when spans come, before they are taken."""
+    refused: int = 0
+    server: Any = None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a service that exports to it, soon after each span ended."""
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        """Of a service that exports to it."""
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}"}
+
+    @property
+    def by_id(self) -> dict[bytes, ExportedSpan]:
+        """The spans as a receiver has them that stores each once."""
+        return {span.span_id: span for span in self.spans}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until it is true of what came."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                self.arrived.clear()
+                await self.arrived.wait()
+
+    async def start(self) -> None:
+        """Serves, after `stop` at the same address."""
+        server = self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        traces: Any = trace_service_pb2_grpc  # generated without types
+        metrics: Any = metrics_service_pb2_grpc
+        traces.add_TraceServiceServicer_to_server(_Traces(self), server)
+        metrics.add_MetricsServiceServicer_to_server(_Metrics(self), server)
+        self.address = f"127.0.0.1:{server.add_insecure_port(self.address or '127.0.0.1:0')}"
+        await server.start()
+
+    async def stop(self) -> None:
+        """Breaks all requests off."""
+        await self.server.stop(grace=None)
 
     async def span(self, name: str, *, service: str = "", **attributes: Any) -> ExportedSpan:
         """The first span of this name (and service) with these attributes, waited for."""
@@ -63,7 +99,13 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
 
-    async def Export(self, request: Any, _context: Any) -> Any:
+    async def Export(self, request: Any, context: Any) -> Any:
+        if self._collector.is_refusing:
+            self._collector.refused += 1
+            self._collector.arrived.set()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        if self._collector.on_export is not None:
+            await self._collector.on_export()
         self._collector.received += request.SerializeToString()
         for resource in request.resource_spans:
             service = _plain(resource.resource.attributes)["service.name"]
@@ -87,7 +129,9 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 def _span(service: str, one: Any) -> ExportedSpan:
     links = frozenset((link.trace_id, link.span_id) for link in one.links)
-    return ExportedSpan(service, one.name, _plain(one.attributes), one.trace_id, one.span_id, one.parent_span_id, links)
+    attributes, events = _plain(one.attributes), tuple(event.name for event in one.events)
+    ids = (one.trace_id, one.span_id, one.parent_span_id)
+    return ExportedSpan(service, one.name, attributes, *ids, links, events, one.status.code == ERROR)
 
 
 def _plain(attributes: Any) -> dict[str, Any]:
@@ -98,12 +142,6 @@ def _plain(attributes: Any) -> dict[str, Any]:
 async def collector() -> AsyncIterator[Collector]:
     """Serving on a free port."""
     made = Collector()
-    server = grpc.aio.server()
-    traces: Any = trace_service_pb2_grpc  # generated without types
-    metrics: Any = metrics_service_pb2_grpc
-    traces.add_TraceServiceServicer_to_server(_Traces(made), server)
-    metrics.add_MetricsServiceServicer_to_server(_Metrics(made), server)
-    made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
+    await made.start()
     yield made
-    await server.stop(grace=None)
+    await made.stop()

@@ -13,11 +13,13 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from tenure.domain.spans import SpanEvent, SpanKind, TaskSpan
 from tenure.sdk import events, operations_info, task_info
 from tenure.sdk.from_wire import change_event, entry_event, task_file
 from tenure.sdk.from_wire import task_info as public_task
 from tenure.sdk.json_shape import PublicValue
 from tenure.sdk.operations_from_wire import OPERATIONS, refused_write_info, usage_info
+from tenure.sdk.traces import trace_span
 from tenure.v1 import ledger_pb2, task_pb2, tenant_service_pb2, token_pb2, webhook_service_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 
@@ -83,8 +85,28 @@ def shapes() -> dict[str, Any]:
     change.change.task.state = task_pb2.TASK_STATE_RUNNING
     made["change"] = change_event(change).to_json()
     made["heartbeat"] = change_event(api.WatchTasksResponse(cursor="c", heartbeat=api.WatchTasksHeartbeat())).to_json()
+    made["trace"] = trace_span(trace_of_a_task()).to_json()
     made["file"] = task_file(filled(workspace_pb2.WorkspaceFile())).to_json()
     return made | shapes_of_operations()
+
+
+def trace_of_a_task() -> TaskSpan:
+    """A span with an event and a link."""
+    event = SpanEvent("tenure.claim", 1_700_000_001_000_000_000, {"tenure.worker": "worker-1"})
+    return TaskSpan(
+        "0" * 32,
+        "1" * 16,
+        "",
+        "invoke_agent messages",
+        SpanKind.INTERNAL,
+        1_700_000_000_000_000_000,
+        1_700_000_090_500_000_000,
+        9,
+        {"tenure.attempt": 1, "gen_ai.response.finish_reasons": ("end_turn",)},
+        (event,),
+        (("2" * 32, "3" * 16),),
+        "TOKEN_LIMIT",
+    )
 
 
 def shapes_of_operations() -> dict[str, Any]:

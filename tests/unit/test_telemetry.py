@@ -7,20 +7,30 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import TracerProvider
 
-from tenure.runtime import metrics, semconv
+from services.checkpoint.traces.settings import TraceSettings
+from tenure.domain.trace_ids import parse_traceparent
+from tenure.runtime import metrics
 from tenure.runtime.logs import configure_logs, log_context
 from tenure.runtime.metrics import MetricRegistry
-from tenure.runtime.request_context import as_tenant, continue_trace, traceparent
-from tenure.runtime.settings import Secret
-from tenure.runtime.telemetry import MetricsExport, exporting, span, telemetry
+from tenure.runtime.request_context import (
+    Exporting,
+    as_tenant,
+    continue_trace,
+    trace_metadata,
+    traceparent,
+    within_trace,
+)
+from tenure.runtime.settings import ConfigurationError, Secret, load
+from tenure.runtime.telemetry import MetricsExport, telemetry
 
 
 @pytest.fixture
@@ -130,75 +140,92 @@ def test_warnings_go_to_the_log(logged: Any) -> None:
     assert json.loads(out.getvalue())["logger"] == "py.warnings"
 
 
-async def test_without_a_collector_a_span_is_nothing() -> None:
-    async with telemetry("checkpoint", {}):
-        with span("commit", {semconv.TASK_ID: "t"}) as nothing:
-            assert not nothing.is_recording()
-            assert traceparent() == ""
+HEADER = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
-async def test_spans_are_exported_with_their_parents() -> None:
-    exporter = InMemorySpanExporter()
-    async with exporting(Resource.get_empty(), exporter, InMemoryMetricReader()):
-        with span("invoke_agent messages", {semconv.TASK_ID: "t"}), span("chat claude"):
-            pass
-    chat, agent = exporter.get_finished_spans()
-    assert chat.parent is not None
-    assert agent.attributes is not None
-    assert chat.parent.span_id == agent.context.span_id
-    assert agent.attributes[semconv.TASK_ID] == "t"
-    assert not trace.get_current_span().is_recording()
+def in_a_request(work: Any) -> Any:
+    """Runs it with context variables of its own."""
+    return copy_context().run(work)
 
 
-async def test_a_span_is_the_child_of_one_that_another_service_told_of() -> None:
-    exporter = InMemorySpanExporter()
-    async with exporting(Resource.get_empty(), exporter, None):
-        with span("execute_tool asked"):
-            response = traceparent()
-        with span("elsewhere"), span("execute_tool run", parent=response):
-            pass
-    wanted, run, elsewhere = exporter.get_finished_spans()
-    assert run.parent is not None
-    assert run.parent.span_id == wanted.context.span_id
-    assert run.context.trace_id == wanted.context.trace_id != elsewhere.context.trace_id
+@pytest.mark.parametrize("header", ["", "garbage", "00-00-00-00", f"00-{'0' * 32}-{'b' * 16}-01"])
+def test_a_trace_that_is_none_changes_nothing(header: str) -> None:
+    def work() -> None:
+        continue_trace([("traceparent", header)])
+        with within_trace(header):
+            assert (traceparent(), trace_metadata()) == ("", ())
+
+    in_a_request(work)
 
 
-@pytest.mark.parametrize("expected", ["", "garbage", "00-00-00-00"])
-async def test_a_trace_that_is_none_changes_nothing(expected: str) -> None:
-    exporter = InMemorySpanExporter()
-    async with exporting(Resource.get_empty(), exporter, None):
-        continue_trace([("traceparent", expected)])
-        with span("around"), span("within", parent=expected):
-            pass
-    within, around = exporter.get_finished_spans()
-    assert around.parent is None
-    assert within.parent is not None
-    assert within.parent.span_id == around.context.span_id
+def test_a_request_continues_its_callers_trace() -> None:
+    def work() -> None:
+        continue_trace([("other", "x"), ("traceparent", HEADER)])
+        assert trace_metadata() == (("traceparent", HEADER),)
+
+    in_a_request(work)
+    assert traceparent() == ""
+
+
+def test_a_span_of_the_ledger_is_current_for_opentelemetry() -> None:
+    with within_trace(HEADER):
+        current = trace.get_current_span().get_span_context()
+        assert trace.format_trace_id(current.trace_id) == "a" * 32
+        assert traceparent() == HEADER
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_a_client_sends_the_current_span_of_its_application() -> None:
+    with TracerProvider().get_tracer("app").start_as_current_span("request") as span:
+        context = span.get_span_context()
+        assert parse_traceparent(traceparent()) == (f"{context.trace_id:032x}", f"{context.span_id:016x}")
+
+
+def test_a_log_line_names_its_trace(logged: Any) -> None:
+    out = logged("json")
+    with within_trace(HEADER):
+        logging.getLogger("x").info("within")
+    assert json.loads(out.getvalue())["trace_id"] == "a" * 32
 
 
 async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port: int) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{unused_tcp_port}"}
     async with telemetry("checkpoint", environment, instance="i-1", version="1"):
-        with span("commit") as exported:
-            assert exported.is_recording()
+        metrics.count("z_total")
 
 
 @pytest.mark.parametrize(
-    ("environment", "records"),
+    ("environment", "exports"),
     [
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:{port}"}, True),
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:{port}"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:{port}", "OTEL_SDK_DISABLED": "true"}, False),
+        ({}, False),
     ],
-    ids=["traces alone", "metrics alone", "disabled"],
+    ids=["traces alone", "metrics alone", "disabled", "none"],
 )
 async def test_each_signal_goes_where_its_own_variable_says(
-    unused_tcp_port: int, environment: Any, records: bool
+    unused_tcp_port: int, environment: Any, exports: bool
 ) -> None:
     given = {name: value.format(port=unused_tcp_port) for name, value in environment.items()}
     async with telemetry("checkpoint", given):
-        with span("commit") as one:
-            assert one.is_recording() is records
+        assert Exporting.traces is exports
+    Exporting.traces = False
+    settings = load(TraceSettings, given, prefix="TENURE_CHECKPOINT_TRACES_")
+    assert bool(settings.endpoint) is exports
+
+
+@pytest.mark.parametrize("address", ["http://collector:4317", "collector:4317", "grpc://10.1.2.3:4317"])
+def test_content_is_not_sent_in_clear_text(address: str) -> None:
+    given = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "TENURE_CHECKPOINT_TRACES_CONTENT": "true"}
+    with pytest.raises(ConfigurationError, match="others could read prompts"):
+        load(TraceSettings, given, prefix="TENURE_CHECKPOINT_TRACES_")
+    for safe in (
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector:4317"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:1"},
+    ):
+        load(TraceSettings, {**given, **safe}, prefix="TENURE_CHECKPOINT_TRACES_")
+    load(TraceSettings, {**given, "TENURE_CHECKPOINT_TRACES_ALLOW_INSECURE": "1"}, prefix="TENURE_CHECKPOINT_TRACES_")
 
 
 def test_a_requests_url_is_logged_without_secrets(logged: Any) -> None:

@@ -1,12 +1,22 @@
-"""What is counted of a program, and what its span says."""
+"""What is counted of a program."""
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import pytest
 
-from services.tools.calls.metrics import count_outcome, outcome_attributes
-from tenure.domain.tools import Outcome, OutcomeStatus, ProgramUsage
+from services.tools.calls.metrics import MAX_TOOLS, count_outcome
+from services.tools.calls.records import CallKey, CallRequest
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage
 from tenure.runtime import metrics
+
+
+def request(tool: str, effect: EffectClass = EffectClass.PURE, *, is_own: bool = False) -> CallRequest:
+    claims: Any = None
+    return CallRequest(CallKey(UUID(int=1), "1.0"), claims, tool, effect, b"{}", runs_at_caller=is_own)
+
 
 COUNTED = ProgramUsage(wall_seconds=0.5, cpu_seconds=0.25, peak_memory_bytes=12 << 20)
 RESULTS, PEAK = "tenure_sandbox_results_total", "tenure_sandbox_peak_memory_bytes"
@@ -21,30 +31,32 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> metrics.MetricRegistry:
 
 
 def test_programs_are_counted_by_end_and_usage(registry: metrics.MetricRegistry) -> None:
-    count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=COUNTED))
-    count_outcome("execute_python", Outcome(OutcomeStatus.CANCELLED, "", detail="FENCED", usage=ProgramUsage(2.0)))
-    count_outcome("list_files", Outcome(OutcomeStatus.SUCCEEDED, ""))
+    count_outcome(request("execute_python"), Outcome(OutcomeStatus.SUCCEEDED, "", usage=COUNTED))
+    count_outcome(
+        request("execute_python"), Outcome(OutcomeStatus.CANCELLED, "", detail="FENCED", usage=ProgramUsage(2.0))
+    )
+    count_outcome(request("list_files"), Outcome(OutcomeStatus.SUCCEEDED, ""))
     assert (registry.read(RESULTS, result="OK"), registry.read(RESULTS, result="FENCED")) == (1, 1)
     assert registry.read(RESULTS) == 2
     assert registry.read("tenure_tool_calls_total") == 3
+    assert registry.read("tenure_tool_calls_total", source="built-in", effect="PURE") == 3
     assert (registry.read("tenure_sandbox_wall_seconds"), registry.read("tenure_sandbox_cpu_seconds")) == (2, 1)
+
+
+def test_calls_are_counted_by_source_and_effect(registry: metrics.MetricRegistry) -> None:
+    failed = Outcome(OutcomeStatus.FAILED, "")
+    count_outcome(request("bank__pay", EffectClass.UNSAFE), failed)
+    count_outcome(request("refund", EffectClass.KEYED, is_own=True), failed)
+    for number in range(2 * MAX_TOOLS):
+        count_outcome(request(f"bank__{number}"), failed)
+    assert registry.read("tenure_tool_calls_total", source="bank", effect="UNSAFE", status="FAILED") == 1
+    assert registry.read("tenure_tool_calls_total", source="own", effect="KEYED", tool="refund") == 1
+    assert len(registry.cells("tenure_tool_calls_total")) <= MAX_TOOLS + 1
 
 
 def test_the_highest_peak_of_memory_is_kept(registry: metrics.MetricRegistry) -> None:
     for peak in (5, 9, 7):
-        count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(1.0, 1.0, peak)))
+        count_outcome(
+            request("execute_python"), Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(1.0, 1.0, peak))
+        )
     assert registry.read(PEAK) == 9
-
-
-def test_a_span_says_what_was_counted_and_nothing_else() -> None:
-    full = Outcome(OutcomeStatus.FAILED, "the words stay out", detail="OUT_OF_MEMORY", usage=COUNTED)
-    assert outcome_attributes(full) == {
-        "tenure.tool.outcome": "FAILED",
-        "tenure.tool.outcome_detail": "OUT_OF_MEMORY",
-        "tenure.sandbox.wall_seconds": 0.5,
-        "tenure.sandbox.cpu_seconds": 0.25,
-        "tenure.sandbox.peak_memory_bytes": 12 << 20,
-    }
-    uncounted = Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(0.5))
-    assert set(outcome_attributes(uncounted)) == {"tenure.tool.outcome", "tenure.sandbox.wall_seconds"}
-    assert outcome_attributes(Outcome(OutcomeStatus.SUCCEEDED, "")) == {"tenure.tool.outcome": "SUCCEEDED"}

@@ -73,7 +73,7 @@ BODIES: list[facts.Body] = [
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3, "outputs/1.0.txt")),
     facts.ToolOutcome("1.1", Outcome(OutcomeStatus.SUCCEEDED, "1", usage=ProgramUsage(0.5, 0.25, 1 << 20))),
     facts.ToolOutcome("1.2", Outcome(OutcomeStatus.SUCCEEDED, "1", usage=ProgramUsage(0.5))),
-    facts.Submitted(SPEC, "r3", SpawnedBy(TASK_ID, "2.0", 1, "00-trace")),
+    facts.Submitted(SPEC, "r3", SpawnedBy(TASK_ID, "2.0", 1), "00-trace"),
     SubAgentsSpawned("2.0", (TASK_ID,), 500, ("t",)),
     SubAgentsSpawned("2.1", (TASK_ID,), 500),
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Final, Self
 from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.queries import QUERIES, SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import StaleEpoch, TenureError, Unavailable
-from tenure.runtime import semconv
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import PoolOptions
-from tenure.runtime.telemetry import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,8 +94,7 @@ class LedgerCommitter:
 
         Raises TryLater when the batch may run again, InvalidRequest for a text that Postgres cannot store.
         """
-        with span("commit batch", {semconv.COMMITS: len(commits)}):
-            results = await self._write_all(commits)
+        results = await self._write_all(commits)
         for commit, result in zip(commits, results, strict=True):
             if isinstance(result, StaleEpoch):
                 self._on_stale(commit, result)

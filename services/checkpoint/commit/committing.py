@@ -215,7 +215,7 @@ async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedC
     for call in commit.output_calls:
         await open_output(connection, draft, call)
     for call in commit.spawns:
-        await spawn(connection, draft, call, commit.traceparent)
+        await spawn(connection, draft, call)
     await write_outputs(connection, draft, commit.outputs)
     return draft.entries[begun:]
 

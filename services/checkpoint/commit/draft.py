@@ -94,6 +94,17 @@ class NewEntryRow(NamedTuple):
     body: bytes
 
 
+class Move(NamedTuple):
+    """A transition as it is measured. `queued_seconds`: how long the task had been queued; None: it was not queued."""
+
+    from_state: TaskState
+    from_reason: str
+    to_state: TaskState
+    reason: str
+    tenant: str
+    queued_seconds: float | None
+
+
 class BillRow(NamedTuple):
     """The bill of a settled model attempt."""
 
@@ -122,6 +133,8 @@ class Draft:
     - own_warnings: the task's own caps that need a warning
     - escalated: a step of its wait was taken; queue, priority: the step's, or "" and 0
     - spawned: ids of the tasks that were created with this draft
+    - moves: the transitions, to be counted once they are durable
+    - late_seconds: by how much a sweep was late; None: no sweep found the task, or nothing was due at a time
     """
 
     row: TaskRow
@@ -141,6 +154,8 @@ class Draft:
     escalated: bool = False
     queue: str = ""
     priority: int = 0
+    moves: list[Move] = field(default_factory=list)
+    late_seconds: float | None = None
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
@@ -288,6 +303,11 @@ class Draft:
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
+        self.moves.append(Move(row.state, row.reason, to_state, reason, row.tenant, self._queued_seconds()))
+        if to_state is not TaskState.QUEUED:
+            row.queued_at = None
+        elif row.state is not TaskState.QUEUED:
+            row.queued_at = row.locked_at
         row.state, row.reason, row.message = to_state, clean(reason), clean(message)
         row.holds, row.next_retry_at = to_state is TaskState.RUNNING, retry_at
         row.owner = row.owner if row.holds else ""
@@ -357,6 +377,10 @@ class Draft:
             row.deadline_at += row.locked_at - row.waiting_since
             self.deadline_at = row.deadline_at
         row.wait, row.wait_deadline_at, row.wait_step_at, row.wait_correlation = b"", None, None, ""
+
+    def _queued_seconds(self) -> float | None:
+        since = self.row.queued_at
+        return None if since is None else max(0.0, (self.row.locked_at - since).total_seconds())
 
     def _queued_until(self, to_state: TaskState) -> datetime | None:
         """Returns the end of this stay in the queue; every stay has its own timeout."""

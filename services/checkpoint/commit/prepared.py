@@ -88,7 +88,6 @@ class PreparedCommit(NamedTuple):
     spawns: tuple[ToolIntent, ...] = ()
     output_calls: tuple[ToolIntent, ...] = ()
     outputs: tuple[tool_pb2.TaskOutput, ...] = ()
-    traceparent: str = ""
 
     @property
     def step(self) -> int:
@@ -124,7 +123,6 @@ def prepare(request: pb.CommitRequest, tokens: TokenChecker, *, validated: bool)
         spawns=_spawns(request),
         output_calls=_intents_of(request, RECORD_OUTPUT),
         outputs=outputs_in(request),
-        traceparent=request.traceparent,
     )
 
 

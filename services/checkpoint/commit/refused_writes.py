@@ -48,11 +48,12 @@ class Refusals:
         self._pool = pool
         self._waiting: deque[_Refusal] = deque()
         self._there_is_work = asyncio.Event()
+        self._refused = metrics.cell("tenure_stale_epoch_rejections_total", service="checkpoint")
 
     def note(self, method: str, task_id: str, tenant: str, holder: str, error: StaleEpoch) -> None:
         """Records a write that a fence refused."""
         presented, current = error.presented or 0, error.current or 0
-        metrics.count("tenure_stale_epoch_rejections_total", service="checkpoint")
+        self._refused.value += 1
         _log.warning(
             "a stale write was refused",
             extra={

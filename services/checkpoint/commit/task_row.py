@@ -141,6 +141,7 @@ class TaskRow:
     sub_agents: int
     calls_in_doubt: tuple[str, ...]
     operator_wait: bytes
+    queued_at: datetime | None
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""

@@ -29,7 +29,9 @@ from tenure.runtime.process import note_progress, rest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from datetime import datetime
 
+    from services.checkpoint.commit.task_row import TaskRow
     from services.checkpoint.queue.due import DueWork
     from tenure.runtime.postgres import Connection, Pool
 
@@ -43,7 +45,7 @@ async def queue_due_retries(pool: Pool) -> list[Draft]:
     async def change(_connection: Connection, draft: Draft) -> None:
         draft.move(TaskState.QUEUED, Reason.RETRY_DUE, "", actor=LEDGER)
 
-    return await _sweep(pool, QUERIES.due_retries, change)
+    return await _sweep(pool, QUERIES.due_retries, change, lambda row: row.next_retry_at)
 
 
 async def end_overdue(pool: Pool) -> list[Draft]:
@@ -54,7 +56,7 @@ async def end_overdue(pool: Pool) -> list[Draft]:
         assert move is not None, "a passed deadline always ends the task"
         await carry_out(connection, draft, move)
 
-    return await _sweep(pool, QUERIES.due_deadlines, change)
+    return await _sweep(pool, QUERIES.due_deadlines, change, lambda row: row.deadline_at)
 
 
 async def end_queued_too_long(pool: Pool) -> list[Draft]:
@@ -65,7 +67,7 @@ async def end_queued_too_long(pool: Pool) -> list[Draft]:
         assert move is not None, "the statement finds only tasks with a queued timeout"
         await carry_out(connection, draft, move)
 
-    return await _sweep(pool, QUERIES.due_queued, change)
+    return await _sweep(pool, QUERIES.due_queued, change, lambda row: row.queued_until)
 
 
 async def start_due(pool: Pool) -> int:
@@ -105,12 +107,12 @@ async def expire_waits(pool: Pool) -> list[Draft]:
             waits.record(draft, wait, answer)
         await carry_out(connection, draft, move)
 
-    return await _sweep(pool, QUERIES.due_waits, change)
+    return await _sweep(pool, QUERIES.due_waits, change, lambda row: row.wait_deadline_at)
 
 
 async def escalate_waits(pool: Pool) -> list[Draft]:
     """Takes the due steps of escalations, one per wait; a wait with a further due step is found by the next sweep."""
-    return await _sweep(pool, QUERIES.due_escalations, take_step)
+    return await _sweep(pool, QUERIES.due_escalations, take_step, lambda row: row.wait_step_at)
 
 
 async def deliver_signals(pool: Pool) -> list[Draft]:
@@ -118,7 +120,14 @@ async def deliver_signals(pool: Pool) -> list[Draft]:
     return await _sweep(pool, QUERIES.due_signals, signals.take_kept)
 
 
-async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
+async def _sweep(
+    pool: Pool,
+    statement: bytes,
+    change: Callable[[Connection, Draft], Awaitable[None]],
+    due_at: Callable[[TaskRow], datetime | None] = lambda _row: None,
+) -> list[Draft]:
+    """Changes the tasks that the statement finds. `due_at`: when a task was due."""
+
     async def work(connection: Connection) -> list[Draft]:
         due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
         if not due:
@@ -127,6 +136,8 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
         tasks, budgets = await lock_tasks(connection, due)
         drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
         for draft in drafts:
+            if (due_time := due_at(draft.row)) is not None:
+                draft.late_seconds = max(0.0, (draft.row.locked_at - due_time).total_seconds())
             await change(connection, draft)
         await write(connection, drafts)
         return drafts
@@ -193,6 +204,7 @@ class Sweeper:
 
     async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
         swept = metrics.cell("tenure_swept_tasks_total", sweep=name)
+        late = metrics.histogram("tenure_sweep_lag_seconds", sweep=name)
         while True:
             await self._due.wait(name)
             number = ROWS_A_SWEEP
@@ -201,4 +213,7 @@ class Sweeper:
                 drafts = await sweep(self._pool)
                 self._announce(announcement_of(drafts))
                 swept.value += len(drafts)
+                for draft in drafts:
+                    if draft.late_seconds is not None:
+                        late.observe(draft.late_seconds)
                 number = len(drafts)

@@ -30,7 +30,7 @@ select clock_timestamp() as locked_at,
        held.has_result_schema,
        held.policy, held.timeout_retries, held.queued_until,
        held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
-       held.parent_task_id::text, held.sub_agents, held.calls_in_doubt, held.operator_wait,
+       held.parent_task_id::text, held.sub_agents, held.calls_in_doubt, held.operator_wait, held.queued_at,
        money.max_tokens, money.used_tokens, money.reserved_tokens,
        money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
        money.warned_tokens, money.warned_nano_usd

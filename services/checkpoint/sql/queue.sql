@@ -231,3 +231,19 @@ select name
     ('webhooks', exists (select from webhooks where not paused and turn_until <= now()))
   ) as work(name, is_due)
  where is_due;
+
+-- name: backlog
+-- What waits for somebody, of all tenants. A delivery of a webhook that is paused, or held on purpose, is not overdue.
+with hooks as materialized (
+  select w.pending, w.dead, w.paused,
+         case when not w.paused and w.hold_until <= now()
+              then (select extract(epoch from now() - min(d.next_attempt_at)) from webhook_deliveries d
+                     where d.webhook_id = w.webhook_id and d.next_attempt_at is not null) end as overdue
+    from webhooks w
+), doubts as materialized (
+  select count(*) as number, extract(epoch from now() - min(t.waiting_since)) as oldest
+    from tasks t where t.state = 'WAITING_USER' and t.reason = 'TOOL_IN_DOUBT'
+)
+select coalesce(sum(h.pending), 0)::bigint, max(h.overdue)::float8, coalesce(sum(h.dead), 0)::bigint,
+       count(*) filter (where h.paused), (select number from doubts), (select oldest from doubts)::float8
+  from hooks h;

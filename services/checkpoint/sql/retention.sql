@@ -99,6 +99,8 @@ with done as materialized (
   returning p.task_id, p.root_task_id, p.entries_left
 ), without_refusals as (
   delete from refusals r using done d where r.task_id = d.task_id and d.entries_left = 0
+), without_traces as (
+  delete from traced_tasks x using done d where x.task_id = d.task_id and d.entries_left = 0
 ), without_outputs as (
   delete from task_outputs o using done d where o.task_id = d.task_id and d.entries_left = 0
 ), without_requests as (

@@ -166,7 +166,7 @@ async def create_in(
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     second = ledger_pb2.EntryBody(transition=queued)
-    await insert_first_entries(connection, tenant, task_id, request.request_id, spec, second)
+    await insert_first_entries(connection, tenant, task_id, request.request_id, spec, second, request.traceparent)
     await warn_of_submit(connection, tenant, task_id, admission.uses.values())
     task = await read_task(connection, tenant, task_id)
     return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
@@ -241,10 +241,16 @@ async def find_earlier(
 
 
 async def insert_first_entries(
-    connection: Connection, tenant: str, task_id: str, request_id: str, spec: TaskSpec, second: ledger_pb2.EntryBody
+    connection: Connection,
+    tenant: str,
+    task_id: str,
+    request_id: str,
+    spec: TaskSpec,
+    second: ledger_pb2.EntryBody,
+    traceparent: str = "",
 ) -> None:
     """Inserts the entry `submitted` and the second entry: the transition to QUEUED, or `forked`."""
-    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id)
+    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, traceparent=traceparent)
     parameters = first_entries(task_id, tenant, submitted, second)
     await connection.execute(QUERIES.create_entries, parameters)
 

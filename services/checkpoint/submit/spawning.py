@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 _IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were started: their request_ids are used for other tasks.")
 
 
-async def spawn(
-    connection: Connection, draft: Draft, call: ToolIntent, traceparent: str = "", *, is_approved: bool = False
-) -> None:
+async def spawn(connection: Connection, draft: Draft, call: ToolIntent, *, is_approved: bool = False) -> None:
     """Creates the sub-agents of the call, or closes the call. Leaves a call that needs an approval or is not allowed
     open.
     """
@@ -60,7 +58,7 @@ async def spawn(
     spawn_request, share = decided
     ids = _ids(draft, call, spawn_request)
     for index, task_id in enumerate(ids):
-        by = ledger_pb2.SpawnedBy(task_id=parent.task_id, call_id=call.call_id, index=index, traceparent=traceparent)
+        by = ledger_pb2.SpawnedBy(task_id=parent.task_id, call_id=call.call_id, index=index)
         seconds_left = (draft.row.deadline_at - draft.row.locked_at).total_seconds()
         spec = spec_of_sub_agent(parent.spec, spawn_request.goals[index], share, seconds_left)
         place = TreePosition(task_id, draft.row.root_task_id, parent.task_id, parent.depth + 1, call.call_id, index)

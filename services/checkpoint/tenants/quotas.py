@@ -80,7 +80,7 @@ async def is_first(connection: Connection, tenant: str, use: QuotaUse) -> bool:
     parameters = {"tenant": tenant, "quota": use.quota.kind.value, "window_seconds": window_seconds}
     if await fetch_one(connection, TENANTS.warn, parameters) is None:
         return False
-    metrics.count("tenure_tenant_warnings_total", tenant=tenant, quota=use.quota.kind.value)
+    metrics.count("tenure_tenant_warnings_total", tenant=metrics.tenant_label(tenant), quota=use.quota.kind.value)
     _log.warning("a tenant is near its quota", extra={"tenant": tenant, "used": use.describe()})
     return True
 

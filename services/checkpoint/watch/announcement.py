@@ -11,7 +11,7 @@ from services.checkpoint.watch.appended_entries import AppendedEntries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.draft import Draft
+    from services.checkpoint.commit.draft import BillRow, Draft, Move
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class Announcement:
     - claimable: a task may have become claimable
     - changed_tenants: tenants with new rows in `changes`
     - sub_agent_events: there are new sub-agent events
+    - moves, bills: what this process counts; other replicas do not
     """
 
     task_ids: set[str] = field(default_factory=set)
@@ -31,6 +32,8 @@ class Announcement:
     changed_tenants: set[str] = field(default_factory=set)
     sub_agent_events: bool = False
     appended: dict[str, AppendedEntries] = field(default_factory=dict)
+    moves: list[Move] = field(default_factory=list)
+    bills: list[BillRow] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(
@@ -46,10 +49,12 @@ class Announcement:
         self.claimable = self.claimable or other.claimable
         self.sub_agent_events = self.sub_agent_events or other.sub_agent_events
         self.appended |= other.appended
+        self.moves += other.moves
+        self.bills += other.bills
 
     def without_entries(self) -> Announcement:
         """Returns a copy without entries, for the other replicas, which get ids only."""
-        return replace(self, appended={})
+        return replace(self, appended={}, moves=[], bills=[])
 
 
 def announcement_of(drafts: Sequence[Draft]) -> Announcement:
@@ -57,6 +62,8 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
     announcement = Announcement()
     touched = [draft for draft in drafts if draft.has_work]
     for draft in touched:
+        announcement.moves += draft.moves
+        announcement.bills += draft.bills
         if draft.entries:
             announcement.task_ids.add(draft.row.task_id)
             announcement.appended[draft.row.task_id] = AppendedEntries(draft.entries, time_of(touched), draft.ended)

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
 from services.checkpoint.watch.announcement import Announcement
+from services.checkpoint.watch.ledger_metrics import count_announced
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import PoolOptions, notifications
 from tenure.runtime.process import note_progress, resting
@@ -59,6 +60,7 @@ class ReplicaNotifications:
         """
         if not announcement:
             return
+        count_announced(announcement)
         self._hub.tell(announcement)
         if self._has_others:
             self._pending.add(announcement.without_entries())

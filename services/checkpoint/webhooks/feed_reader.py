@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
+for _reason in GapReason:
+    metrics.cell("tenure_webhook_gaps_total", reason=_reason)  # from 0 on, so that the first gap is an increase
 EVENTS_A_WRITE: Final = 10
 """Few, because each event has its task, which may be large."""
 GAPS_KEPT: Final = 20
@@ -139,7 +141,7 @@ async def _note_gap(pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor)
         return False
     fields = {"webhook": lease_key.webhook_id, "reason": reason}
     _log.warning("changes were pruned before a webhook read them", extra=fields)
-    metrics.count("tenure_webhook_gaps_total", reason=reason)
+    metrics.count("tenure_webhook_gaps_total", reason=reason.value)
 
     async def work(connection: Connection) -> None:
         ends = {"from_cursor": cursor.encoded(), "to_cursor": behind.encoded()}

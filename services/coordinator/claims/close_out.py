@@ -26,14 +26,13 @@ from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
-from tenure.runtime import metrics, semconv
+from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.logs import log_context
 from tenure.runtime.process import note_progress, rest, resting
 from tenure.runtime.request_context import set_tenant
 from tenure.runtime.retrying import retrying
 from tenure.runtime.task_group import TaskGroup
-from tenure.runtime.telemetry import span
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, token_pb2
@@ -102,6 +101,7 @@ class CloseOutRunner:
             await self._lost_claims.delete(held)
         metrics.count("tenure_close_outs_total", reason=ending.reason)
         fields = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
+        fields["claim"] = held.record.claim_id
         _log.info("ended a task", extra=fields)
         return True
 
@@ -250,8 +250,7 @@ class PendingEndings:
 
     async def _end(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
         set_tenant(ending.tenant)  # only of this asyncio task
-        attributes = {semconv.TASK_ID: ending.task_id, semconv.REASON: ending.reason}
-        with log_context(task=ending.task_id), span("end_task", attributes):
+        with log_context(task=ending.task_id):
             try:
                 await self._close_out_runner.end(ending)
             except TenureError as error:

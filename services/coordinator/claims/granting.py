@@ -21,12 +21,11 @@ from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import TenureError
 from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims, describe_epoch
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics, semconv
+from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest
 from tenure.runtime.retrying import retrying
 from tenure.runtime.signing import Signer, Verifier
-from tenure.runtime.telemetry import span
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.common import seconds
@@ -159,8 +158,7 @@ class ClaimGranter:
         for each in assigned:
             each.session.take_slot(each.tier, suspect=each.offer.suspect)
         try:
-            with span("claim_batch", {semconv.CLAIMS: len(assigned)}):
-                return await self._grant(assigned)
+            return await self._grant(assigned)
         finally:
             for each in assigned:
                 each.session.put_slot_back(each.tier, suspect=each.offer.suspect)
@@ -275,18 +273,18 @@ class ClaimGranter:
         now = asyncio.get_running_loop().time()
         if not assigned.session.may_be_granted(now) or not assigned.session.takes_tenant(held.record.tenant):
             return False
-        with span("claim", _attributes(held)):
-            grant = coordinator_pb.Grant(
-                task_id=held.task_id,
-                claim_id=held.record.claim_id,
-                token=self._issuer.issue(held),
-                loop=held.record.loop,
-                priority=assigned.offer.priority,
-            )
-            sent = assigned.session.send_grant(held, grant, now)
+        grant = coordinator_pb.Grant(
+            task_id=held.task_id,
+            claim_id=held.record.claim_id,
+            token=self._issuer.issue(held),
+            loop=held.record.loop,
+            priority=assigned.offer.priority,
+        )
+        sent = assigned.session.send_grant(held, grant, now)
         if sent:
             metrics.count("tenure_grants_total")
             fields = {"task": held.task_id, "epoch": describe_epoch(held.epoch), "worker": held.record.worker_id}
+            fields["claim"] = held.record.claim_id
             _log.info("granted a task", extra=fields)
         return sent
 
@@ -297,14 +295,3 @@ class ClaimGranter:
                 _log.warning("a claim could not be deleted", extra={"task": held.task_id, "error": result})
             elif isinstance(result, BaseException):
                 raise result
-
-
-def _attributes(held: HeldClaim) -> dict[str, str | int]:
-    """Returns the attributes by which an operator finds the claims of a task."""
-    return {
-        semconv.TASK_ID: held.task_id,
-        semconv.TENANT: held.record.tenant,
-        semconv.EPOCH: held.epoch,
-        semconv.WORKER: held.record.worker_id,
-        semconv.REASON: held.record.reason,
-    }

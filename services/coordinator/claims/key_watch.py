@@ -19,6 +19,7 @@ from services.coordinator.lease_store.events import DeletedKeys, GenerationDoubt
 from services.coordinator.lease_store.session_keys import DrainMark
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import Reason
+from tenure.runtime import metrics
 from tenure.runtime.process import note_progress
 from tenure.runtime.task_group import TaskGroup
 
@@ -122,6 +123,9 @@ class KeyWatch:
     def _lost_claims_of(self, claims: list[HeldClaim], *, expired: bool) -> list[LostClaim]:
         session = self._sessions.last_known(claims[0].record.session_id)
         reason, message = _why(claims[0].record.worker_id, session, expired=expired)
+        if session is not None:
+            silent_seconds = session.unheard_of_seconds(asyncio.get_running_loop().time())
+            metrics.observe("tenure_loss_detection_seconds", silent_seconds, reason=reason)
         return [LostClaim.of(claim, reason, message, _reported_call(session, claim)) for claim in claims]
 
     async def _requeue(self, lost: list[LostClaim], delay_seconds: float) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
 from tenure.domain.errors import TenureError
+from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
 from tenure.runtime.process import rest
 from tenure.runtime.task_group import TaskGroup
@@ -68,7 +69,9 @@ class StuckClaims:
                 await self._end_claim(claim, Reason.LEASE_EXPIRED, _silence(session, claim))
 
     async def _end_claim(self, claim: WorkedClaim, reason: str, message: str) -> None:
-        _log.warning("a claim is revoked", extra={"task": claim.held.task_id, "reason": reason, "why": message})
+        fields = {"task": claim.held.task_id, "epoch": describe_epoch(claim.held.epoch)}
+        fields["claim"] = claim.held.record.claim_id
+        _log.warning("a claim is revoked", extra={**fields, "reason": reason, "why": message})
         call = claim.progress.reported.call
         await self._lost_claims.delete_and_requeue(claim.held, LostClaim.of(claim.held, reason, message, call))
 

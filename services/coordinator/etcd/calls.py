@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
@@ -11,6 +12,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
+from tenure.runtime import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +132,18 @@ def backoff_seconds(failures: int) -> float:
     return random.uniform(0, min(_BACKOFF_CAP_SECONDS, _BACKOFF_BASE_SECONDS * 2 ** min(failures, 10)))
 
 
+_READ_SECONDS = metrics.histogram("tenure_etcd_call_seconds", kind="read")
+_WRITE_SECONDS = metrics.histogram("tenure_etcd_call_seconds", kind="write")
+
+
+for _kind in ("read", "write"):
+    metrics.cell("tenure_etcd_failures_total", kind=_kind, meaning=EtcdUnavailable.__name__)  # from 0 on
+
+
+def _count_failure(kind: str, meaning: EtcdError) -> None:
+    metrics.count("tenure_etcd_failures_total", kind=kind, meaning=type(meaning).__name__)
+
+
 async def write(
     endpoints: Endpoints,
     method: Callable[[Endpoint], grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]],
@@ -145,14 +159,18 @@ async def write(
         # Checked here, because the gRPC server in etcd would refuse it with an answer that leaves the outcome open.
         raise EtcdRefused(f"a request has {size} bytes, more than etcd's limit of {MAX_REQUEST_BYTES}")
     endpoint = endpoints.current
+    began = monotonic()
     try:
-        return await method(endpoint)(request, timeout=timeout_seconds, metadata=REQUIRE_LEADER)
+        answer = await method(endpoint)(request, timeout=timeout_seconds, metadata=REQUIRE_LEADER)
     except grpc.aio.AioRpcError as error:
         meaning = write_error(error)
+        _count_failure("write", meaning)
         # those errors come from the whole cluster, not from this member
         if not isinstance(meaning, EtcdRefused | SpaceExhausted):
             endpoints.rotate(endpoint)
         raise meaning from error
+    _WRITE_SECONDS.observe(monotonic() - began)
+    return answer
 
 
 async def read(
@@ -170,10 +188,12 @@ async def read(
         remaining = deadline - loop.time()
         # With several members, a member that does not answer gets only a share of the time.
         share = remaining / tries_left if len(endpoints) > 1 else remaining
+        began = monotonic()
         try:
-            return await method(endpoint)(request, timeout=share, metadata=REQUIRE_LEADER)
+            answer = await method(endpoint)(request, timeout=share, metadata=REQUIRE_LEADER)
         except grpc.aio.AioRpcError as error:
             meaning = read_error(error)
+            _count_failure("read", meaning)
             if isinstance(meaning, EtcdRefused):
                 raise meaning from error
             endpoints.rotate(endpoint)
@@ -181,6 +201,9 @@ async def read(
             if tries_left == 1 or loop.time() + pause >= deadline:
                 raise meaning from error
             await asyncio.sleep(pause)
+        else:
+            _READ_SECONDS.observe(monotonic() - began)
+            return answer
     raise EtcdUnavailable(
         "unreachable: the last try returns or raises"
     )  # pragma: no cover - the last try returns or raises

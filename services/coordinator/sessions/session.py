@@ -270,6 +270,10 @@ class AttachedSession:
         """Returns the seconds since etcd last confirmed that the session is attached here."""
         return now - (self._attached_at if self._renewed_at is None else self._renewed_at)
 
+    def unheard_of_seconds(self, now: float) -> float:
+        """Returns the seconds since the worker's last sign of life on its stream here."""
+        return max(0.0, now - self._last_sign_at)
+
     def expired_claims(self, now: float, watched_since: float) -> list[WorkedClaim]:
         """Returns the claims whose worker sent no renewal for longer than the TTL of the task's lease.
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Final, Self
@@ -58,6 +59,19 @@ class Sessions:
     def last_known(self, session_id: str) -> AttachedSession | None:
         """Returns the session if it is attached here, or was lately."""
         return self._attached.get(session_id) or self._departed.get(session_id)
+
+    @contextmanager
+    def sampled(self) -> Iterator[Sessions]:
+        """Reports the slots of the attached workers inside the block."""
+        with metrics.on_sample(self._sample):
+            yield self
+
+    def _sample(self) -> None:
+        now = asyncio.get_running_loop().time()
+        free = sum(session.slots(now).any for session in self._attached.values())
+        used = sum(len(session.claims) for session in self._attached.values())
+        metrics.gauge("tenure_slots", free, state="free")
+        metrics.gauge("tenure_slots", used, state="used")
 
     def holders_of(self, task_ids: Collection[str]) -> list[tuple[str, AttachedSession]]:
         """Returns the tasks among these that attached sessions hold.
@@ -132,7 +146,7 @@ class Takeover:
             # No retry: while etcd did not answer, the worker could not attach elsewhere either.
             _log.warning("a session could not be ended; its lease will expire", extra={**fields, "error": error})
             return
-        metrics.count("tenure_takeovers_total", ended=str(ended).lower())
+        metrics.count("tenure_broken_sessions_total", end="ENDED" if ended else "ATTACHED_ELSEWHERE")
         _log.info("ended a session" if ended else "a worker attached to another coordinator", extra=fields)
 
 

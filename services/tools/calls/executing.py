@@ -259,7 +259,7 @@ class Executor:
                 return self._end_own_run(job.request, outcome_in_doubt(call_attempt, doubt_note(note)))
             case ConcludeCall(outcome):
                 if job.request.own_outcome is not None:
-                    count_outcome(job.request.tool, outcome)
+                    count_outcome(job.request, outcome)
                 return self._end_own_run(job.request, outcome)
             case AnswerFromRecord(outcome):
                 return outcome

@@ -1,18 +1,37 @@
-"""The metrics of tool calls, and the attributes of their spans."""
+"""The metrics of tool calls."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from services.tools.calls.records import CallRequest
+from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import Outcome
-from tenure.runtime import metrics, semconv
+from tenure.runtime import metrics
+from tenure.runtime.metrics import OTHERS, BoundedNames
 
+OWN: Final = "own"
+"""The source of tools that come with their call, because the caller runs them itself."""
+MAX_TOOLS: Final = 200
+"""Tools with labels of their own in a process: servers of others, and callers, choose the names of tools."""
+_tool_label: Final = BoundedNames(MAX_TOOLS)
 _PEAK_MEMORY: Final = "tenure_sandbox_peak_memory_bytes"
 
 
-def count_outcome(tool: str, outcome: Outcome) -> None:
+def source_of(tool: str, *, is_own: bool) -> str:
+    """Returns the source of a tool by its name."""
+    if is_own:
+        return OWN
+    source, separator, _ = tool.partition(SEPARATOR)
+    return source if separator else BUILT_IN
+
+
+def count_outcome(request: CallRequest, outcome: Outcome) -> None:
     """Counts a call that ended; for a program also its result class and its usage."""
-    metrics.count("tenure_tool_calls_total", tool=tool, status=outcome.status.value)
+    tool = _tool_label(request.tool)
+    source = OTHERS if tool == OTHERS else source_of(request.tool, is_own=request.runs_at_caller)
+    labels = {"tool": tool, "source": source, "effect": request.effect_class.value}
+    metrics.count("tenure_tool_calls_total", status=outcome.status.value, **labels)
     metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool)
     if (usage := outcome.usage) is None:
         return
@@ -28,18 +47,3 @@ def count_outcome(tool: str, outcome: Outcome) -> None:
 def count_calls_in_doubt(number: int) -> None:
     """Counts calls put in doubt: by an owner's request, by their tool, or at the end of their task."""
     metrics.count("tenure_calls_in_doubt_total", number)
-
-
-def outcome_attributes(outcome: Outcome) -> dict[str, str | int | float]:
-    """Returns the outcome's attributes for the span of its call."""
-    attributes: dict[str, str | int | float] = {semconv.OUTCOME: outcome.status.value}
-    if outcome.detail:
-        attributes[semconv.OUTCOME_DETAIL] = outcome.detail
-    if (usage := outcome.usage) is None:
-        return attributes
-    attributes[semconv.SANDBOX_WALL_SECONDS] = usage.wall_seconds
-    if usage.cpu_seconds is not None:
-        attributes[semconv.SANDBOX_CPU_SECONDS] = usage.cpu_seconds
-    if usage.peak_memory_bytes is not None:
-        attributes[semconv.SANDBOX_PEAK_MEMORY_BYTES] = usage.peak_memory_bytes
-    return attributes

@@ -14,13 +14,13 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
-from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
+from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
@@ -31,12 +31,12 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
-from tenure.runtime import semconv
+from tenure.runtime import metrics
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.logs import log_context
 from tenure.runtime.postgres import Pool
-from tenure.runtime.telemetry import span
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -95,14 +95,22 @@ class Runner:
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self._own_calls: Counter[str] = Counter()
+        self._sampling = ExitStack()
         self._ready: set[ReadyStart] = set()
         self._is_closing = False
         self._none_ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
+        self._sampling.enter_context(metrics.on_sample(self._sample))
         return self
 
+    def _sample(self) -> None:
+        """Reports the calls that this runner has, running or waiting for their lane."""
+        metrics.gauge("tenure_tool_calls_held", len(self._tasks))
+        metrics.gauge("tenure_tool_calls_held_max", self._limits.max_accepted)
+
     async def __aexit__(self, *_: object) -> None:
+        self._sampling.close()
         self._is_closing = True
         if self._ready:  # a call that is being recorded as STARTED begins here, or its start is withdrawn
             with suppress(TimeoutError):
@@ -180,23 +188,13 @@ class Runner:
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
-        log_fields = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
-        attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: tool.name,
-            semconv.TOOL_CALL_ID: run.key.call_id,
-            semconv.TASK_ID: run.request.claims.task_id,
-            semconv.EPOCH: epoch,
-        }
+        claims = run.request.claims
+        log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        log_fields["claim"] = claims.claim_id
         ending: Outcome | Exception | None = None
         try:
-            parent = run.request.traceparent
-            with (
-                log_context(**log_fields),
-                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=parent) as tool_span,
-            ):
+            with log_context(**log_fields), within_trace(run.request.traceparent):
                 ending = await self._perform(run, work, ready)
-                tool_span.set_attributes(outcome_attributes(ending))
         except Superseded as superseded:
             ending = superseded
         except RunnerStopped:
@@ -210,7 +208,6 @@ class Runner:
             run.settle(ending or _runner_stopped())
 
     async def _perform(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
-        tool = work.tool
         try:
             outcome = await self._run_in_lane(run, work, ready)
         except ToolInDoubt as in_doubt:
@@ -220,7 +217,7 @@ class Runner:
                 return run.ending
             raise
         await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
-        count_outcome(tool.name, outcome)
+        count_outcome(run.request, outcome)
         return outcome
 
     async def _run_in_lane(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:

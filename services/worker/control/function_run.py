@@ -23,8 +23,6 @@ from tenure.domain.entries import ControlFailure, ControlStep
 from tenure.domain.kept_content import MAX_KEPT_BYTES
 from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome
-from tenure.runtime import semconv
-from tenure.runtime.telemetry import span
 
 # The requests of a function to its loop. The function waits for the answer, so there is one at a time.
 
@@ -184,7 +182,7 @@ class FunctionWork:
             try:
                 recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
                 if recorded is None:
-                    recorded, error = await self._make(step, name, run, args, timeout_seconds)
+                    recorded, error = await self._make(name, run, args, timeout_seconds)
                     if recorded.failure is not None:
                         self._unrecorded = [RecordStep(step, recorded)]
                         raise StepFailed(name, recorded.failure) from error
@@ -223,7 +221,7 @@ class FunctionWork:
         async def make(begin: BeginStep, run: Callable[..., Any], args: tuple[Any, ...]) -> _Made:
             _parallel_step.set(begin.step)
             try:
-                return await self._make(begin.step, begin.name, run, args, begin.timeout_seconds)
+                return await self._make(begin.name, run, args, begin.timeout_seconds)
             except SystemExit as error:  # out of a task of its own it would end the worker
                 return _Made(ControlStep(begin.name, failure=failure_of(error)))
 
@@ -322,15 +320,12 @@ class FunctionWork:
         self.steps += 1
         return self.steps
 
-    async def _make(
-        self, step: int, name: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float
-    ) -> _Made:
+    async def _make(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float) -> _Made:
         """Makes a step. Returns its entry, and the exception if it failed."""
         began = monotonic()
         try:
-            with span(f"step {name}", {semconv.TASK_ID: self._task_id, semconv.STEP: step}):
-                async with asyncio.timeout(timeout_seconds):
-                    result = await call(run, args)
+            async with asyncio.timeout(timeout_seconds):
+                result = await call(run, args)
             result_json = encode(result, f"the result of step {name}", MAX_KEPT_BYTES)
         except Exception as error:  # noqa: BLE001  recorded, or raised as StepFailed
             failure = failure_of(error)

@@ -34,6 +34,7 @@ from services.worker.control.json_values import is_large
 from services.worker.control.model_calls import AttemptReport, answer_entries, failure_entry, reserve_request
 from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
+from services.worker.model_metrics import OTHER, count_model_call
 from services.worker.transitions import close_out, late_call, wait_before_attempt
 from tenure.control import Function, RecordedCall, ResultLost
 from tenure.domain import entries
@@ -49,12 +50,11 @@ from tenure.domain.control import (
 )
 from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.kept_content import digest_of_path
-from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id
 from tenure.domain.turn import calls_to_make
-from tenure.runtime import metrics
+from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -76,8 +76,9 @@ class ControlLoop(Loop):
         assert control is not None, "a task of the control loop has a function"
         self._check_revision(control)
         function = self._function(control)
-        async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
-            transition = await self._serve(run)
+        with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
+            async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
+                transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
 
@@ -218,8 +219,7 @@ class ControlLoop(Loop):
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
         """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""
         failure = failure_entry(request.report, request.failed)
-        error_class = failure.error_class if failure.error_class in FailureClass.__members__ else "OTHER"
-        metrics.count("tenure_worker_model_failures_total", error_class=error_class)
+        count_model_call(request.report.reserved.model, request.report.seconds, failure.error_class or OTHER)
         _log.warning("a model call failed", extra={"step": request.begun.step, "why": failure.message})
         self._pending.append((request.begun.step, failure))
         if late := late_call(self._point, self._spec.policy, failure):

@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Final
 
 from services.worker.claim_ledger import StepEntry, size_bytes
-from services.worker.model_attempt import MIN_OUTPUT_TOKENS, answer_attributes, billed, call_attributes
+from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
+from services.worker.model_metrics import count_model_call
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
 from tenure.control.failures import CallFailure
 from tenure.domain import entries
@@ -18,8 +19,6 @@ from tenure.domain.control import MAX_RETRY_SECONDS, next_attempt
 from tenure.domain.conversation import text_block
 from tenure.domain.fold import ResumePoint
 from tenure.domain.tool_arguments import escaped
-from tenure.runtime import semconv
-from tenure.runtime.telemetry import span
 from tenure.wire.checkpoint_service import is_one_portion
 
 BYTES_PER_TOKEN: Final = 4
@@ -93,13 +92,11 @@ class AttemptReport:
     async def make(self, run: RunModelCall) -> ModelCallAnswer:
         """Makes the attempt. Raises what `run` raises, TimeoutError, and TypeError or ValueError for a bad answer."""
         began = monotonic()
-        attributes = call_attributes(self._task_id, self.step, self.reserved)
         try:
-            with span(f"{semconv.CHAT} {self.reserved.model}", attributes) as chat:
-                answer = checked_answer(await self._within_timeout(run))
-                self.on_usage(answer.usage, answer.request_id)
-                chat.set_attributes(answer_attributes(answer))
-                return answer
+            answer = checked_answer(await self._within_timeout(run))
+            self.on_usage(answer.usage, answer.request_id)
+            count_model_call(self.reserved.model, monotonic() - began)
+            return answer
         finally:
             self._is_over = True
             self.seconds = monotonic() - began

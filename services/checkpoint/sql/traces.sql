@@ -1,0 +1,94 @@
+-- The statements of the export of traces. None of them locks a task.
+
+-- name: begin
+-- Traces begin with the changes from now on: changes below the oldest running transaction are in the past.
+insert into trace_feed (feed_id, xid, position)
+select f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0 from change_feed f
+on conflict do nothing;
+
+-- name: take_turn
+-- A row: this replica exports from now on.
+update trace_feed
+   set turn = turn + 1, turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b), holder = %(holder)b
+ where one and turn_until <= clock_timestamp()
+returning turn;
+
+-- name: keep_turn
+-- The fence, as in all following statements: no row means that another replica exports since.
+update trace_feed set turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
+ where one and turn = %(turn)b
+returning feed_id::text, xid::text::bigint, position;
+
+-- name: end_turn
+-- Another replica may begin at once.
+update trace_feed set turn_until = '-infinity' where one and turn = %(turn)b returning turn;
+
+-- name: feed
+-- Which feed there is, and up to where it was pruned.
+select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+  from change_feed f;
+
+-- name: skip_gap
+-- The changes after the cursor are gone: continues with the oldest, and looks at all tasks that it knows.
+with moved as (
+  update trace_feed
+     set feed_id = %(feed_id)b::text::uuid, xid = %(xid)b::bigint::text::xid8, position = %(position)b, read_at = now()
+   where one and turn = %(turn)b
+  returning turn
+), made_due as (
+  update traced_tasks set is_due = true from moved where not is_due
+)
+select turn from moved;
+
+-- name: read_changes
+-- The next page of all tenants, in the order of the feed: only below the oldest transaction that still runs.
+select c.xid::text::bigint, c.position, c.task_id::text from changes c
+ where (c.xid, c.position) > (%(xid)b::bigint::text::xid8, %(position)b)
+   and c.xid < pg_snapshot_xmin(pg_current_snapshot())
+ order by c.xid, c.position
+ limit %(limit)b;
+
+-- name: note_changes
+-- Moves the cursor from where this turn read it, and makes the tasks due.
+with moved as (
+  update trace_feed
+     set xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b, read_at = clock_timestamp()
+   where one and turn = %(turn)b and xid = %(xid)b::bigint::text::xid8 and position = %(position)b
+  returning turn
+), made_due as (
+  insert into traced_tasks (task_id)
+  select c.task_id::uuid from moved, unnest(%(task_ids)b::text[]) as c(task_id)
+  on conflict (task_id) do update set is_due = true
+)
+select turn from moved;
+
+-- name: due
+-- Tasks with entries that are not exported, and those that need not be looked at any more.
+select c.task_id::text, c.sequence, coalesce(t.sequence, 0), t.root_task_id::text, t.tenant, coalesce(t.holds, false),
+       t.task_id is null
+  from traced_tasks c left join tasks t using (task_id)
+ where c.is_due and c.task_id > %(after)b::text::uuid and (t.task_id is null or t.sequence > c.sequence or not t.holds)
+ order by c.task_id
+ limit %(limit)b;
+
+-- name: note_exported
+-- A task that no worker has is not looked at again before its next change.
+with held as materialized (
+  select turn from trace_feed where one and turn = %(turn)b for no key update
+), noted as (
+  update traced_tasks c set sequence = e.sequence, is_due = e.is_due
+    from held, unnest(%(task_ids)b::text[]::uuid[], %(sequences)b::bigint[], %(dues)b::boolean[])
+         as e(task_id, sequence, is_due)
+   where c.task_id = e.task_id
+)
+select turn from held;
+
+-- name: forget_pruned
+-- Their entries are gone.
+with held as materialized (
+  select turn from trace_feed where one and turn = %(turn)b for no key update
+), forgotten as (
+  delete from traced_tasks c using held where c.task_id = any(%(task_ids)b::text[]::uuid[])
+)
+select turn from held;

@@ -1,0 +1,146 @@
+"""The duty that exports traces. Of several replicas, one has the turn.
+
+A span is exported before its entries count as exported, so a crash exports it again, with the same id. While the
+collector is unreachable, one batch waits in memory and everything else in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, collector_at
+from services.checkpoint.traces.projecting import Projections
+from services.checkpoint.traces.turn import TURN_SECONDS, DueTask, Exported, ExportTurn, settled, take_turn
+from tenure.domain import semconv
+from tenure.domain.errors import TenureError
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.process import note_progress, rest
+
+if TYPE_CHECKING:
+    from services.checkpoint.traces.settings import TraceSettings
+    from tenure.domain.spans import TaskSpan
+    from tenure.runtime.postgres import Pool
+
+_log: Final = logging.getLogger(__name__)
+INTERVAL_SECONDS: Final = 1.0
+TASKS_A_PAGE: Final = 64
+SPANS_A_BATCH: Final = 512
+CONTENT_A_BATCH: Final = 1_000_000
+"""In characters. With the last page of entries, a batch stays below the 4 MiB that receivers of gRPC accept."""
+AGAIN: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=30.0)
+END_SECONDS: Final = 2.0
+FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
+
+
+class _Batch:
+    """Spans to export together, and how far their tasks are exported then."""
+
+    def __init__(self) -> None:
+        self.spans: list[TaskSpan] = []
+        self.exported: dict[str, Exported] = {}
+        self._content = 0
+
+    def add(self, due: DueTask, spans: list[TaskSpan], reached: int) -> None:
+        self.spans += spans
+        self.exported[due.task.task_id] = Exported(reached, is_due=due.is_held or reached < due.sequence)
+        self._content += sum(map(_content_characters, spans))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.spans) >= SPANS_A_BATCH or self._content >= CONTENT_A_BATCH
+
+
+def _content_characters(span: TaskSpan) -> int:
+    """Returns how much content a span has, as far as it is exported."""
+    texts = (str(value) for name, value in span.attributes.items() if name in semconv.CONTENT)
+    return sum(min(len(text), MAX_CONTENT_CHARACTERS) for text in texts)
+
+
+class TraceExporter:
+    """Exports the traces of all tasks until it is cancelled. `holder`: the name of this replica."""
+
+    def __init__(self, pool: Pool, settings: TraceSettings, holder: str) -> None:
+        self._pool, self._settings, self._holder = pool, settings, holder
+        self._exported = metrics.cell("tenure_trace_spans_exported_total")
+        self._failures = metrics.cell("tenure_trace_export_failures_total")
+        self._complete_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Runs as a duty."""
+        redact = self._settings.redact_function()
+        while True:
+            turn = await take_turn(self._pool, self._holder)
+            if turn is None:
+                metrics.gauge("tenure_trace_export_lag_seconds", 0)  # the replica with the turn knows it
+                await rest(TURN_SECONDS / 3 * random.uniform(0.8, 1.2))
+                continue
+            collector = collector_at(self._settings.endpoint, redact)
+            try:
+                await self._work(turn, collector)
+            finally:
+                collector.close()
+                with suppress(TimeoutError, TenureError):  # the turn ends by itself
+                    async with asyncio.timeout(END_SECONDS):
+                        await turn.end()
+
+    async def _work(self, turn: ExportTurn, collector: Collector) -> None:
+        projections = Projections(self._pool, with_content=self._settings.content)
+        self._complete_at = time.monotonic()
+        while not turn.is_lost():
+            began = time.monotonic()
+            await turn.read_changes()
+            has_spans = await self._look(turn, collector, projections)
+            if turn.is_lost():
+                break
+            self._complete_at = began
+            self._note_lag()
+            if not has_spans:
+                await rest(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
+
+    async def _look(self, turn: ExportTurn, collector: Collector, projections: Projections) -> bool:
+        """Exports what is due. Returns whether there were spans."""
+        batch, after, has_spans = _Batch(), FIRST_ID, False
+        while page := await turn.due(after, TASKS_A_PAGE):
+            after = page[-1].task.task_id
+            batch.exported |= settled(page)
+            for due in page:
+                async for spans, reached in projections.spans(due):
+                    batch.add(due, spans, reached)
+                    has_spans = has_spans or bool(spans)
+                    if batch.is_full:
+                        await self._flush(turn, collector, batch)
+                        batch = _Batch()
+                    if turn.is_lost():
+                        return has_spans
+            note_progress()
+            await turn.keep()
+        await self._flush(turn, collector, batch)
+        return has_spans
+
+    async def _flush(self, turn: ExportTurn, collector: Collector, batch: _Batch) -> None:
+        """Exports a batch, however long it takes, and records it."""
+        failures = 0
+        while batch.spans and not await collector.send(batch.spans):
+            failures += 1
+            self._failures.value += 1
+            if failures == 1:
+                _log.warning("the collector does not take traces: they wait in the ledger")
+            self._note_lag()
+            await rest(AGAIN.wait_seconds(failures, random.random(), None))
+            await turn.read_changes()
+            if turn.is_lost():
+                return
+        self._exported.value += len(batch.spans)
+        if batch.exported:
+            await turn.note(batch.exported)
+        note_progress()
+        await turn.keep()
+
+    def _note_lag(self) -> None:
+        metrics.gauge("tenure_trace_export_lag_seconds", time.monotonic() - self._complete_at)

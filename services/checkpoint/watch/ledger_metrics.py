@@ -1,0 +1,79 @@
+"""Counts what a durable transaction of the ledger did: transitions, pickups, and what model calls used and cost.
+
+The ledger counts, and not the workers: it sees each of them exactly once, whichever worker, loop or sweep caused it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.runtime import metrics
+from tenure.runtime.model_labels import model_labels
+
+if TYPE_CHECKING:
+    from services.checkpoint.commit.draft import BillRow, Move
+    from services.checkpoint.watch.announcement import Announcement
+
+NANO: Final = 1e-9
+_KNOWN_REASONS: Final = frozenset(value for name, value in vars(Reason).items() if name.isupper())
+OTHER_REASON: Final = "OTHER"
+
+_NEW: Final = frozenset({Reason.SUBMITTED, Reason.FORKED, Reason.SPAWNED})
+_TAKEOVERS: Final = frozenset(
+    {
+        Reason.LEASE_EXPIRED,
+        Reason.WORKER_LOST,
+        Reason.WORKER_STUCK,
+        Reason.WORKER_CRASHED,
+        Reason.CLAIM_LOST,
+        Reason.START_TIMEOUT,
+    }
+)
+
+metrics.cell("tenure_transitions_total", state=TaskState.FAILED.value, reason=Reason.CRASH_LOOP)  # alerted on: from 0
+
+
+def pickup_cause(queued_for: str) -> str:
+    """Returns why a task was queued, as the label of its pickup: NEW, TAKEOVER or RESUMED."""
+    if queued_for in _NEW:
+        return "NEW"
+    return "TAKEOVER" if queued_for in _TAKEOVERS else "RESUMED"
+
+
+def count_announced(announcement: Announcement) -> None:
+    """Counts the transitions and the bills of a durable transaction of this process."""
+    for move in announcement.moves:
+        _count_move(move)
+    for bill in announcement.bills:
+        _count_bill(bill)
+
+
+def _count_move(move: Move) -> None:
+    reason = move.reason if move.reason in _KNOWN_REASONS else OTHER_REASON
+    metrics.count("tenure_transitions_total", state=move.to_state.value, reason=reason)
+    if move.to_state is TaskState.RUNNING and move.queued_seconds is not None:
+        metrics.observe("tenure_pickup_seconds", move.queued_seconds, cause=pickup_cause(move.from_reason))
+    if move.to_state in TERMINAL:
+        tenant = metrics.tenant_label(move.tenant)
+        metrics.count("tenure_tenant_tasks_ended_total", tenant=tenant, state=move.to_state.value)
+    if move.to_state is TaskState.COST_EXCEEDED:
+        metrics.count("tenure_budget_stops_total", reason=reason)
+
+
+def _count_bill(bill: BillRow) -> None:
+    labels, usage = model_labels(bill.model), bill.usage
+    tokens = {
+        "input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "cache_read": usage.cache_read_input_tokens,
+        "cache_creation": usage.cache_creation_input_tokens,
+    }
+    for kind, number in tokens.items():
+        metrics.count("tenure_model_tokens_total", number, kind=kind, **labels)
+    metrics.count("tenure_model_cost_usd_total", bill.nano_usd * NANO, **labels)
+    end = "LOST" if bill.lost else "SETTLED"
+    metrics.count("tenure_model_bills_total", end=end, priced=str(not bill.unpriced).lower(), **labels)
+    tenant = metrics.tenant_label(bill.tenant)
+    metrics.count("tenure_tenant_tokens_total", usage.total, tenant=tenant)
+    metrics.count("tenure_tenant_cost_usd_total", bill.nano_usd * NANO, tenant=tenant)
