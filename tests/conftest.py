@@ -27,6 +27,7 @@ pytest_plugins = [
     "tests.support.fix_proxy",
     "tests.support.fix_network",
     "tests.support.fix_node",
+    "tests.support.fix_browser",
     "tests.support.fix_provider",
     "tests.support.fix_sandbox",
     "tests.support.fix_simulator",

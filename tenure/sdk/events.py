@@ -68,6 +68,7 @@ class TransitionEvent(Event):
     """The state changed. `wait` is set when the task begins to wait: answer it with `task.approve(event.wait)`.
 
     `result` and `result_data` are set for a terminal state. `budget`: of the tree, after calls in flight were settled.
+    `epoch`: of the claim under which the state changed; 0: without a claim.
     """
 
     from_state: TaskState | None
@@ -80,6 +81,7 @@ class TransitionEvent(Event):
     result_data: Any
     next_retry_at: datetime | None
     budget: TaskBudget | None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,6 +235,8 @@ def entry_event(entry: ledger_pb2.Entry) -> events.Event:
         "actor": entry.actor,
         "recorded_at": optional_time(entry.record_time),
     }
+    if kind == "transition":
+        envelope["epoch"] = entry.epoch
     body = getattr(entry.body, kind, None)
     if kind in _BODIES:
         event_type, convert = _BODIES[kind]

@@ -134,7 +134,7 @@ async def test_an_agent_s_calls_and_tools_are_recorded_and_billed(agents: Agents
     task_id = await agents.submit("support")
     task = await agents.succeeded(task_id)
     assert json.loads(task.result).startswith("Refunded: ")
-    assert agents.made() == [["refund-5", "2.0", "1"], ["note-refunded", "3.0", "1"]]
+    assert sorted(agents.made()) == [["note-refunded", "2.1", "1"], ["refund-5", "2.0", "1"]]
     assert await agents.names(task_id) == ["support: model", "refund", "note", "support: model"]
     await agents.check_budget(task_id, calls=2)
 
@@ -146,7 +146,7 @@ async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, 
     await agents.bench.died(dying)
     await agents.worker()
     await agents.succeeded(task_id)
-    assert [line[0] for line in agents.made()] == ["refund-5", "note-refunded"]
+    assert sorted(line[0] for line in agents.made()) == ["note-refunded", "refund-5"]
     assert len(agents.bench.model_calls(task_id)) <= 3
     await agents.check_budget(task_id, calls=2)
 
@@ -154,13 +154,15 @@ async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, 
 async def test_a_kill_in_a_keyed_tool_repeats_it_with_its_key(agents: Agents) -> None:
     killed = await agents.worker()
     task_id = await agents.submit("support", gated=True)
-    await agents.has_made(1)
+    await agents.has_made(2)
     killed.kill()
     await agents.worker()
-    await agents.has_made(2)
+    await agents.has_made(3)
     agents.open_gate()
     await agents.succeeded(task_id)
-    assert agents.made() == [["refund-5", "2.0", "1"], ["refund-5", "2.0", "2"], ["note-refunded", "3.0", "1"]]
+    refunds = [line for line in agents.made() if line[0] == "refund-5"]
+    assert refunds == [["refund-5", "2.0", "1"], ["refund-5", "2.0", "2"]]
+    assert {line[1] for line in agents.made()} == {"2.0", "2.1"}
     assert len(agents.bench.model_calls(task_id)) == 2
     await agents.check_budget(task_id, calls=2)
 

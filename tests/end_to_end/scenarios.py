@@ -208,6 +208,16 @@ SCENARIOS: Final[dict[str, Any]] = {
     "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],
     "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],
     "e2e-one-leave": [asking_leave("only"), {"text": "That was it."}],
+    # Its goal is in a call's arguments, a tool's output, the name of a file, the model's text and the result.
+    "e2e-echoing": [
+        {
+            "text": "{{goal}}",
+            "calls": [{"name": "write_file", "arguments": {"path": "{{goal}}.txt", "content": "{{goal}}"}}],
+        },
+        {"text": "Read it.", "calls": [{"name": "read_file", "arguments": {"path": "{{goal}}.txt"}}]},
+        {"text": "{{result.1.0}}", "calls": [append("append_record_unsafe", "{{goal}}")]},
+        {"text": "{{goal}}"},
+    ],
     "e2e-shaped": [{"text": "There is one."}, {"text": "{}"}, {"text": '{"lines": 1}'}],
     # In this window the eighth call is the first for a summary.
     "e2e-long": {

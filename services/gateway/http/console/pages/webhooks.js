@@ -1,0 +1,125 @@
+// Webhooks and their deliveries: what was sent, what waits, what is dead, and how to send it again.
+
+import { api, listIn, path } from "../api.js";
+import { subscribe } from "../changes.js";
+import { fill, h } from "../dom.js";
+import { count, number, oneLine, shortId, words } from "../format.js";
+import { button, changing, errorBox, facts, notice, throttled, timeMark } from "../ui.js";
+import { pause } from "./schedules.js";
+import { section } from "./workers.js";
+
+export default async function webhooksPage(context) {
+  return context.parts[0] ? one(context, context.parts[0]) : all(context);
+}
+
+const state = (webhook) => (webhook.paused ? h("span.state.warn", "‖ paused") : webhook.problem ? h("span.state.bad", "✗ failing") : h("span.state.ok", "● active"));
+const where = (webhook) => webhook.url || webhook.email_addresses.join(", ") || "–";
+
+async function all(context) {
+  const message = h("div");
+  const list = section("All webhooks", ["There is no webhook: ", h("code", "tenure webhooks create"), " makes one."], [
+    { name: "Name", cell: (one) => h("a", { href: `#/webhooks/${encodeURIComponent(one.webhook_id)}`, "data-row": true }, one.name) },
+    { name: "State", cell: state },
+    { name: "Kind", cell: (one) => words(one.kind) },
+    { name: "Sends to", class: "wrap", cell: (one) => oneLine(where(one), 80) },
+    { name: "Events", class: "wrap", cell: (one) => one.event_types.join(", ") || "all" },
+    { name: "Delivered", class: "num", cell: (one) => number(one.delivered) },
+    { name: "Pending", class: "num", cell: (one) => number(one.pending_deliveries) },
+    { name: "Dead", class: "num", cell: (one) => (one.dead_deliveries ? h("span.bad", number(one.dead_deliveries)) : "0") },
+    { name: "Last delivered", cell: (one) => timeMark(one.last_delivered_at) },
+  ]);
+  fill(context.root, h("h1", "Webhooks"), message, list.element);
+  const load = throttled(2000, async () => {
+    try {
+      const answer = await api.get("/v1/webhooks", { page_size: 100 });
+      if (!context.isCurrent()) return;
+      fill(message);
+      list.show(listIn(answer, "webhooks"), (one) => JSON.stringify(one));
+    } catch (error) {
+      if (context.isCurrent()) fill(message, errorBox(error, load));
+    }
+  });
+  context.onLeave(load.cancel);
+  context.onLeave(subscribe({ ready: load, change: load }));
+  load();
+}
+
+async function one(context, id) {
+  const message = h("div");
+  const about = h("div");
+  const route = path`/v1/webhooks/${id}`;
+  const deliveries = section("Deliveries", "Nothing was to be sent yet.", [
+    { name: "Made", cell: (one) => timeMark(one.created_at) },
+    { name: "State", cell: (one) => h(`span.state.${{ DELIVERED: "ok", DEAD: "bad" }[one.state] ?? "warn"}`, words(one.state)) },
+    { name: "Event", cell: (one) => one.event_type },
+    { name: "Task", cell: (one) => (one.task_id ? h("a", { href: `#/tasks/${encodeURIComponent(one.task_id)}`, "data-row": true }, shortId(one.task_id)) : "–") },
+    { name: "Attempts", class: "num", cell: (one) => number(one.attempts) },
+    { name: "Answer", cell: (one) => (one.last_status_code ? String(one.last_status_code) : "") },
+    { name: "Next attempt", cell: (one) => timeMark(one.state === "PENDING" ? one.next_attempt_at : null) },
+    { name: "What went wrong", class: "wrap", cell: (one) => oneLine(one.last_error || one.hold_reason, 160) },
+    { name: "", cell: (one) => (one.state === "DEAD" ? replay(route, one.delivery_id, "Send again", load) : null) },
+  ]);
+  fill(context.root, h("p.back", h("a", { href: "#/webhooks" }, "Webhooks")), message, about, deliveries.element);
+  const load = throttled(1500, async () => {
+    try {
+      const [webhook, listed] = await Promise.all([api.get(route), api.get(`${route}/deliveries`, { page_size: 100 })]);
+      if (!context.isCurrent()) return;
+      context.title(webhook.name);
+      fill(message);
+      fill(about, h("div.head", h("h1", webhook.name), state(webhook), buttons(webhook, route, load)), details(webhook));
+      deliveries.show(listIn(listed, "deliveries"), (one) => JSON.stringify(one));
+    } catch (error) {
+      if (context.isCurrent()) fill(message, errorBox(error, load));
+    }
+  });
+  context.onLeave(load.cancel);
+  context.onLeave(subscribe({ ready: load, change: load }));
+  const timer = setInterval(load, 5000);
+  context.onLeave(() => clearInterval(timer));
+  load();
+}
+
+function details(webhook) {
+  const { states, labels, queue } = webhook.filter;
+  const only = [states.map(words).join(", "), ...Object.entries(labels).map(([name, value]) => `${name}=${value}`), queue ? `queue ${queue}` : ""].filter(Boolean).join("; ");
+  return facts(
+    webhook.problem ? ["Problem", h("span.bad", webhook.problem)] : null,
+    webhook.paused ? ["Paused by", webhook.paused_by || words(webhook.pause_code), webhook.pause_reason ? `: ${webhook.pause_reason}` : ""] : null,
+    ["Sends to", h("code", where(webhook)), ` (${words(webhook.kind)})`],
+    ["Events", webhook.event_types.join(", ") || "all"],
+    ["Only", only || "no filter"],
+    ["Deliveries", `${number(webhook.delivered)} delivered, ${number(webhook.pending_deliveries)} pending, ${number(webhook.dead_deliveries)} dead`],
+    ["Last delivered", timeMark(webhook.last_delivered_at)],
+    ["Last failure", timeMark(webhook.last_failed_at)],
+    webhook.gaps.length > 0 ? ["Missed", webhook.gaps.map((gap) => h("p", `${words(gap.reason)}: `, timeMark(gap.from_at), " to ", timeMark(gap.to_at)))] : null,
+  );
+}
+
+function buttons(webhook, route, load) {
+  const toggle = webhook.paused
+    ? button("Resume", {
+        needs: "TENANT_ADMIN",
+        tone: "primary",
+        onclick: () =>
+          changing(toggle, async () => {
+            await api.post(`${route}/resume`);
+            notice(`${webhook.name} is active again.`);
+            load();
+          }),
+      })
+    : button("Pause …", { needs: "TENANT_ADMIN", onclick: () => pause(webhook, "webhooks", "Deliveries wait until it is resumed.", load) });
+  return h("span.buttons", toggle, webhook.dead_deliveries > 0 && replay(route, "", `Send ${count(webhook.dead_deliveries, "dead delivery", "dead deliveries")} again`, load));
+}
+
+function replay(route, deliveryId, label, load) {
+  const element = button(label, {
+    needs: "TENANT_ADMIN",
+    onclick: () =>
+      changing(element, async () => {
+        const done = await api.post(`${route}/replay`, deliveryId ? { delivery_id: deliveryId } : {});
+        notice(`${count(done.replayed ?? 1, "delivery is", "deliveries are")} sent again.`);
+        load();
+      }),
+  });
+  return element;
+}

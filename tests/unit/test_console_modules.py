@@ -1,0 +1,77 @@
+"""The console's modules that need no browser, in Node: the words for numbers and times, and the parser of streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+CONSOLE: Final = Path(__file__).parents[2] / "services" / "gateway" / "http" / "console"
+
+
+def run(node_path: Path, script: str) -> Any:
+    """What the script says with say(value), in a module beside the console's."""
+    text = f"const say = (value) => console.log(JSON.stringify(value));\n{script}"
+    command = [str(node_path), "--input-type=module", "--eval", text]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=CONSOLE)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def said(node_path: Path, expression: str) -> Any:
+    return run(node_path, f"import * as format from '{CONSOLE}/format.js'; say({expression});")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (
+            "[0, 0.004, 0.05, 12.345, 1234.5].map(format.money)",
+            ["$0.00", "less than $0.01", "$0.05", "$12.35", "$1,234.50"],
+        ),
+        (
+            "[0.012, 0.34, 2, 41, 200, 7200, 273600].map(format.duration)",
+            ["12 ms", "0.3 s", "2 s", "41 s", "3 min 20 s", "2 h", "3 days 4 h"],
+        ),
+        ("[format.count(1, 'step'), format.count(2345, 'step')]", ["1 step", "2,345 steps"]),
+        ("[0, 512, 1536, 67108864].map(format.bytes)", ["0 B", "512 B", "1.5 KiB", "64 MiB"]),
+        (
+            "[-500, 41000, 200000, -7300000].map((ms) => format.relative(new Date(1e12 - ms).toISOString(), 1e12))",
+            ["just now", "41 s ago", "3 min ago", "in 2 h"],
+        ),
+        ("[0, 2199023255560].map(format.epoch)", ["\u2013", "2.8"]),
+        ("format.argumentsLine({order: '7', cents: 500, text: 'a\\nb'})", 'order="7" cents=500 text="a↵b"'),
+        ("format.oneLine('a  b\\n c', 4)", "a b…"),
+    ],
+)
+def test_numbers_and_times_are_written_as_people_do(node: Path, expression: str, expected: Any) -> None:
+    assert said(node, expression) == expected
+
+
+STREAM: Final = (
+    ": comment\n\nid: 1\nevent: a\ndata: {}\n\nid: 2\r\nevent: b\r\ndata: [1,\r\ndata: 2]\r\n\r\n"
+    "data: 3\r\revent: end\ndata: {}\n\nid: 9\ndata: 4\n\n"
+)
+
+
+def test_a_stream_is_read_the_same_wherever_it_is_cut(node: Path) -> None:
+    script = f"""
+        globalThis.document = {{}};
+        const {{ Parser }} = await import("{CONSOLE}/stream.js");
+        const text = {json.dumps(STREAM)};
+        const read = (pieces) => {{
+          const seen = [];
+          const parser = new Parser((kind, data, id) => seen.push([kind, data, id ?? null]));
+          pieces.forEach((piece) => parser.isOver || parser.feed(piece));
+          return JSON.stringify([seen, parser.isOver]);
+        }};
+        const cuts = Array.from(text, (_, at) => read([text.slice(0, at), text.slice(at)]));
+        const whole = read([text]);
+        say([JSON.parse(whole), new Set([...cuts, read([...text])]).size, cuts[0] === whole]);
+    """
+    whole, different, is_same = run(node, script)
+    assert whole == [[["a", {}, "1"], ["b", [1, 2], "2"], ["message", 3, None]], True]
+    assert (different, is_same) == (1, True)
