@@ -14,8 +14,6 @@ from tenure.domain import entries as domain
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.entries import (
     Compaction,
-    ControlFailure,
-    ControlStep,
     Entry,
     GrantBudget,
     OperatorCloseOut,
@@ -29,6 +27,7 @@ from tenure.domain.waits import BeginWait, WaitDeadlinePolicy
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES, WAIT_DEADLINES, duration, seconds, timestamp, unix_seconds
+from tenure.wire.control_steps import failure_to_domain, failure_to_wire, step_to_domain, step_to_wire
 from tenure.wire.task import (
     allowlist_to_wire,
     budget_to_domain,
@@ -50,8 +49,6 @@ from tenure.wire.tenant_service import quota_warning_to_domain, quota_warning_to
 from tenure.wire.tool import (
     calls_in_doubt_to_domain,
     calls_in_doubt_to_wire,
-    kept_to_domain,
-    kept_to_wire,
     outcome_to_domain,
     outcome_to_wire,
     output_to_domain,
@@ -95,48 +92,6 @@ def compaction_to_wire(body: Compaction) -> ledger_pb2.Compaction:
             input_tokens_after=how.input_tokens_after,
         )
     )
-
-
-# Entries of control functions.
-
-
-def failure_to_domain(message: ledger_pb2.ControlFailure) -> ControlFailure:
-    return ControlFailure(
-        error_class=message.error_class,
-        message=message.message,
-        retryable=message.retryable,
-        retry_after_seconds=seconds(message.retry_after) if message.HasField("retry_after") else None,
-    )
-
-
-def failure_to_wire(body: ControlFailure) -> ledger_pb2.ControlFailure:
-    return ledger_pb2.ControlFailure(
-        error_class=body.error_class,
-        message=body.message,
-        retryable=body.retryable,
-        retry_after=None if body.retry_after_seconds is None else duration(body.retry_after_seconds),
-    )
-
-
-def step_to_domain(message: ledger_pb2.ControlStep) -> ControlStep:
-    return ControlStep(
-        name=message.name,
-        result_json=message.result_json,
-        failure=failure_to_domain(message.failure) if message.HasField("failure") else None,
-        duration_seconds=seconds(message.duration),
-        kept=kept_to_domain(message.kept) if message.HasField("kept") else None,
-    )
-
-
-def step_to_wire(body: ControlStep) -> ledger_pb2.ControlStep:
-    message = ledger_pb2.ControlStep(name=body.name, duration=duration(body.duration_seconds))
-    if body.kept is not None:
-        message.kept.CopyFrom(kept_to_wire(body.kept))
-    elif body.failure is None:
-        message.result_json = body.result_json
-    else:
-        message.failure.CopyFrom(failure_to_wire(body.failure))
-    return message
 
 
 # Requests of operators.
