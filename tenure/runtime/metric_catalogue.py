@@ -274,6 +274,17 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter("tenure_unremoved_workspaces_total", _TOOLS, "workspaces that could not be removed"),
         _counter("tenure_result_schemas_checked_total", SERVERS, "schemas of results that were checked"),
     ),
+    "Traces": (
+        _counter("tenure_trace_spans_exported_total", _CHECKPOINT, "spans that a collector has taken"),
+        _counter("tenure_trace_export_failures_total", _CHECKPOINT, "failed exports; they are repeated"),
+        _gauge(
+            "tenure_trace_export_lag_seconds",
+            _CHECKPOINT,
+            "how long ago everything was exported, at the replica that exports; 0 at the others",
+        ),
+        _counter("tenure_trace_gaps_total", _CHECKPOINT, "changes that were pruned before they were exported"),
+        _counter("tenure_trace_tasks_pruned_total", _CHECKPOINT, "tasks that were pruned before their traces ended"),
+    ),
     "Stores": (
         _gauge(
             "tenure_postgres_pool_connections",
