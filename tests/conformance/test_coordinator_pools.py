@@ -87,6 +87,18 @@ async def test_a_pool_without_tenants_takes_all(pooled: PooledStack) -> None:
     assert {grant.task_id for grant in await wide.next_grants(4)} == set(tasks)
 
 
+async def test_agents_go_to_the_tenants_of_the_pool_only(pooled: PooledStack) -> None:
+    assert await pooled.register_agents("acme-1", "nightly", "weekly") == ["nightly@1", "weekly@1"]
+    for tenant, names in (("acme", ["nightly", "weekly"]), ("shop", [])):
+        async with pooled.client(tenant) as client:
+            assert [agent.name async for agent in client.list_agents()] == names
+    with pytest.raises(PermissionDenied, match="does not have the tenant shop") as other_tenant:
+        await pooled.register_agents("acme-1", "nightly", tenants=["acme", "shop"])
+    with pytest.raises(PermissionDenied, match=r"does not serve the loop control\.nightly") as other_loop:
+        await pooled.register_agents("ours-1", "nightly")
+    assert {other_tenant.value.reason, other_loop.value.reason} == {"OUTSIDE_POOL"}
+
+
 async def test_a_tenant_that_leaves_the_pool_loses_its_worker(pooled: PooledStack) -> None:
     """The session stays, with its other tasks. The task is done by the other pool, and its worker did not die."""
     ours = await pooled.worker("ours-1", slots=2)

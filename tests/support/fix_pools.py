@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +26,12 @@ from tenure.runtime.certificates import Authority, write_certificate
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.tls import ClientTls
+from tenure.v1 import agent_service_pb2 as agent_pb
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -98,6 +101,17 @@ class PooledStack:
             except Unavailable:  # the generation is being settled
                 await worker.break_off()
                 await asyncio.sleep(0.05)
+
+    async def register_agents(self, certificate: str, *names: str, tenants: Sequence[str] = ()) -> list[str]:
+        """Registers functions as the worker with the certificate of this name does. Returns the revisions."""
+        stub: Any = CoordinatorServiceStub(self._channel("coordinator", self._issued(certificate)))
+        definition = agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_FUNCTION)
+        agents = [coordinator_pb.WorkerAgent(name=name, definition=definition) for name in names]
+        request = coordinator_pb.RegisterWorkerAgentsRequest(
+            worker_id=certificate, build="b1", tenants=tenants, agents=agents
+        )
+        revisions = (await stub.RegisterWorkerAgents(request)).revisions
+        return [f"{each.agent}@{each.revision}" for each in revisions]
 
     async def set_pools(self, **pools: dict[str, list[str]]) -> None:
         """Replaces the file, and waits until the coordinator has taken it."""
