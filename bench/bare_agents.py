@@ -43,7 +43,7 @@ class BareAgents:
         async def one_after_another(client: anthropic.AsyncAnthropic) -> int:
             steps = 0
             while not steps or perf_counter() - began < seconds:
-                steps += await self._converse(client, offered)
+                steps += await self._run_agent(client, offered)
             return steps
 
         async with open_http_client(SILENCE_SECONDS) as http_client:
@@ -51,7 +51,7 @@ class BareAgents:
             counts = await asyncio.gather(*(one_after_another(client) for _ in range(self.at_once)))
         return sum(counts) / (perf_counter() - began)
 
-    async def _converse(self, client: anthropic.AsyncAnthropic, offered: list[dict[str, Any]]) -> int:
+    async def _run_agent(self, client: anthropic.AsyncAnthropic, offered: list[dict[str, Any]]) -> int:
         """Runs one conversation to its final answer. Returns how many calls it took."""
         messages: list[dict[str, Any]] = [{"role": "user", "content": GOAL}]
         calls = 0

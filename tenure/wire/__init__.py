@@ -5,6 +5,7 @@ The files, in the order in which data flows:
 common.py                durations, timestamps, enums, errors inside stream frames, messages as JSON
 task.py                  task specs, policies, timeouts, waits, usage, budgets, prices
 ledger.py                the entries of the ledger; the answer to Open
+control_steps.py         the entries of control functions
 checkpoint_service.py    splits entries into commits within the ledger's limits
 coordinator_service.py   the slots of a worker
 token.py                 signs and reads fencing tokens

@@ -13,18 +13,12 @@ from typing import Any, NamedTuple
 from tenure.domain import entries as domain
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.entries import (
-    ClearedResults,
     Compaction,
-    ControlFailure,
-    ControlStep,
     Entry,
     GrantBudget,
     OperatorCloseOut,
     OperatorRequest,
     Requeue,
-    SpawnedBy,
-    SubAgentsSpawned,
-    Summary,
 )
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import ResolveCall
@@ -33,6 +27,7 @@ from tenure.domain.waits import BeginWait, WaitDeadlinePolicy
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES, WAIT_DEADLINES, duration, seconds, timestamp, unix_seconds
+from tenure.wire.control_steps import failure_to_domain, failure_to_wire, step_to_domain, step_to_wire
 from tenure.wire.task import (
     allowlist_to_wire,
     budget_to_domain,
@@ -54,8 +49,6 @@ from tenure.wire.tenant_service import quota_warning_to_domain, quota_warning_to
 from tenure.wire.tool import (
     calls_in_doubt_to_domain,
     calls_in_doubt_to_wire,
-    kept_to_domain,
-    kept_to_wire,
     outcome_to_domain,
     outcome_to_wire,
     output_to_domain,
@@ -75,19 +68,19 @@ def compaction_to_domain(message: ledger_pb2.Compaction) -> Compaction:
         case "cleared_results":
             cleared = message.cleared_results
             return Compaction(
-                ClearedResults(
+                domain.ClearedResults(
                     cleared.through_step, cleared.results, cleared.input_tokens_before, cleared.input_tokens_after
                 )
             )
         case "summary":
-            return Compaction(Summary(message.summary.through_step, message.summary.text))
+            return Compaction(domain.Summary(message.summary.through_step, message.summary.text))
         case _:
             raise ValueError("a compaction of a kind that this version does not know")
 
 
 def compaction_to_wire(body: Compaction) -> ledger_pb2.Compaction:
     how = body.how
-    if isinstance(how, Summary):
+    if isinstance(how, domain.Summary):
         return ledger_pb2.Compaction(
             summary=ledger_pb2.Compaction.Summary(through_step=how.through_step, text=how.text)
         )
@@ -99,48 +92,6 @@ def compaction_to_wire(body: Compaction) -> ledger_pb2.Compaction:
             input_tokens_after=how.input_tokens_after,
         )
     )
-
-
-# Entries of control functions.
-
-
-def failure_to_domain(message: ledger_pb2.ControlFailure) -> ControlFailure:
-    return ControlFailure(
-        error_class=message.error_class,
-        message=message.message,
-        retryable=message.retryable,
-        retry_after_seconds=seconds(message.retry_after) if message.HasField("retry_after") else None,
-    )
-
-
-def failure_to_wire(body: ControlFailure) -> ledger_pb2.ControlFailure:
-    return ledger_pb2.ControlFailure(
-        error_class=body.error_class,
-        message=body.message,
-        retryable=body.retryable,
-        retry_after=None if body.retry_after_seconds is None else duration(body.retry_after_seconds),
-    )
-
-
-def step_to_domain(message: ledger_pb2.ControlStep) -> ControlStep:
-    return ControlStep(
-        name=message.name,
-        result_json=message.result_json,
-        failure=failure_to_domain(message.failure) if message.HasField("failure") else None,
-        duration_seconds=seconds(message.duration),
-        kept=kept_to_domain(message.kept) if message.HasField("kept") else None,
-    )
-
-
-def step_to_wire(body: ControlStep) -> ledger_pb2.ControlStep:
-    message = ledger_pb2.ControlStep(name=body.name, duration=duration(body.duration_seconds))
-    if body.kept is not None:
-        message.kept.CopyFrom(kept_to_wire(body.kept))
-    elif body.failure is None:
-        message.result_json = body.result_json
-    else:
-        message.failure.CopyFrom(failure_to_wire(body.failure))
-    return message
 
 
 # Requests of operators.
@@ -196,7 +147,7 @@ def submitted_to_domain(message: ledger_pb2.TaskSubmitted) -> domain.Submitted:
     spawned_by = None
     if message.HasField("spawned_by"):
         by = message.spawned_by
-        spawned_by = SpawnedBy(by.task_id, by.call_id, by.index)
+        spawned_by = domain.SpawnedBy(by.task_id, by.call_id, by.index)
     return domain.Submitted(spec_to_domain(message.spec), message.request_id, spawned_by, message.traceparent)
 
 
@@ -211,12 +162,12 @@ def submitted_to_wire(body: domain.Submitted) -> ledger_pb2.TaskSubmitted:
     return message
 
 
-def spawned_to_domain(message: ledger_pb2.SubAgentsSpawned) -> SubAgentsSpawned:
+def spawned_to_domain(message: ledger_pb2.SubAgentsSpawned) -> domain.SubAgentsSpawned:
     tools = tuple(message.tools.names) if message.HasField("tools") else None
-    return SubAgentsSpawned(message.call_id, tuple(message.task_ids), message.max_tokens, tools)
+    return domain.SubAgentsSpawned(message.call_id, tuple(message.task_ids), message.max_tokens, tools)
 
 
-def spawned_to_wire(body: SubAgentsSpawned) -> ledger_pb2.SubAgentsSpawned:
+def spawned_to_wire(body: domain.SubAgentsSpawned) -> ledger_pb2.SubAgentsSpawned:
     """Converts the entry without its deadline: only the ledger knows the time of its database."""
     return ledger_pb2.SubAgentsSpawned(
         call_id=body.call_id,
@@ -532,7 +483,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
             wait_id=f.wait_id, step_number=f.step_number, step=escalation_step_to_wire(f.step)
         )
     ),
-    SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=spawned_to_wire(f)),
+    domain.SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=spawned_to_wire(f)),
 }
 
 

@@ -124,7 +124,8 @@ async def test_the_models_text_is_seen_as_it_comes(installation: Installation, v
     await page.get_by_role("button", name="Cancel the task").click()
     await sees(page, "Cancelled: cancel requested")
     await sees(page, re.compile("cancels the task: enough"))
-    await page.get_by_role("button", name=re.compile("^Cancel …")).click(force=True)  # it is disabled, and says why
+    over = page.locator('button[title="The task has ended."]').filter(has_text="Cancel …")
+    await over.click(force=True)  # it is disabled, and says why
     await page.locator(".notice").filter(has_text="The task has ended.").wait_for()
 
 

@@ -98,7 +98,7 @@ async def test_a_first_write_whose_answer_is_lost_leaves_no_doubt(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_start_that_the_service_gave_up_is_settled_without_its_caller(
+async def test_a_start_that_was_given_up_is_settled_without_a_caller(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     errors = "->".join(["1#error(UNAVAILABLE)"] * 30)  # for longer than a batch is repeated

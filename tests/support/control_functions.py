@@ -139,7 +139,7 @@ async def returning(work: Work, given: Any) -> Any:
         case "too large":
             return "x" * 300_000
         case "too large a step":
-            return await work.step("large", lambda: "x" * 300_000)
+            return await work.step("large", lambda: "x" * 17_000_000)
         case "both at once":
             await asyncio.gather(work.step("one", asyncio.sleep, 0), work.step("two", asyncio.sleep, 0))
         case "steps":

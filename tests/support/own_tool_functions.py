@@ -33,7 +33,7 @@ async def write(context: OwnToolContext, arguments: Mapping[str, Any]) -> str:
     note(arguments["trace"], context, arguments["line"])
     match arguments.get("how"):
         case "large":
-            return "x" * 300_000
+            return "x" * 17_000_000
         case "fail":
             raise ValueError("out of ink")
         case "unknown":
