@@ -56,7 +56,7 @@ class Traffic:
     def __init__(self, installation: Installation) -> None:
         self.installation = installation
         self.stack = installation.stack
-        self.task_id = self.unsafe_task_id = ""
+        self.task_id = self.restarted = ""
 
     async def happen(self) -> None:
         install = self.installation
@@ -66,6 +66,7 @@ class Traffic:
         await install.until(paced, "tool_intent", lambda entry: entry.step == 2)
         lost = install.owner(await install.client.get(paced))
         lost.kill()
+        self.restarted = lost.name
         self.task_id = await install.submit("sim-one-tool", GOAL)
         await install.ended(self.task_id)
         await install.ended(await install.submit("sim-error-429"))
@@ -231,7 +232,11 @@ def commands_of(page: Path) -> list[str]:
 
 def on_this_stack(line: str, traffic: Traffic) -> str:
     """The command for this installation: its ports, and names for the words in capitals."""
-    services = {service.kind: service.metrics_address for service in reversed(traffic.stack.services.values())}
+    services = {
+        service.kind: service.metrics_address
+        for service in traffic.stack.services.values()
+        if service.name != traffic.restarted  # its numbers began anew
+    }
     line = re.sub(r"127\.0\.0\.1:(947\d)", lambda found: services[PORTS[found[1]]], line)
     for word, value in {"TASK": traffic.task_id, "WEBHOOK": "nowhere", "SOURCE": "away"}.items():
         line = re.sub(rf"\b{word}\b", value, line)
