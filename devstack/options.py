@@ -217,6 +217,7 @@ USUAL_PORTS: Final = {
     "gateway-http": 8480,
 }
 HTTP_LISTEN: Final = "TENURE_GATEWAY_HTTP_LISTEN"
+PUBLIC_URL: Final = "TENURE_CHECKPOINT_ANSWER_LINK_PUBLIC_URL"
 # Below the range of ports for outgoing connections of Linux (from 32768) and macOS (from 49152): sooner or later such a
 # connection would have the port of a service that is being restarted.
 FREE_PORTS: Final = range(20_000, 32_000)

@@ -15,6 +15,7 @@ from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
     HTTP_LISTEN,
+    PUBLIC_URL,
     REPLICATED,
     HeldAddresses,
     Layout,
@@ -59,6 +60,7 @@ class Stack:
         self._held_addresses = HeldAddresses()
         self._worker_numbers = itertools.count(options.workers + 1)
         self._opened = AsyncExitStack()
+        self._http_addresses: dict[str, str] = {}
 
     @property
     def gateway_address(self) -> str:
@@ -248,10 +250,19 @@ class Stack:
         if self.options.metrics:
             environment.setdefault(metrics_variable(kind), self._choose_address(f"{name} metrics"))
         if kind == "gateway" and self.options.http and HTTP_LISTEN not in environment:
-            environment[HTTP_LISTEN] = self._choose_address(f"{name}-http")
+            environment[HTTP_LISTEN] = self._http_address(name)
+        if kind == "checkpoint" and self.options.http:
+            scheme = "https" if self.options.tls else "http"
+            environment.setdefault(PUBLIC_URL, f"{scheme}://{self._http_address('gateway')}")
         log_path = self.layout.logs / f"{name}.log"
         self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
         return self.services[name]
+
+    def _http_address(self, gateway: str) -> str:
+        """Returns where a gateway serves HTTP: the links of answers lead to the first one."""
+        if gateway not in self._http_addresses:
+            self._http_addresses[gateway] = self._choose_address(f"{gateway}-http")
+        return self._http_addresses[gateway]
 
     def _write_targets(self) -> None:
         if self.options.metrics:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from services.checkpoint.agents.servicer import AgentServicer
+from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
+from services.checkpoint.approvals.issuing import LinkIssuer, LinkSettings, OldLinks
+from services.checkpoint.approvals.servicer import ApprovalServicer
 from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
@@ -67,6 +70,7 @@ from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
+from tenure.v1.approval_service_pb2_grpc import add_ApprovalServiceServicer_to_server
 from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
@@ -120,6 +124,7 @@ class CheckpointSettings:
     traces: TraceSettings = group(TraceSettings, TRACES_PREFIX)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     smtp: SmtpSettings = group(SmtpSettings, SMTP_PREFIX)
+    answer_link: LinkSettings = group(LinkSettings, LINK_PREFIX)
     limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_CHECKPOINT_LIMIT_")
     defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
     default_model: str = setting("model of tasks that name none, recorded at submit; empty: the worker's", default="")
@@ -198,20 +203,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    policy = WebhookPolicy(
-        Networks(settings.webhook.allowed_networks),
-        settings.smtp,
-        settings.webhook.max_per_tenant,
-        settings.webhook.max_pending,
-        SecretBox(settings.encryption_keys_file),
-        settings.webhook.allow_insecure,
-    )
-    _send(
-        duties,
-        pool,
-        settings,
-        WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds),
-    )
+    policy = _send(duties, pool, settings, due)
     _retain(duties, pool, settings)
     server = RpcServer(
         settings.listen,
@@ -236,6 +228,8 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     _serve_tenants(server, pool)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
+    approvals = ApprovalServicer(pool, replicas.announce)
+    server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, approvals)
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
@@ -288,15 +282,31 @@ def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
     duties.start("retention lag", cleaner.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
-def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, webhooks: WebhookDispatcher) -> None:
-    """Starts the duties that send the ledger's news elsewhere: to webhooks, and to a collector of traces."""
+def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork) -> WebhookPolicy:
+    """Starts the duties that send the ledger's news elsewhere: to webhooks, and to a collector of traces.
+
+    Returns what the installation allows of webhooks.
+    """
+    policy = WebhookPolicy(
+        Networks(settings.webhook.allowed_networks),
+        settings.smtp,
+        settings.webhook.max_per_tenant,
+        settings.webhook.max_pending,
+        SecretBox(settings.encryption_keys_file),
+        settings.webhook.allow_insecure,
+        has_links=bool(settings.answer_link.public_url),
+    )
+    links = LinkIssuer(pool, settings.answer_link)
+    webhooks = WebhookDispatcher(pool, policy, settings.webhook, due, settings.change_retention_seconds, links)
     duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("old links", OldLinks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     if settings.traces.endpoint:
         # Imported here because the import takes half a second, which only a process that exports should pay.
         from services.checkpoint.traces.exporting import TraceExporter
 
         exporter = TraceExporter(pool, settings.traces, instance_id())
         duties.start("traces", exporter.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    return policy
 
 
 async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:

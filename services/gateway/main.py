@@ -12,7 +12,9 @@ from typing import Final
 
 from services.gateway.admin import AdminServicer
 from services.gateway.agents import AgentForwarder
+from services.gateway.answer_links import AnswerPages
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
+from services.gateway.approvals import ApprovalForwarder
 from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
@@ -34,6 +36,7 @@ from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
+from tenure.v1.approval_service_pb2_grpc import add_ApprovalServiceServicer_to_server
 from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
@@ -140,12 +143,13 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
     server.add("tenure.v1.AgentService", add_AgentServiceServicer_to_server, AgentForwarder(peers))
+    server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, ApprovalForwarder(peers))
     server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditForwarder(peers))
-    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process)]))
+    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process, peers)]))
 
 
 def _http_door(
-    settings: GatewaySettings, security: Security, local: Path, process: Process
+    settings: GatewaySettings, security: Security, local: Path, process: Process, peers: Peers
 ) -> AbstractAsyncContextManager[str]:
     """Returns the HTTP door. Its libraries are imported by gateways that have one."""
     from services.gateway.http.server import http_door
@@ -158,6 +162,7 @@ def _http_door(
         settings.common.tls,
         is_authenticated=security.files is not None or settings.authentication != CERTIFICATES,
         allow_insecure_network=settings.common.allow_insecure_network,
+        pages=AnswerPages(peers),
     )
 
 

@@ -20,6 +20,7 @@ from tenure.runtime.security import NO_SECURITY, Security
 from tenure.v1 import task_pb2
 from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
+from tenure.v1.approval_service_pb2_grpc import ApprovalServiceStub
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -34,6 +35,7 @@ from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 if TYPE_CHECKING:  # these names exist for type checkers only
     from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
     from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
+    from tenure.v1.approval_service_pb2_grpc import ApprovalServiceAsyncStub
     from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
     from tenure.v1.coordinator_service_pb2 import Renewals
@@ -80,6 +82,7 @@ class Peers:
         self.tools: ToolServiceAsyncStub
         self.webhooks: WebhookServiceAsyncStub
         self.api_keys: ApiKeyServiceAsyncStub
+        self.approvals: ApprovalServiceAsyncStub
         self.audit: AuditServiceAsyncStub
         self.agents: AgentServiceAsyncStub
 
@@ -100,6 +103,7 @@ class Peers:
         self.tools = ToolServiceStub(channels[2])
         self.webhooks = WebhookServiceStub(channels[0])
         self.api_keys = ApiKeyServiceStub(channels[0])
+        self.approvals = ApprovalServiceStub(channels[0])
         self.audit = AuditServiceStub(channels[0])
         self.agents = AgentServiceStub(channels[0])
         return self

@@ -55,6 +55,10 @@ def step_text(step: task_pb2.EscalationStep) -> str:
             return f"goes on with priority {PRIORITIES.to_domain(step.priority).name}"
         case "close_out":
             return "the task is closed out"
+        case "approver":
+            return harmless(f"{step.approver} may answer too")
+        case "remind_webhook":
+            return harmless(f"a reminder to the webhook {step.remind_webhook}")
         case _:
             return "event only"
 
@@ -78,6 +82,7 @@ def wait_text(wait: task_pb2.Wait) -> str:
             ("question", wait.question),
             ("context", wait.context),
             ("assignee", wait.assignee),
+            ("approvers", ", ".join(wait.approvers)),
             ("next step", next_step_text(wait, time.time())),
         )
         if message

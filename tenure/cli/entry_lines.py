@@ -169,7 +169,8 @@ def _resolution(body: ledger_pb2.WaitResolution) -> str:
     edited = f", with {arguments_text(body.edited_arguments_json)}" if body.edited_arguments_json else ""
     extra = f", {body.extra_budget_tokens:,} tokens more" if body.extra_budget_tokens else ""
     extra += f", {money_text(body.extra_budget_nano_usd)} more" if body.extra_budget_nano_usd else ""
-    return f"{message}{edited}{extra}{f' ({body.comment})' if body.comment else ''}"
+    link = f", by the link of {body.addressee}" if body.addressee else ""
+    return f"{message}{edited}{extra}{link}{f' ({body.comment})' if body.comment else ''}"
 
 
 def _warning(body: ledger_pb2.BudgetWarning) -> str:

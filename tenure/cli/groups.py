@@ -7,6 +7,7 @@ import click
 from tenure.cli.admin import admin
 from tenure.cli.agents import agents
 from tenure.cli.api_keys import api_keys
+from tenure.cli.approvers import approvers
 from tenure.cli.completion import completion
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
@@ -16,6 +17,7 @@ from tenure.cli.follow import follow
 from tenure.cli.group import Group
 from tenure.cli.keys import certs, keys
 from tenure.cli.leases import leases
+from tenure.cli.mcp import mcp
 from tenure.cli.replay import replay
 from tenure.cli.schedules import schedules
 from tenure.cli.send_and_fork import fork, send
@@ -44,10 +46,9 @@ def add_commands(root: Group) -> None:
     keys.add_command(api_keys)
     keys.add_command(certs)
     root.add_section("Daily", (submit, watch, get, list_tasks, waits, resume, cancel, fork, files, explain))
-    root.add_section("Services", (dev, demo, serve))
-    root.add_section(
-        "More, by subject", (tasks, agents, tools, schedules, webhooks, leases, workers, tenants, keys, admin)
-    )
+    root.add_section("Services", (dev, demo, serve, mcp))
+    by_subject = (tasks, agents, tools, schedules, webhooks, approvers, leases, workers, tenants, keys, admin)
+    root.add_section("More, by subject", by_subject)
     root.add_section("Shell", (completion,))
     _add_former_names(root)
 

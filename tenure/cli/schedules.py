@@ -192,6 +192,7 @@ PARTS: Final = {
     "on_budget": "policy.on_budget",
     "on_lease_lost": "policy.on_lease_lost",
     "escalations": "policy.escalations",
+    "approvers": "policy.approvers",
     "result_schema": "result_schema_json",
     "result_corrections": "policy.max_result_corrections",
 }

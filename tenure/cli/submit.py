@@ -192,6 +192,14 @@ LEASE_LOST: Final = {
     help="A JSON file with the steps of waits without an answer: see docs/waits.md. Default: none.",
 )
 @click.option(
+    "--approver",
+    "approvers",
+    multiple=True,
+    metavar="WHO",
+    help="Who alone may answer the waits of the task: group:NAME or a member as in `tenure approvers set`; may be"
+    " repeated. Default: everyone with the permission APPROVE.",
+)
+@click.option(
     "--priority",
     type=click.Choice(list(PRIORITIES)),
     default=None,
@@ -291,6 +299,7 @@ def request_of(
     start_in: float | None = None,
     phase_timeouts: tuple[tuple[str, task_pb2.PhaseTimeout], ...] = (),
     escalations: task_pb2.WaitEscalations | None = None,
+    approvers: tuple[str, ...] = (),
     priority: str | None = None,
     queue: str = "",
     labels: tuple[tuple[str, str], ...] = (),
@@ -355,6 +364,7 @@ def request_of(
             max_result_corrections=result_corrections,
             timeouts=task_pb2.Timeouts(**dict(phase_timeouts)) if phase_timeouts else None,
             escalations=escalations,
+            approvers=approvers,
         ),
         priority=task_pb2.PRIORITY_UNSPECIFIED if priority is None else PRIORITIES[priority],
         queue=queue,

@@ -236,6 +236,7 @@ def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
         ("options", ", ".join(wait.options)),
         ("sub-agents", "\n".join(wait.sub_agent_task_ids)),
         ("assignee", wait.assignee),
+        ("may answer", ", ".join(wait.approvers)),
         ("next step", next_step_text(wait, time.time())),
         ("deadline", f"{_left(wait)}, then {_policy(wait)}"),
     ]

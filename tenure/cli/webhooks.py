@@ -85,6 +85,7 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         ("to", _target(webhook)),
         ("events", ", ".join(webhook.event_types) or "ends, waits and warnings"),
         ("tasks", ", ".join(tasks)),
+        ("answers", "has links that answer waits" if webhook.answer_links else ""),
         ("state", _state(webhook)),
         ("paused", paused if webhook.paused else ""),
         ("problem", Text(one_line(webhook.problem, 300), "red") if webhook.problem else ""),
@@ -193,6 +194,11 @@ def webhooks() -> None:
 )
 @click.option("--queue", default="", help="Only changes of tasks of this queue.")
 @click.option("--secret", default="", help="The secret, whsec_…. Default: a new one.")
+@click.option(
+    "--answer-links",
+    is_flag=True,
+    help="Send links that answer waits: who reads the channel or the mailbox can answer. See docs/approvals.md.",
+)
 @pass_context
 def create(
     context: Context,
@@ -205,6 +211,7 @@ def create(
     labels: tuple[tuple[str, str], ...],
     queue: str,
     secret: str,
+    answer_links: bool,
 ) -> None:
     """Create the webhook NAME, which sends the changes of tasks from now on: to URL, to Slack or by e-mail.
 
@@ -222,6 +229,7 @@ def create(
         event_types=events,
         filter=task_filter,
         secret=secret,
+        answer_links=answer_links,
     )
 
     async def work(client: Client) -> None:

@@ -12,7 +12,15 @@ from google.protobuf.message import Message
 from tenure.client.admin_calls import InDoubtCalls, InterventionCalls, PruneCalls
 from tenure.client.leases import LeaseCalls
 from tenure.client.reconnect import StreamReconnect
-from tenure.client.service_calls import AgentCalls, ApiKeyCalls, AuditCalls, ScheduleCalls, TenantCalls, WebhookCalls
+from tenure.client.service_calls import (
+    AgentCalls,
+    ApiKeyCalls,
+    ApproverCalls,
+    AuditCalls,
+    ScheduleCalls,
+    TenantCalls,
+    WebhookCalls,
+)
 from tenure.client.task_calls import FileCalls, WaitCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.outbound import is_loopback_host
@@ -28,6 +36,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
+from tenure.v1.approval_service_pb2_grpc import ApprovalServiceStub
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
@@ -67,6 +76,7 @@ def check_stays_here(addresses: str) -> None:
 class Client(
     AgentCalls,
     ApiKeyCalls,
+    ApproverCalls,
     AuditCalls,
     InDoubtCalls,
     FileCalls,
@@ -128,6 +138,7 @@ class Client(
         self.tenants = TenantServiceStub(self._channel)
         self.webhooks = WebhookServiceStub(self._channel)
         self.api_keys = ApiKeyServiceStub(self._channel)
+        self.approvals = ApprovalServiceStub(self._channel)
         self.audit = AuditServiceStub(self._channel)
         self.agents = AgentServiceStub(self._channel)
         return self

@@ -1,4 +1,4 @@
-"""The client's calls about schedules, tenants, API keys, agents and webhooks."""
+"""The client's calls about schedules, tenants, API keys, approver groups, agents and webhooks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as key_pb
+from tenure.v1 import approval_service_pb2 as approval_pb
 from tenure.v1 import audit_service_pb2 as audit_pb
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
@@ -16,6 +17,7 @@ from tenure.wire.webhook_service import new_secret, with_secret
 if TYPE_CHECKING:
     from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
     from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
+    from tenure.v1.approval_service_pb2_grpc import ApprovalServiceAsyncStub
     from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
@@ -147,6 +149,34 @@ class ApiKeyCalls:
             self.api_keys.RevokeApiKey, key_pb.RevokeApiKeyRequest(key_id=key_id)
         )
         return answer.api_key
+
+
+# Approver groups.
+
+
+class ApproverCalls:
+    """A mixin of Client, which has the stub and `_call`."""
+
+    approvals: ApprovalServiceAsyncStub
+    _call: Callable[..., Awaitable[Any]]
+
+    async def set_approver_group(self, name: str, members: Sequence[str]) -> approval_pb.ApproverGroup:
+        """Creates a group or replaces its members. Raises LimitReached (TOO_MANY_APPROVER_GROUPS)."""
+        request = approval_pb.SetApproverGroupRequest(name=name, members=members)
+        answer: approval_pb.SetApproverGroupResponse = await self._call(self.approvals.SetApproverGroup, request)
+        return answer.group
+
+    async def list_approver_groups(self) -> list[approval_pb.ApproverGroup]:
+        """Returns all groups of the tenant by name."""
+        request = approval_pb.ListApproverGroupsRequest()
+        answer: approval_pb.ListApproverGroupsResponse = await self._call(self.approvals.ListApproverGroups, request)
+        return list(answer.groups)
+
+    async def delete_approver_group(self, name: str) -> bool:
+        """Deletes a group. Returns whether it existed."""
+        request = approval_pb.DeleteApproverGroupRequest(name=name)
+        answer: approval_pb.DeleteApproverGroupResponse = await self._call(self.approvals.DeleteApproverGroup, request)
+        return answer.deleted
 
 
 # Agents and their revisions.

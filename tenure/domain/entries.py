@@ -237,6 +237,9 @@ class WaitResolution:
     extra_budget_tokens: int = 0
     request_id: str = ""
     extra_budget_nano_usd: int = 0
+    addressee: str = ""
+    client_address: str = ""
+    shown_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

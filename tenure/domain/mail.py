@@ -49,13 +49,18 @@ def message_id_of(delivery_id: str, sender: str) -> str:
     return f"<{delivery_id}@{domain_of(sender)}>"
 
 
-def mail_of(notification: Notification, delivery_id: str, sender: str, recipients: Sequence[str]) -> bytes:
-    """Returns the e-mail as it is sent. A repeat has the same bytes."""
+def mail_of(
+    notification: Notification, delivery_id: str, sender: str, recipients: Sequence[str], part: int = 0
+) -> bytes:
+    """Returns the e-mail as it is sent. A repeat has the same bytes, except for links, which are new.
+
+    `part`: the number of the recipient, from 1, where each recipient gets a message of its own; else 0.
+    """
     message = EmailMessage(policy=SMTP)
     message["From"] = Address("Tenure", addr_spec=sender)
     message["To"] = [Address(addr_spec=recipient) for recipient in recipients]
     message["Subject"] = _SUBJECT_PREFIX + notification.title
-    message["Message-ID"] = message_id_of(delivery_id, sender)
+    message["Message-ID"] = message_id_of(f"{delivery_id}.{part}" if part else delivery_id, sender)
     message["Date"] = format_datetime(notification.happened_at or datetime.fromtimestamp(0, UTC))
     if _TASK_ID.fullmatch(notification.task_id):
         message["References"] = f"<task-{notification.task_id}@{domain_of(sender)}>"  # a mail program groups by it
@@ -68,5 +73,22 @@ def _text(notification: Notification) -> str:
     facts = "\n".join(f"{label + ':':<11} {value}" for label, value in notification.facts)
     sections = [f"{heading}:\n\n{text}" for heading, text in notification.sections]
     commands = "\n".join(f"  {command}" for command in notification.commands)
-    parts = [notification.title, facts, *sections, f"Commands:\n\n{commands}" if commands else ""]
+    parts = [
+        notification.title,
+        facts,
+        *sections,
+        _links(notification),
+        f"Commands:\n\n{commands}" if commands else "",
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _links(notification: Notification) -> str:
+    """Returns the links, each on a line of its own, which mail programs make clickable as a whole."""
+    if not notification.links:
+        return ""
+    links = "\n\n".join(f"{link.label}:\n{link.url}" for link in notification.links)
+    return (
+        f"{links}\n\nA link opens a page that shows everything and asks again; opening it answers nothing. It is for "
+        "you alone: who has it can answer. It ends with the first answer."
+    )

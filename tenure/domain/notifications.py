@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -43,9 +43,20 @@ class NotificationSection(NamedTuple):
     text: str
 
 
+class AnswerLink(NamedTuple):
+    """A link that answers a wait. `decision`: the one that its page preselects; "": none."""
+
+    label: str
+    decision: str
+    url: str
+
+
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A text for people. `facts` are (label, value) on one line each; `commands` are lines for a shell."""
+    """A text for people. `facts` are (label, value) on one line each; `commands` are lines for a shell.
+
+    `links` answer the wait; whoever has them can answer.
+    """
 
     title: str
     facts: tuple[tuple[str, str], ...] = ()
@@ -53,13 +64,34 @@ class Notification:
     commands: tuple[str, ...] = ()
     task_id: str = ""
     happened_at: datetime | None = None
+    links: tuple[AnswerLink, ...] = ()
 
 
-def notification_of(body: str) -> Notification:
+def notification_of(body: str, links: tuple[AnswerLink, ...] = ()) -> Notification:
     """Returns the text for the body of a delivery. An unknown event type, and missing fields, give a shorter text."""
     event = _Event(json.loads(body))
     template = _TEMPLATES.get(event.type, _other)
-    return template(event)
+    return replace(template(event), links=links)
+
+
+def body_with_links(body: str, links: tuple[AnswerLink, ...]) -> str:
+    """Returns the body of a signed request with the links, in `data.answer_links`."""
+    if not links:
+        return body
+    event = json.loads(body)
+    event["data"]["answer_links"] = [link._asdict() for link in links]
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+
+
+def wait_of(body: str) -> str | None:
+    """Returns the id of the wait that the event of a delivery reports, or None for an event of another kind.
+
+    An event whose large task was left out reports a wait without an id: "".
+    """
+    event = _Event(json.loads(body))
+    if event.type not in {state_event(TaskState.WAITING_USER), WAIT_ESCALATED_EVENT}:
+        return None
+    return event.wait("wait_id")
 
 
 def one_line(text: str, most: int) -> str:
@@ -221,6 +253,7 @@ def _wait(event: _Event, kind: str, headline: str) -> Notification:
         headline,
         facts=(
             ("Assigned to", event.wait("assignee")),
+            ("May answer", ", ".join(event.texts("data", "task", "wait", "approvers"))),
             ("Deadline", deadline and deadline + then),
             ("Tool", event.wait("tool")),
             ("Reference", event.wait("reference")),

@@ -11,11 +11,15 @@ import re
 from typing import Any, Final
 
 from tenure.domain.notifications import Notification
+from tenure.domain.waits import ALLOW, APPROVE, DENY
 
 MAX_TEXT: Final = 3900
 """Slack recommends at most 4,000 characters for `text`."""
 MAX_SECTION: Final = 3000
 MAX_HEADER: Final = 150
+MAX_BUTTONS: Final = 5
+MAX_LABEL: Final = 75
+_STYLES: Final = {ALLOW: "primary", APPROVE: "primary", DENY: "danger"}
 
 _ESCAPES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _MENTION: Final = re.compile(r"@(?=(channel|here|everyone|all)\b)", re.IGNORECASE)
@@ -48,9 +52,9 @@ def slack_message(notification: Notification) -> str:
 def _text(notification: Notification) -> str:
     facts = "\n".join(f"{label}: {value}" for label, value in notification.facts)
     parts = [notification.title, facts, *(f"{heading}: {text}" for heading, text in notification.sections)]
-    commands = _commands(notification)
-    room = MAX_TEXT - len(commands)
-    return escape("\n".join(part for part in parts if part), room) + (f"\n{commands}" if commands else "")
+    rest = [part for part in (_links(notification), _commands(notification)) if part]
+    room = MAX_TEXT - sum(len(part) + 1 for part in rest)
+    return "\n".join([escape("\n".join(part for part in parts if part), room), *rest])
 
 
 def _blocks(notification: Notification) -> list[dict[str, Any]]:
@@ -58,9 +62,24 @@ def _blocks(notification: Notification) -> list[dict[str, Any]]:
     facts = "\n".join(f"{label}: {value}" for label, value in notification.facts)
     texts = [facts, *(f"{heading}\n{text}" for heading, text in notification.sections)]
     blocks += [{"type": "section", "text": _plain(text, MAX_SECTION)} for text in texts if text]
+    if notification.links:
+        blocks.append({"type": "actions", "elements": [_button(*link) for link in notification.links[:MAX_BUTTONS]]})
     if commands := _commands(notification):
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": commands, "verbatim": True}})
     return blocks
+
+
+def _button(label: str, decision: str, url: str) -> dict[str, Any]:
+    """A button that opens the page of the link. Slack sends us nothing when it is pressed."""
+    style = _STYLES.get(decision)
+    action = f"answer-{decision or 'open'}"
+    button = {"type": "button", "action_id": action, "text": _plain(label, MAX_LABEL), "url": url}
+    return button if style is None else {**button, "style": style}
+
+
+def _links(notification: Notification) -> str:
+    """Returns the links for readers without blocks. Their URLs have no character that the format escapes."""
+    return " · ".join(f"<{link.url}|{escape(link.label, MAX_LABEL)}>" for link in notification.links[:MAX_BUTTONS])
 
 
 def _plain(text: str, most: int) -> dict[str, Any]:

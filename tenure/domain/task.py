@@ -147,6 +147,7 @@ class TaskPolicy:
     """How a task reacts: to lost leases, calls in doubt, retries, invalid results, timeouts and caps of its budget.
 
     `lease_ttl_seconds`: how long a worker that sends no renewals keeps the task; 0: as long as its session.
+    `approvers`: the groups ("group:" and a name) and members who alone may answer its waits; none: everyone.
     """
 
     on_lease_lost: LeaseLostPolicy = LeaseLostPolicy.RESUME
@@ -158,6 +159,7 @@ class TaskPolicy:
     escalations: Escalations = Escalations()
     on_budget: BudgetPolicy = BudgetPolicy.END
     lease_ttl_seconds: float = 0.0
+    approvers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

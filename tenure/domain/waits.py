@@ -84,7 +84,8 @@ class WaitAnswerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A wait. The ledger sets `wait_id` and `sub_agents`. `call_id` is empty for the kinds in `WITHOUT_CALL`.
+    """A wait. The ledger sets `wait_id`, `sub_agents` and `approvers`. `call_id` is empty for the kinds in
+    `WITHOUT_CALL`. `approvers`: who may answer; empty: everyone. See tenure/domain/approvals.py.
 
     `timeout_seconds`: the requested timeout. `elapsed_seconds`: the part of it that had passed when the wait began.
     Neither is stored; the row has the deadline.
@@ -105,6 +106,7 @@ class Wait:
     sub_agents: tuple[str, ...] = ()
     elapsed_seconds: float = 0.0
     budget_request: BudgetRequest | None = None
+    approvers: tuple[str, ...] = ()
 
     @property
     def is_for_person(self) -> bool:
@@ -154,7 +156,7 @@ class BeginWait:
 
 @dataclass(frozen=True, slots=True)
 class WaitAnswer:
-    """An answer to a wait."""
+    """An answer to a wait. `addressee`, `client_address`: of an answer by link. `shown_digest`: of what was shown."""
 
     kind: WaitAnswerKind
     text: str = ""
@@ -163,6 +165,9 @@ class WaitAnswer:
     extra_budget_tokens: int = 0
     call_digest: str = ""
     extra_budget_nano_usd: int = 0
+    addressee: str = ""
+    client_address: str = ""
+    shown_digest: str = ""
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)
@@ -177,11 +182,13 @@ class EscalationAction(StrEnum):
     QUEUE = "QUEUE"
     PRIORITY = "PRIORITY"
     CLOSE_OUT = "CLOSE_OUT"
+    APPROVER = "APPROVER"
+    REMIND_WEBHOOK = "REMIND_WEBHOOK"
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationStep:
-    """One step. `after_seconds`: since the wait began. `target`: the assignee, queue or priority; else empty."""
+    """One step. `after_seconds`: since the wait began. `target`: the assignee, queue, priority, approver or webhook."""
 
     after_seconds: float
     action: EscalationAction = EscalationAction.EVENT_ONLY
@@ -241,7 +248,7 @@ def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
     if answer.kind is WaitAnswerKind.DECISION and answer.text not in wait.options:
         choices = ", ".join(wait.options) or "none, because the wait accepts a reply"
         return _invalid("decision", f"must be one of the wait's options: {choices}")
-    if wait.kind is WaitKind.TOOL_APPROVAL and not answer.call_digest:
+    if wait.kind is WaitKind.TOOL_APPROVAL and not (answer.call_digest or answer.shown_digest):
         return _invalid("call_digest", "must repeat the wait's call_digest, as GetTask and ListTasks return it")
     if answer.kind is WaitAnswerKind.REPLY and wait.kind in {WaitKind.TOOL_APPROVAL, *WITHOUT_CALL}:
         return _invalid("reply", f"this wait accepts a decision: {', '.join(wait.options)}")

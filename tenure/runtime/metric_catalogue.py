@@ -219,6 +219,10 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             "changes that were pruned before a webhook read them",
             reason="why",
         ),
+        _counter("tenure_answer_links_total", _CHECKPOINT, "links that answer waits", outcome="issued, answered"),
+        _counter(
+            "tenure_answer_pages_total", _GATEWAY, "pages of links that answer nothing", outcome="the code of the error"
+        ),
         _counter("tenure_webhook_sender_lease_failures_total", _CHECKPOINT, "turns of senders that failed"),
     ),
     "Tenants": (

@@ -110,8 +110,8 @@ class Client:
     def raw(self) -> GatewayClient:
         """The client of the protobuf messages, in the running event loop.
 
-        Its gRPC stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys`, `agents` and
-        `audit`.
+        Its gRPC stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys`, `approvals`,
+        `agents` and `audit`.
         """
         return self._connection.client()
 

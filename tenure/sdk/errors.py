@@ -134,6 +134,7 @@ _HINTS_BY_REASON: Final = {
     "SOURCE_RUN_REUSED": "use another run_id of the source, or read the task in metadata['task_id']",
     "WAIT_OVER": "read the present wait with task.refresh(), and answer task.wait",
     "OTHER_CALL": "read the present wait with task.refresh(), and answer task.wait",
+    "NOT_AN_APPROVER": "wait.approvers says who may answer; an administrator changes groups with `tenure approvers`",
     "CURSOR_EXPIRED": "begin again: events without `after`; for changes, list the tasks and watch from now",
     "OTHER_TENANT": "omit `tenant`: the key decides it",
     "FILE_NOT_FOUND": "task.files() lists the files",

@@ -178,7 +178,10 @@ class CancelRequestEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitResolutionEvent(Event):
-    """A wait has its answer. `answer`: the decision, the text, or the payload of the event, as JSON text."""
+    """A wait has its answer. `answer`: the decision, the text, or the payload of the event, as JSON text.
+
+    `addressee`: whom the link was sent to, for an answer by link. `shown_digest`: of what the person could read.
+    """
 
     wait_id: str
     call_id: str
@@ -190,6 +193,8 @@ class WaitResolutionEvent(Event):
     extra_tokens: int
     extra_cost_usd: Decimal
     request_id: str
+    addressee: str
+    shown_digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

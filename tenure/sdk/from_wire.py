@@ -182,6 +182,7 @@ def task_wait(wait: task_pb2.Wait) -> TaskWait:
         at_deadline=WAIT_DEADLINES.to_domain(wait.at_deadline),
         sub_agent_task_ids=tuple(wait.sub_agent_task_ids),
         budget_need=_budget_need(wait.budget_request) if wait.HasField("budget_request") else None,
+        approvers=tuple(wait.approvers),
     )
 
 
@@ -347,6 +348,8 @@ def _wait_resolution(body: ledger_pb2.WaitResolution) -> dict[str, Any]:
         "extra_tokens": body.extra_budget_tokens,
         "extra_cost_usd": dollars(body.extra_budget_nano_usd),
         "request_id": body.request_id,
+        "addressee": body.addressee,
+        "shown_digest": body.shown_digest,
     }
 
 

@@ -18,6 +18,7 @@ from tenure.v1 import access_pb2, lease_service_pb2, task_pb2, token_pb2, tool_p
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as api_key_pb
+from tenure.v1 import approval_service_pb2 as approval_pb
 from tenure.v1 import audit_service_pb2 as audit_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import schedule_service_pb2 as schedule_pb
@@ -156,6 +157,7 @@ def webhook_info(webhook: webhook_pb.Webhook) -> info.WebhookInfo:
         gaps=tuple(map(_gap, webhook.gaps)),
         created_at=optional_time(webhook.create_time),
         updated_at=optional_time(webhook.update_time),
+        answer_links=webhook.answer_links,
     )
 
 
@@ -248,6 +250,15 @@ def api_key_info(key: api_key_pb.ApiKey) -> info.ApiKeyInfo:
         created_at=optional_time(key.create_time),
         expires_at=optional_time(key.expire_time),
         revoked_at=optional_time(key.revoke_time),
+    )
+
+
+def approver_group_info(group: approval_pb.ApproverGroup) -> info.ApproverGroupInfo:
+    return info.ApproverGroupInfo(
+        name=group.name,
+        members=tuple(group.members),
+        updated_at=optional_time(group.update_time),
+        updated_by=group.actor,
     )
 
 
@@ -499,6 +510,7 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     tenant_pb.Tenant: tenant_info,
     api_key_pb.ApiKey: api_key_info,
     api_key_pb.CreateApiKeyResponse: lambda made: info.NewApiKey(api_key_info(made.api_key), made.secret),
+    approval_pb.ApproverGroup: approver_group_info,
     audit_pb.AuditRecord: audit_record_info,
     agent_pb.Agent: agent_info,
     agent_pb.AgentRevision: agent_revision_info,

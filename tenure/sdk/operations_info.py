@@ -155,7 +155,7 @@ class WebhookGapInfo(PublicValue):
 @dataclass(frozen=True, slots=True)
 class WebhookInfo(PublicValue):
     """A webhook. `kind`: STANDARD, SLACK or EMAIL. `held_deliveries`: of the pending ones, those that wait for the
-    tenant's quota.
+    tenant's quota. `answer_links`: its messages have links that answer waits.
     """
 
     webhook_id: str
@@ -180,6 +180,7 @@ class WebhookInfo(PublicValue):
     gaps: tuple[WebhookGapInfo, ...]
     created_at: datetime | None
     updated_at: datetime | None
+    answer_links: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +273,16 @@ class ApiKeyInfo(PublicValue):
     created_at: datetime | None
     expires_at: datetime | None
     revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApproverGroupInfo(PublicValue):
+    """A group of people and programs who may answer waits."""
+
+    name: str
+    members: tuple[str, ...]
+    updated_at: datetime | None
+    updated_by: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ class TaskWait(PublicValue):
 
     `options`: the decisions to choose from; empty: any text. `tool` and `arguments`: of the call that needs approval
     (`WaitKind.TOOL_APPROVAL`); `call_digest` binds the answer to that call. `correlation_id`: the name under which an
-    awaited event arrives. `sub_agent_task_ids`: the awaited sub-agents.
+    awaited event arrives. `sub_agent_task_ids`: the awaited sub-agents. `approvers`: the groups ("group:" and a name)
+    and members who alone may answer; empty: each client with the permission APPROVE.
     """
 
     wait_id: str
@@ -78,6 +79,7 @@ class TaskWait(PublicValue):
     at_deadline: WaitDeadlinePolicy
     sub_agent_task_ids: tuple[str, ...]
     budget_need: BudgetNeed | None
+    approvers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2083,7 +2083,8 @@ class AppendForeignRequest(message.Message):
 class WaitAnswer(message.Message):
     """The answer to a wait. Each wait takes one; a later one is FAILED_PRECONDITION / WAIT_OVER, and so is an answer to a
     wait that never existed. An answer with the digest of another call is FAILED_PRECONDITION / OTHER_CALL. Both errors
-    carry the present wait, see TaskService.ResumeTask.
+    carry the present wait, see TaskService.ResumeTask. An author who is none of the wait's approvers is
+    PERMISSION_DENIED / NOT_AN_APPROVER {approvers}.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -2096,6 +2097,9 @@ class WaitAnswer(message.Message):
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
     CALL_DIGEST_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
+    ADDRESSEE_FIELD_NUMBER: builtins.int
+    CLIENT_ADDRESS_FIELD_NUMBER: builtins.int
+    SHOWN_DIGEST_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     decision: builtins.str
@@ -2112,6 +2116,14 @@ class WaitAnswer(message.Message):
     """Required for a TOOL_APPROVAL: `call_digest` of the wait."""
     extra_budget_nano_usd: builtins.int
     """Raises the cap in money of the task's root by this amount, in nano US dollars."""
+    addressee: builtins.str
+    """Set by the ledger for an answer by link: see WaitResolution."""
+    client_address: builtins.str
+    """Set by the ledger for an answer by link: see WaitResolution."""
+    shown_digest: builtins.str
+    """The digest of the wait that the person read, as GetAnswerLink returns it; empty: not compared. An answer with the
+    digest of another wait, or of a wait that changed, is FAILED_PRECONDITION / WAIT_CHANGED.
+    """
     def __init__(
         self,
         *,
@@ -2123,10 +2135,13 @@ class WaitAnswer(message.Message):
         extra_budget_tokens: builtins.int = ...,
         call_digest: builtins.str = ...,
         extra_budget_nano_usd: builtins.int = ...,
+        addressee: builtins.str = ...,
+        client_address: builtins.str = ...,
+        shown_digest: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

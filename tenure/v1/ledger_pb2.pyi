@@ -769,6 +769,9 @@ class WaitResolution(message.Message):
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
+    ADDRESSEE_FIELD_NUMBER: builtins.int
+    CLIENT_ADDRESS_FIELD_NUMBER: builtins.int
+    SHOWN_DIGEST_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     call_id: builtins.str
@@ -789,6 +792,14 @@ class WaitResolution(message.Message):
     """The caller's id of the answer."""
     extra_budget_nano_usd: builtins.int
     """The increase of the cap in money of the task's root, in nano US dollars."""
+    addressee: builtins.str
+    """For an answer by link: whom the link was sent to, an e-mail address or "webhook/" and a name. Otherwise empty."""
+    client_address: builtins.str
+    """For an answer by link: the network address that the answer came from. Otherwise empty."""
+    shown_digest: builtins.str
+    """For an answer of a person: SHA-256 in lower-case hex of what the person could read of the wait, see
+    ApprovalService.
+    """
     def __init__(
         self,
         *,
@@ -802,10 +813,13 @@ class WaitResolution(message.Message):
         extra_budget_tokens: builtins.int = ...,
         request_id: builtins.str = ...,
         extra_budget_nano_usd: builtins.int = ...,
+        addressee: builtins.str = ...,
+        client_address: builtins.str = ...,
+        shown_digest: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "request_id", b"request_id", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "client_address", b"client_address", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "request_id", b"request_id", "shown_digest", b"shown_digest", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

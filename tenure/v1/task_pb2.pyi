@@ -513,6 +513,7 @@ class Wait(message.Message):
     NEXT_STEP_TIME_FIELD_NUMBER: builtins.int
     STEPS_TAKEN_FIELD_NUMBER: builtins.int
     BUDGET_REQUEST_FIELD_NUMBER: builtins.int
+    APPROVERS_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait, unique in its task; set by the ledger."""
     kind: WaitKind.ValueType
@@ -569,6 +570,12 @@ class Wait(message.Message):
     def budget_request(self) -> BudgetRequest:
         """For a BUDGET: what the task asks for."""
 
+    @builtins.property
+    def approvers(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Who may answer, as in TaskPolicy.approvers, with those that steps of the escalation added. Empty: each caller with
+        the permission APPROVE, and each holder of an answer link of this wait.
+        """
+
     def __init__(
         self,
         *,
@@ -592,10 +599,11 @@ class Wait(message.Message):
         next_step_time: timestamp_pb2.Timestamp | None = ...,
         steps_taken: builtins.int = ...,
         budget_request: BudgetRequest | None = ...,
+        approvers: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "budget_request", b"budget_request", "deadline_time", b"deadline_time", "next_step", b"next_step", "next_step_time", b"next_step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approvers", b"approvers", "arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1005,6 +1013,7 @@ class TaskPolicy(message.Message):
     ESCALATIONS_FIELD_NUMBER: builtins.int
     ON_BUDGET_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
+    APPROVERS_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """After a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -1039,6 +1048,14 @@ class TaskPolicy(message.Message):
         too, the session's lifetime counts.
         """
 
+    @builtins.property
+    def approvers(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Who may answer the task's waits for a person, at most 20: "group:" and the name of an approver group (see
+        ApprovalService), or a member as in SetApproverGroupRequest.members. Empty: each caller with the permission APPROVE,
+        and each holder of an answer link. A group is read when the answer comes; a group without members lets nobody
+        answer. Sub-agents have the approvers of their parent.
+        """
+
     def __init__(
         self,
         *,
@@ -1051,10 +1068,11 @@ class TaskPolicy(message.Message):
         escalations: WaitEscalations | None = ...,
         on_budget: BudgetPolicy.ValueType = ...,
         lease_ttl: duration_pb2.Duration | None = ...,
+        approvers: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015
@@ -1103,6 +1121,8 @@ class EscalationStep(message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     CLOSE_OUT_FIELD_NUMBER: builtins.int
+    APPROVER_FIELD_NUMBER: builtins.int
+    REMIND_WEBHOOK_FIELD_NUMBER: builtins.int
     assignee: builtins.str
     """The person or group that the wait is assigned to from now on; 1 to 200 characters. See Wait.assignee."""
     queue: builtins.str
@@ -1111,6 +1131,12 @@ class EscalationStep(message.Message):
     """The priority with which the task goes on after the wait. TaskSpec.priority keeps the value of the submit."""
     close_out: builtins.bool
     """Must be true and the last step: the task ends as TIMED_OUT / CLOSED_BY_ESCALATION and keeps its partial result."""
+    approver: builtins.str
+    """A group or member, as in TaskPolicy.approvers, that may answer from now on, too. It changes nothing for a wait
+    that everyone may answer.
+    """
+    remind_webhook: builtins.str
+    """A reminder: only the webhook of this name gets the event, if it wants events of that type."""
     @builtins.property
     def after(self) -> duration_pb2.Duration:
         """The time since the wait began; 1 second to 30 days."""
@@ -1123,12 +1149,14 @@ class EscalationStep(message.Message):
         queue: builtins.str = ...,
         priority: Priority.ValueType = ...,
         close_out: builtins.bool = ...,
+        approver: builtins.str = ...,
+        remind_webhook: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after", "assignee", b"assignee", "close_out", b"close_out", "priority", b"priority", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after", "approver", b"approver", "assignee", b"assignee", "close_out", b"close_out", "priority", b"priority", "queue", b"queue", "remind_webhook", b"remind_webhook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after", "assignee", b"assignee", "close_out", b"close_out", "priority", b"priority", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after", "approver", b"approver", "assignee", b"assignee", "close_out", b"close_out", "priority", b"priority", "queue", b"queue", "remind_webhook", b"remind_webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = typing.Literal["assignee", "queue", "priority", "close_out"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = typing.Literal["assignee", "queue", "priority", "close_out", "approver", "remind_webhook"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 

@@ -226,7 +226,8 @@ class TaskServiceServicer:
         tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
         a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
         events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
-        REQUEST_ID_REUSED. NOT_FOUND.
+        REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
+        NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -102,7 +102,8 @@ class TaskServiceStub:
     tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
     a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
     events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
-    REQUEST_ID_REUSED. NOT_FOUND.
+    REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
+    NOT_FOUND.
     """
     ExplainTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]
     """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
@@ -198,7 +199,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
     a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
     events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
-    REQUEST_ID_REUSED. NOT_FOUND.
+    REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
+    NOT_FOUND.
     """
     ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
     """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
@@ -357,7 +359,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
         a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
         events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
-        REQUEST_ID_REUSED. NOT_FOUND.
+        REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
+        NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

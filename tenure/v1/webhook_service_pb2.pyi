@@ -179,6 +179,7 @@ class Webhook(message.Message):
     KIND_FIELD_NUMBER: builtins.int
     EMAIL_ADDRESSES_FIELD_NUMBER: builtins.int
     HELD_DELIVERIES_FIELD_NUMBER: builtins.int
+    ANSWER_LINKS_FIELD_NUMBER: builtins.int
     webhook_id: builtins.str
     """UUIDv7: a new id each time a webhook of this name is created."""
     name: builtins.str
@@ -207,6 +208,8 @@ class Webhook(message.Message):
     """Where its deliveries go."""
     held_deliveries: builtins.int
     """The number of pending deliveries that wait for the tenant's quota EMAILS_PER_HOUR."""
+    answer_links: builtins.bool
+    """Its messages about waits for a person have links that answer the wait, see ApprovalService."""
     @builtins.property
     def event_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The requested types; empty: the default types."""
@@ -268,10 +271,11 @@ class Webhook(message.Message):
         kind: WebhookKind.ValueType = ...,
         email_addresses: abc.Iterable[builtins.str] | None = ...,
         held_deliveries: builtins.int = ...,
+        answer_links: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "filter", b"filter", "last_delivered_time", b"last_delivered_time", "last_failed_time", b"last_failed_time", "old_secret_until_time", b"old_secret_until_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "dead_deliveries", b"dead_deliveries", "delivered", b"delivered", "email_addresses", b"email_addresses", "event_types", b"event_types", "filter", b"filter", "gaps", b"gaps", "held_deliveries", b"held_deliveries", "kind", b"kind", "last_delivered_time", b"last_delivered_time", "last_failed_time", b"last_failed_time", "name", b"name", "old_secret_until_time", b"old_secret_until_time", "pause_actor", b"pause_actor", "pause_code", b"pause_code", "pause_reason", b"pause_reason", "paused", b"paused", "pending_deliveries", b"pending_deliveries", "problem", b"problem", "update_time", b"update_time", "url", b"url", "webhook_id", b"webhook_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer_links", b"answer_links", "create_time", b"create_time", "dead_deliveries", b"dead_deliveries", "delivered", b"delivered", "email_addresses", b"email_addresses", "event_types", b"event_types", "filter", b"filter", "gaps", b"gaps", "held_deliveries", b"held_deliveries", "kind", b"kind", "last_delivered_time", b"last_delivered_time", "last_failed_time", b"last_failed_time", "name", b"name", "old_secret_until_time", b"old_secret_until_time", "pause_actor", b"pause_actor", "pause_code", b"pause_code", "pause_reason", b"pause_reason", "paused", b"paused", "pending_deliveries", b"pending_deliveries", "problem", b"problem", "update_time", b"update_time", "url", b"url", "webhook_id", b"webhook_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,6 +376,7 @@ class CreateWebhookRequest(message.Message):
     SECRET_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     EMAIL_ADDRESSES_FIELD_NUMBER: builtins.int
+    ANSWER_LINKS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1 to 63 characters of a-z, A-Z, 0-9, `.`, `_`, `-`, beginning with a letter or digit; not a UUID."""
     url: builtins.str
@@ -385,6 +390,8 @@ class CreateWebhookRequest(message.Message):
     """
     kind: WebhookKind.ValueType
     """Where its deliveries go."""
+    answer_links: builtins.bool
+    """Send links that answer the wait, see ApprovalService. Who reads the endpoint, the channel or the mailbox can answer."""
     @builtins.property
     def event_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """At most 50 types such as `task.succeeded`, or with `*` for the last part such as `task.*`. Unknown types are kept
@@ -412,10 +419,11 @@ class CreateWebhookRequest(message.Message):
         secret: builtins.str = ...,
         kind: WebhookKind.ValueType = ...,
         email_addresses: abc.Iterable[builtins.str] | None = ...,
+        answer_links: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["email_addresses", b"email_addresses", "event_types", b"event_types", "filter", b"filter", "kind", b"kind", "name", b"name", "secret", b"secret", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer_links", b"answer_links", "email_addresses", b"email_addresses", "event_types", b"event_types", "filter", b"filter", "kind", b"kind", "name", b"name", "secret", b"secret", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -170,7 +170,8 @@ class WebhookServiceServicer:
         """Creates a webhook that receives changes from now on. The same name and payload, including the secret, return the
         existing webhook; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that
         webhooks may not reach, and an e-mail address outside TENURE_CHECKPOINT_SMTP_RECIPIENT_DOMAINS, are
-        INVALID_ARGUMENT. EMAIL without an SMTP server is FAILED_PRECONDITION / SMTP_NOT_CONFIGURED {setting}. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
+        INVALID_ARGUMENT. EMAIL without an SMTP server is FAILED_PRECONDITION / SMTP_NOT_CONFIGURED {setting}, answer links
+        without the public URL FAILED_PRECONDITION / PUBLIC_URL_NOT_CONFIGURED {setting}. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
         (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -10,6 +10,7 @@ task.py                      the spec of a task: goal, agent, limits, policy, ti
 task_service.py              TaskService and the reads of AdminService; waits, forks, files
 agent_service.py             AgentService; the agents of workers
 api_key_service.py           ApiKeyService
+approval_service.py          ApprovalService
 audit_service.py             AuditService
 admin_service.py             the requests of operators; calls in doubt
 checkpoint_service.py        CheckpointService
@@ -39,6 +40,7 @@ from tenure.validators import (
     admin_service,
     agent_service,
     api_key_service,
+    approval_service,
     audit_service,
     checkpoint_service,
     coordinator_service,
@@ -121,6 +123,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **admin_service.CHECKS,
     **agent_service.CHECKS,
     **api_key_service.CHECKS,
+    **approval_service.CHECKS,
     **audit_service.CHECKS,
     **tool_provider_service.CHECKS,
     **tenant_service.CHECKS,

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.agents import MAX_REVISION
+from tenure.domain.approvals import APPROVER_RULE, MAX_APPROVERS, is_approver
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
@@ -164,6 +165,8 @@ def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None
     _escalations(policy.escalations.event, v, f"{field}.escalations.event")
     if lease_ttl_seconds := seconds(policy.lease_ttl):
         v.between(f"{field}.lease_ttl", lease_ttl_seconds, MIN_TIMEOUT_SECONDS, MAX_LEASE_TTL_SECONDS)
+    v.require(len(policy.approvers) <= MAX_APPROVERS, f"{field}.approvers", f"at most {MAX_APPROVERS}")
+    v.require(all(map(is_approver, policy.approvers)), f"{field}.approvers", APPROVER_RULE)
     v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MAX_DEPTH)
     v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MAX_FAN_OUT)
     v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MAX_LIVING)
@@ -185,6 +188,11 @@ def _escalations(steps: Iterable[task_pb2.EscalationStep], v: Violations, field:
                 v.require(bool(step.priority), f"{name}.priority", "must not be PRIORITY_UNSPECIFIED")
             case "close_out":
                 v.require(step.close_out, f"{name}.close_out", "must be true")
+            case "approver":
+                v.require(is_approver(step.approver), f"{name}.approver", APPROVER_RULE)
+            case "remind_webhook":
+                rule = "must be the name of a webhook"
+                v.require(bool(NAME.match(step.remind_webhook)), f"{name}.remind_webhook", rule)
 
 
 def check_agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:

@@ -100,6 +100,7 @@ def wait_to_domain(wait: task_pb2.Wait) -> Wait:
         wait_id=wait.wait_id,
         sub_agents=tuple(wait.sub_agent_task_ids),
         budget_request=budget_request_to_domain(wait.budget_request) if wait.HasField("budget_request") else None,
+        approvers=tuple(wait.approvers),
     )
 
 
@@ -119,6 +120,7 @@ def wait_to_wire(wait: Wait) -> task_pb2.Wait:
         sub_agent_task_ids=wait.sub_agents,
         call_digest=wait.call_digest,
         budget_request=budget_request_to_wire(wait.budget_request),
+        approvers=wait.approvers,
     )
 
 
@@ -160,6 +162,10 @@ def escalation_step_to_domain(step: task_pb2.EscalationStep) -> EscalationStep:
             return EscalationStep(after_seconds, EscalationAction.PRIORITY, priority.name)
         case "close_out":
             return EscalationStep(after_seconds, EscalationAction.CLOSE_OUT)
+        case "approver":
+            return EscalationStep(after_seconds, EscalationAction.APPROVER, step.approver)
+        case "remind_webhook":
+            return EscalationStep(after_seconds, EscalationAction.REMIND_WEBHOOK, step.remind_webhook)
         case _:
             return EscalationStep(after_seconds)
 
@@ -175,6 +181,10 @@ def escalation_step_to_wire(step: EscalationStep) -> task_pb2.EscalationStep:
             message.priority = PRIORITIES.to_wire(Priority[step.target])
         case EscalationAction.CLOSE_OUT:
             message.close_out = True
+        case EscalationAction.APPROVER:
+            message.approver = step.target
+        case EscalationAction.REMIND_WEBHOOK:
+            message.remind_webhook = step.target
         case EscalationAction.EVENT_ONLY:
             pass
     return message
@@ -208,6 +218,9 @@ def resolution_to_domain(message: ledger_pb2.WaitResolution) -> WaitResolution:
         extra_budget_tokens=message.extra_budget_tokens,
         request_id=message.request_id,
         extra_budget_nano_usd=message.extra_budget_nano_usd,
+        addressee=message.addressee,
+        client_address=message.client_address,
+        shown_digest=message.shown_digest,
     )
 
 
@@ -223,6 +236,9 @@ def resolution_to_wire(resolution: WaitResolution) -> ledger_pb2.WaitResolution:
         extra_budget_tokens=resolution.extra_budget_tokens,
         request_id=resolution.request_id,
         extra_budget_nano_usd=resolution.extra_budget_nano_usd,
+        addressee=resolution.addressee,
+        client_address=resolution.client_address,
+        shown_digest=resolution.shown_digest,
     )
 
 
@@ -313,6 +329,7 @@ def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
         escalations=_escalations_to_wire(policy.escalations),
         on_budget=ON_BUDGET.to_wire(policy.on_budget),
         lease_ttl=duration(policy.lease_ttl_seconds) if policy.lease_ttl_seconds else None,
+        approvers=policy.approvers,
     )
 
 
@@ -458,6 +475,7 @@ def policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
         escalations=_escalations_to_domain(policy.escalations),
         on_budget=ON_BUDGET.to_domain(policy.on_budget),
         lease_ttl_seconds=seconds(policy.lease_ttl),
+        approvers=tuple(policy.approvers),
     )
 
 

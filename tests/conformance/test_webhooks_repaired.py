@@ -10,7 +10,7 @@ import pytest
 
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.watch.change_feed import ChangeCursor
-from services.checkpoint.webhooks.feed_reader import SenderLeaseKey, read_on
+from services.checkpoint.webhooks.feed_reader import FeedReader, SenderLeaseKey
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import NotFound, WrongState
 from tenure.runtime.postgres import open_pool
@@ -315,13 +315,12 @@ class TestTurns:
                 SenderLeaseKey(webhook.webhook_id, "default", turn),
             )
             wanted = task_pb2.TaskFilter()
-            assert not await read_on(pool, stale, [], wanted, ChangeCursor(*place))
+            reader = FeedReader(pool, held, "hook", [], wanted)
+            assert not await FeedReader(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*place))
             assert await hooks.deliveries() == []
-            await read_on(pool, held, [], wanted, ChangeCursor(*place))
+            await reader.read_on(ChangeCursor(*place))
             ((*moved, _),) = await hooks.replica.query(statement)
-            await read_on(
-                pool, held, [], wanted, ChangeCursor(*place)
-            )  # as one that did not notice that it had done so
+            await reader.read_on(ChangeCursor(*place))  # as one that did not notice that it had done so
         assert moved > place
         assert await hooks.replica.query(statement) == [(*moved, turn)]
         assert [one.event_type for one in await hooks.deliveries()] == ["task.succeeded"]

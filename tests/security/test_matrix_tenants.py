@@ -19,6 +19,7 @@ from tenure.runtime.tls import ClientTls
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as key_pb
+from tenure.v1 import approval_service_pb2 as approval_pb
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import schedule_service_pb2 as schedule_pb
 from tenure.v1 import task_pb2, tenant_service_pb2, tool_pb2
@@ -35,6 +36,7 @@ LISTS: Final = {
     "AdminService/ListAgingTasks",
     "AgentService/ListAgents",
     "ApiKeyService/ListApiKeys",
+    "ApprovalService/ListApproverGroups",
     "LeaseService/ListLeases",
     "ScheduleService/ListSchedules",
     "TaskService/ListTasks",
@@ -42,9 +44,11 @@ LISTS: Final = {
 }
 """Methods whose empty request lists what the caller's tenant has."""
 OWN: Final = {
+    "AdminService/GetCaller": "the caller itself",
     "AdminService/ListTools": "the tools of the installation",
     "AgentService/RegisterAgent": "makes something for the caller's tenant",
     "ApiKeyService/CreateApiKey": "makes something for the caller's tenant",
+    "ApprovalService/SetApproverGroup": "each tenant has its own names of groups",
     "LeaseService/AcquireLease": "each tenant has its own names of resources",
     "LeaseService/ListSigningKeys": "public keys",
     "LeaseService/WatchLeases": "see the test of streams",
@@ -69,14 +73,8 @@ class Things:
 
     def ids(self) -> set[bytes]:
         """Texts that stand in no answer to another tenant."""
-        return {
-            self.waiting.task_id.encode(),
-            self.ended.task_id.encode(),
-            self.key_id.encode(),
-            b"crane",
-            b"nightly",
-            b"greeter",
-        }
+        named = {b"crane", b"nightly", b"finance", b"greeter"}
+        return {self.waiting.task_id.encode(), self.ended.task_id.encode(), self.key_id.encode()} | named
 
     async def state(self) -> list[Message]:
         """All of it, as it is now."""
@@ -90,6 +88,7 @@ class Things:
             await client.get_webhook("hook"),
             lease,
             *[key async for key in client.list_api_keys()],
+            *await client.list_approver_groups(),
             await client.get_agent("greeter"),
             *[file async for file in client.list_files(self.ended.task_id)],
         ]
@@ -113,6 +112,7 @@ async def things(guarded: Guarded) -> AsyncIterator[Things]:
                 name="nightly", spec=task_pb2.TaskSpec(goal="any"), cron="0 3 * * *", time_zone="UTC"
             )
         )
+        await client.set_approver_group("finance", ["user/ann"])
         await client.create_webhook(webhook_pb.CreateWebhookRequest(name="hook", url="http://127.0.0.1:9/"))
         await client.register_agent("greeter", agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_MODEL))
         acquired = await client.leases.AcquireLease(
@@ -181,6 +181,7 @@ def of_others(things: Things) -> Mapping[str, Message]:
         "AgentService/RampAgent": agent_pb.RampAgentRequest(name="greeter", revision=1, basis_points=10_000),
         "AgentService/RetireAgentRevision": agent_pb.RetireAgentRevisionRequest(name="greeter", revision=1),
         "ApiKeyService/RevokeApiKey": key_pb.RevokeApiKeyRequest(key_id=things.key_id),
+        "ApprovalService/DeleteApproverGroup": approval_pb.DeleteApproverGroupRequest(name="finance"),
         "LeaseService/GetLease": lease_pb.GetLeaseRequest(resource="crane"),
         "LeaseService/ReleaseLease": lease_pb.ReleaseLeaseRequest(token=token, reason=WHY),
         "LeaseService/ReleaseLease by reference": lease_pb.ReleaseLeaseRequest(lease=reference, reason=WHY),
@@ -212,6 +213,7 @@ def of_others(things: Things) -> Mapping[str, Message]:
 
 
 UNLIKE: Final = {
+    "ApprovalService/DeleteApproverGroup": "OK",  # a deletion may be repeated
     "LeaseService/ReleaseLease": "PERMISSION_DENIED/WRONG_RESOURCE",  # a token names its tenant
     "LeaseService/RenewLease": "PERMISSION_DENIED/WRONG_RESOURCE",
     "LeaseService/TransferLease": "PERMISSION_DENIED/WRONG_RESOURCE",

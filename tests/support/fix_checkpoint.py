@@ -26,6 +26,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
 from services.checkpoint.traces.settings import TraceSettings
@@ -227,6 +228,7 @@ class MakeCheckpoint(Protocol):
         max_schedules_per_tenant: int = 1000,
         webhook: WebhookSettings | None = None,
         smtp: SmtpSettings | None = None,
+        answer_link: LinkSettings | None = None,
         encryption_keys_file: Path | None = None,
         prices_file: Path | None = None,
         default_model: str = "",
@@ -264,6 +266,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             max_schedules_per_tenant: int = 1000,
             webhook: WebhookSettings | None = None,
             smtp: SmtpSettings | None = None,
+            answer_link: LinkSettings | None = None,
             encryption_keys_file: Path | None = None,
             prices_file: Path | None = None,
             default_model: str = "",
@@ -276,6 +279,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "max_schedules_per_tenant": max_schedules_per_tenant,
                 "webhook": webhook or WebhookSettings(),
                 "smtp": smtp or SmtpSettings(),
+                "answer_link": answer_link or LinkSettings(),
                 "encryption_keys_file": encryption_keys_file,
                 "prices_file": prices_file,
                 "default_model": default_model,

@@ -26,7 +26,7 @@ from tenure.cli.output import file_output, make_console
 ID: Final = "0198aaaa-0000-7000-8000-000000000001"
 HOSTILE: Final = "é\x1b]0;t\x07\x1b[2J\x9b32m\x08\r\u202e\u2066\u200f\u061c\u2028\nFORGED [red]x[/red]"
 HARMFUL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-LOCAL: Final = {"dev", "demo", "serve", "completion"}
+LOCAL: Final = {"dev", "demo", "serve", "mcp", "completion"}
 """Commands that ask no gateway."""
 FILES: Final = {("keys",), ("keys", "certs")}
 """Groups whose commands ask no gateway either; other groups have commands of the same names."""

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.checkpoint.approvals.groups import members_for
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.operator_requests import conclude, intervene, root_of
@@ -137,7 +138,8 @@ async def _at_root(connection: Connection, tenant: str, wanted: pb.AppendForeign
 
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
     if request.WhichOneof("fact") == "wait_answer":
-        allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id)
+        members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
+        allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
         if allowed is not None and allowed.tool == SPAWN_SUB_AGENTS:
             await spawn(connection, draft, allowed, is_approved=True)
         return

@@ -33,6 +33,8 @@ def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
     """Stores the wait in the row and returns it as the transition with this sequence shows it."""
     kept = wait_to_wire(wait)
     kept.wait_id = f"w{sequence}"
+    if wait.is_for_person:
+        kept.approvers[:] = row.task_policy.approvers
     timeout_seconds = row.task_policy.timeouts.wait_seconds(wait.kind, wait.timeout_seconds)
     left_seconds = max(0.0, timeout_seconds - wait.elapsed_seconds)
     row.wait_deadline_at = row.locked_at + timedelta(seconds=left_seconds)

@@ -11,10 +11,10 @@ select count(*) from webhooks where tenant = %(tenant)b;
 
 -- name: create
 -- The webhook reads the feed from now on: changes below the oldest running transaction are in the past.
-insert into webhooks (webhook_id, tenant, name, request_hash, kind, url, email_addresses, event_types, filter, secret, feed_id,
-                      xid, position)
+insert into webhooks (webhook_id, tenant, name, request_hash, kind, url, email_addresses, event_types, filter, secret,
+                      answer_links, feed_id, xid, position)
 select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(kind)b, %(url)b, %(email_addresses)b::text[],
-       %(event_types)b::text[], %(filter)b, %(secret)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
+       %(event_types)b::text[], %(filter)b, %(secret)b, %(answer_links)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
   from change_feed f;
 
 -- name: find
@@ -22,7 +22,8 @@ select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(kin
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses
+       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
+       w.answer_links
   from webhooks w
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''));
@@ -32,7 +33,8 @@ select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_type
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses
+       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
+       w.answer_links
   from webhooks w
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''))
@@ -43,7 +45,8 @@ select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_type
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses
+       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
+       w.answer_links
   from webhooks w
  where w.tenant = %(tenant)b and w.name > %(after_name)b
  order by w.name
@@ -127,7 +130,7 @@ returning w.webhook_id::text, w.tenant, w.turn;
 update webhooks w set turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
  where w.webhook_id = %(webhook_id)b::text::uuid and w.turn = %(turn)b and not w.paused
 returning w.event_types, w.filter, w.feed_id::text, w.xid::text::bigint, w.position, w.pending,
-          w.hold_until > clock_timestamp(), cardinality(w.email_addresses);
+          w.hold_until > clock_timestamp(), cardinality(w.email_addresses), w.name;
 
 -- name: end_turn
 -- The next sender lease may begin at once.
@@ -155,6 +158,12 @@ select %(webhook_id)b::text::uuid, e.delivery_id::uuid, e.event_type, e.line, e.
        with ordinality as e(delivery_id, event_type, line, sequence, body, number)
  order by e.number;
 
+-- name: escalations
+-- The steps of escalations that changes report.
+select e.task_id::text, e.sequence, e.body
+  from unnest(%(task_ids)b::text[]::uuid[], %(sequences)b::bigint[]) as c(task_id, sequence)
+  join entries e on e.task_id = c.task_id and e.sequence = c.sequence;
+
 -- name: record_gap
 -- The changes that could not be read.
 insert into webhook_gaps (webhook_id, reason, from_at, to_at, from_cursor, to_cursor)
@@ -176,7 +185,7 @@ delete from webhook_gaps
 -- Due deliveries that this sender lease is not sending. An attempt counts before it is made: if its sender dies, it is
 -- unknown whether it arrived.
 with held as materialized (
-  select webhook_id, tenant, kind, url, email_addresses, secret,
+  select webhook_id, tenant, name, answer_links, kind, url, email_addresses, secret,
          case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhooks
    where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and not paused and hold_until <= clock_timestamp()
@@ -192,7 +201,8 @@ update webhook_deliveries d
   from due join held using (webhook_id)
  where d.webhook_id = due.webhook_id and d.ordinal = due.ordinal
 returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret,
-          held.kind, held.email_addresses, d.accepted_addresses, held.tenant || '|' || held.webhook_id;
+          held.kind, held.email_addresses, d.accepted_addresses, held.tenant || '|' || held.webhook_id,
+          held.tenant, held.webhook_id::text, held.name, held.answer_links, d.line;
 
 -- name: count_due
 -- The deliveries that `take_deliveries` would take, without the lock.

@@ -36,6 +36,8 @@ async def take_step(connection: Connection, draft: Draft) -> None:
     draft.append(KINDS["wait_escalated"], body, step=row.step, actor=LEDGER, by_claim=False)
     draft.warnings.append(draft.entries[-1])
     wait.assignee = step.assignee or wait.assignee
+    if step.approver and wait.approvers and step.approver not in wait.approvers:
+        wait.approvers.append(step.approver)
     draft.escalated, draft.queue, draft.priority = True, step.queue, step.priority
     plan_step(row, wait)
     if step.close_out:

@@ -5,12 +5,15 @@ The task row has the wait while it lasts. An answer needs the row's lock, so a w
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.entries import KINDS
+from tenure.domain.approvals import refuse_answerer, refuse_other_view, shown_digest
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import TenureError
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
+_OF_PEOPLE: Final = frozenset({WaitAnswerKind.DECISION, WaitAnswerKind.REPLY})
+
+
 class RecordedAnswer(NamedTuple):
     """An answer with its actor and its request id. `outcome`: the outcome of the call, unless it follows from the
     answer.
@@ -63,15 +69,30 @@ def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
         answer.extra_budget_tokens,
         answer.call_digest,
         answer.extra_budget_nano_usd,
+        answer.addressee,
+        answer.client_address,
+        answer.shown_digest,
     )
 
 
-def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
-    """Applies a person's answer. Returns the call that it approved, if any.
+def approvers_of(draft: Draft) -> tuple[str, ...]:
+    """Returns who may answer the task's wait; none: everyone, or there is no wait."""
+    wait = current_wait(draft.row)
+    return () if wait is None else wait.approvers
+
+
+def answer_wait(
+    draft: Draft,
+    answer_message: pb.WaitAnswer,
+    actor: str,
+    request_id: str,
+    members: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> ToolIntent | None:
+    """Applies a person's answer. Returns the call that it approved, if any. `members`: of the groups that may answer.
 
     A refusal of budget leaves a pending ending, which the caller carries out. Raises WrongState when the answer is for
-    another wait (WAIT_OVER) or another call (OTHER_CALL), BudgetExhausted for a grant that is too small, and
-    InvalidRequest.
+    another wait (WAIT_OVER), another call (OTHER_CALL) or another view of the wait (WAIT_CHANGED), PermissionDenied
+    (NOT_AN_APPROVER), BudgetExhausted for a grant that is too small, and InvalidRequest.
     """
     wait = current_wait(draft.row)
     message = answered_by(answer_message)
@@ -79,7 +100,9 @@ def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request
     if other is not None:
         raise other
     assert wait is not None, "refuse_other_wait refuses an answer without a wait"
-    refusal: TenureError | None = refuse_answer(wait, message)
+    refusal: TenureError | None = refuse_answerer(wait, members, message.addressee or actor)
+    refusal = refusal or refuse_other_view(wait, draft.row.task_id, message.shown_digest)
+    refusal = refusal or refuse_answer(wait, message)
     message = grant_of(wait, message)
     refusal = refusal or refuse_grant(wait, message, draft.budget.budget, draft.row.own_budget)
     if refusal is not None:
@@ -128,6 +151,9 @@ def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
         extra_budget_tokens=message.extra_budget_tokens,
         request_id=answer.request_id,
         extra_budget_nano_usd=message.extra_budget_nano_usd,
+        addressee=message.addressee,
+        client_address=message.client_address,
+        shown_digest=shown_digest(draft.row.task_id, wait) if message.kind in _OF_PEOPLE else "",
     )
     _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
     if message.extra_budget_tokens or message.extra_budget_nano_usd:

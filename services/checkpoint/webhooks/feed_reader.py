@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import filter_parameters, read_tasks
 from services.checkpoint.watch.change_feed import ChangeCursor, RecordedChange, read_changes
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, gap_message
-from tenure.domain.states import TaskState
+from tenure.domain.states import Reason, TaskState
 from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import to_dict
 
 if TYPE_CHECKING:
@@ -54,27 +54,50 @@ class WebhookEvent(NamedTuple):
     body: str
 
 
-async def read_on(
-    pool: Pool,
-    lease_key: SenderLeaseKey,
-    patterns: Sequence[str],
-    task_filter: task_pb2.TaskFilter,
-    cursor: ChangeCursor,
-) -> bool:
-    """Reads the next page of changes. Returns whether more may be readable at once."""
-    if await _note_gap(pool, lease_key, cursor):
-        return True
-    page = await read_changes(pool, lease_key.tenant, filter_parameters(task_filter), cursor)
-    wanted = [change for change in page.changes if wants(patterns, _event(change))]
-    for start in range(0, len(wanted), EVENTS_A_WRITE):
-        some = wanted[start : start + EVENTS_A_WRITE]
-        behind = some[-1].cursor
-        if not await _advance(pool, lease_key, cursor, behind, await _events(pool, lease_key.tenant, some)):
-            return False
-        await failpoint("checkpoint.after_events")
-        cursor = behind
-    await _advance(pool, lease_key, cursor, page.cursor, [])
-    return page.full
+class FeedReader(NamedTuple):
+    """What one webhook reads of the feed. `patterns`: of event types. `webhook_name`: reminders name webhooks."""
+
+    pool: Pool
+    lease_key: SenderLeaseKey
+    webhook_name: str
+    patterns: Sequence[str]
+    task_filter: task_pb2.TaskFilter
+
+    async def read_on(self, cursor: ChangeCursor) -> bool:
+        """Reads the next page of changes. Returns whether more may be readable at once."""
+        pool, lease_key = self.pool, self.lease_key
+        if await _note_gap(pool, lease_key, cursor):
+            return True
+        page = await read_changes(pool, lease_key.tenant, filter_parameters(self.task_filter), cursor)
+        wanted = [change for change in page.changes if wants(self.patterns, _event(change))]
+        wanted = await self._without_reminders_of_others(wanted)
+        for start in range(0, len(wanted), EVENTS_A_WRITE):
+            some = wanted[start : start + EVENTS_A_WRITE]
+            behind = some[-1].cursor
+            if not await _advance(pool, lease_key, cursor, behind, await _events(pool, lease_key.tenant, some)):
+                return False
+            await failpoint("checkpoint.after_events")
+            cursor = behind
+        await _advance(pool, lease_key, cursor, page.cursor, [])
+        return page.full
+
+    async def _without_reminders_of_others(self, changes: list[RecordedChange]) -> list[RecordedChange]:
+        """Leaves out reminders for other webhooks. The entry of a step names the webhook that it reminds."""
+        steps = [change for change in changes if change.reason == Reason.WAIT_ESCALATED]
+        if not steps:
+            return changes
+        parameters = {"task_ids": [one.task_id for one in steps], "sequences": [one.sequence for one in steps]}
+        async with ledger_connection(self.pool) as connection:
+            rows = await fetch_all(connection, WEBHOOKS.escalations, parameters)
+        reminded = {
+            (task_id, sequence): ledger_pb2.EntryBody.FromString(body).wait_escalated.step.remind_webhook
+            for task_id, sequence, body in rows
+        }
+        return [
+            change
+            for change in changes
+            if reminded.get((change.task_id, change.sequence), "") in {"", self.webhook_name}
+        ]
 
 
 async def write_events(connection: Connection, webhook_id: str, events: Sequence[WebhookEvent]) -> None:

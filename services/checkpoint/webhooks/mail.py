@@ -6,16 +6,19 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiosmtplib
 
+from tenure.domain.approvals import without_tokens
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.mail import domain_of, is_email_address, mail_of
-from tenure.domain.notifications import notification_of, one_line
+from tenure.domain.notifications import AnswerLink, notification_of, one_line
 from tenure.domain.webhooks import FailureKind, WebhookResponse, smtp_failure
 from tenure.runtime.outbound_http import tls_context
 from tenure.runtime.settings import Secret, setting
@@ -94,13 +97,32 @@ class SmtpSettings:
         return not self.recipient_domains or domain_of(address) in {one.lower() for one in self.recipient_domains}
 
 
+LinksByAddressee = Mapping[str, tuple[AnswerLink, ...]]
+"""The links of one delivery: for each e-mail address, or for the webhook."""
+NO_LINKS: Final[LinksByAddressee] = MappingProxyType({})
+
+
 class OutgoingMail(NamedTuple):
-    """An e-mail. `recipients` are all addresses in its header; it is sent to `remaining` of them."""
+    """An e-mail. `recipients` are all addresses in its header; it is sent to `remaining` of them.
+
+    With `links` each recipient gets a message of its own, because each has links of its own, or none.
+    """
 
     delivery_id: str
     body: str
     recipients: tuple[str, ...]
     remaining: tuple[str, ...]
+    links: LinksByAddressee = NO_LINKS
+
+    def message(self, sender: str) -> bytes:
+        """Returns the message to all recipients."""
+        return mail_of(notification_of(self.body), self.delivery_id, sender, self.recipients)
+
+    def message_to(self, recipient: str, sender: str) -> bytes:
+        """Returns the message to one recipient, with the links of this recipient."""
+        notification = notification_of(self.body, self.links.get(recipient, ()))
+        part = 1 + self.recipients.index(recipient)
+        return mail_of(notification, self.delivery_id, sender, [recipient], part)
 
 
 _log: Final = logging.getLogger(__name__)
@@ -112,8 +134,10 @@ _LOCAL_HOSTNAME: Final = socket.gethostname() if "." in socket.gethostname() els
 
 
 def printable(text: str) -> str:
-    """Returns the text on one line, with characters that Postgres and terminals can show."""
-    return one_line(text, MAX_PROBLEM_CHARACTERS)
+    """Returns the text on one line, with characters that Postgres and terminals can show, and without tokens of links,
+    which an endpoint may repeat.
+    """
+    return one_line(without_tokens(text), MAX_PROBLEM_CHARACTERS)
 
 
 class MailSender:
@@ -137,19 +161,22 @@ class MailSender:
         if not all(map(settings.allows, mail.remaining)):
             problem = f"{PREFIX}RECIPIENT_DOMAINS does not allow all recipients"
             return WebhookResponse(problem=problem, failure=FailureKind.FINAL)
+        accepted: list[str] = []
         try:
             async with asyncio.timeout(settings.timeout_seconds) as limit, self._free:
                 client = self._client()
                 try:
-                    return await self._transmit(client, mail, limit)
+                    return await self._transmit(client, mail, limit, accepted)
                 finally:
                     client.close()
         except TimeoutError:
-            return WebhookResponse(problem=f"the e-mail was not accepted within {settings.timeout_seconds:g} s")
+            problem = f"the e-mail was not accepted within {settings.timeout_seconds:g} s"
+            return WebhookResponse(problem=problem, accepted_addresses=tuple(accepted))
         except (aiosmtplib.SMTPException, OSError) as error:
             # The name and the address of the server concern the operator, not the tenant.
-            _log.warning("an e-mail could not be sent", extra={"error": f"{error} {error.__cause__ or ''}"})
-            return WebhookResponse(problem=_problem(error))
+            why = without_tokens(f"{error} {error.__cause__ or ''}")
+            _log.warning("an e-mail could not be sent", extra={"error": why})
+            return WebhookResponse(problem=_problem(error), accepted_addresses=tuple(accepted))
 
     def _client(self) -> aiosmtplib.SMTP:
         settings = self._settings
@@ -165,14 +192,19 @@ class MailSender:
             tls_context=self._tls,
         )
 
-    async def _transmit(self, client: aiosmtplib.SMTP, mail: OutgoingMail, limit: asyncio.Timeout) -> WebhookResponse:
+    async def _transmit(
+        self, client: aiosmtplib.SMTP, mail: OutgoingMail, limit: asyncio.Timeout, accepted: list[str]
+    ) -> WebhookResponse:
+        """Sends over a new connection. `accepted`: the recipients that accepted messages of their own, also if the rest
+        fails.
+        """
         try:
             await client.connect()
         except aiosmtplib.SMTPResponseException as error:
             # What the server says about the login concerns the operator, not the tenant.
             _log.warning("the SMTP server refused the connection", extra={"code": error.code, "error": error.message})
             return WebhookResponse(max(error.code, 0), f"the SMTP server refused the connection ({error.code})")
-        response = await self._submit(client, mail)
+        response = await (self._submit_each(client, mail, accepted) if mail.links else self._submit(client, mail))
         limit.reschedule(None)  # the answer is known: nothing after it may turn it into a failure
         with suppress(TimeoutError, aiosmtplib.SMTPException, OSError):
             async with asyncio.timeout(_QUIT_SECONDS):
@@ -196,11 +228,29 @@ class MailSender:
             else:
                 accepted.append(address)
         if accepted:
-            message = mail_of(notification_of(mail.body), mail.delivery_id, sender, mail.recipients)
             try:
-                await client.data(message)
+                await client.data(mail.message(sender))
             except aiosmtplib.SMTPResponseException as error:
                 return _refused([("the e-mail", error), *refusals], ())
+        return (
+            _refused(refusals, tuple(accepted)) if refusals else WebhookResponse(250, accepted_addresses=mail.remaining)
+        )
+
+    async def _submit_each(self, client: aiosmtplib.SMTP, mail: OutgoingMail, accepted: list[str]) -> WebhookResponse:
+        """Gives the server one message for each recipient. Some may be refused."""
+        refusals: list[tuple[str, aiosmtplib.SMTPResponseException]] = []
+        sender = self._settings.from_address
+        for address in mail.remaining:
+            try:
+                await client.mail(sender)
+                await client.rcpt(address)
+                await client.data(mail.message_to(address, sender))
+            except aiosmtplib.SMTPResponseException as error:
+                refusals.append((address, error))
+                with suppress(aiosmtplib.SMTPResponseException):  # the next MAIL is refused then
+                    await client.rset()
+            else:
+                accepted.append(address)
         return (
             _refused(refusals, tuple(accepted)) if refusals else WebhookResponse(250, accepted_addresses=mail.remaining)
         )

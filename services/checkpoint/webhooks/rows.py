@@ -59,6 +59,7 @@ class WebhookRow(NamedTuple):
     updated_at: datetime
     kind: str
     email_addresses: list[str]
+    answer_links: bool
 
     def webhook(self, gaps: Sequence[pb.WebhookGap], held: int) -> pb.Webhook:
         """Returns the webhook as callers see it, without its secrets."""
@@ -85,6 +86,7 @@ class WebhookRow(NamedTuple):
             kind=WEBHOOK_KINDS.to_wire(WebhookKind(self.kind)),
             email_addresses=self.email_addresses,
             held_deliveries=held,
+            answer_links=self.answer_links,
         )
 
 

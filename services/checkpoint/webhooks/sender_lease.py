@@ -19,7 +19,7 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from services.checkpoint.watch.change_feed import ChangeCursor
 from services.checkpoint.webhooks.deliveries import record
 from services.checkpoint.webhooks.email_quota import take_deliveries, take_emails
-from services.checkpoint.webhooks.feed_reader import SenderLeaseKey, read_on
+from services.checkpoint.webhooks.feed_reader import FeedReader, SenderLeaseKey
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
 from tenure.domain.errors import OutOfRange, TenureError
@@ -31,6 +31,7 @@ from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
+    from services.checkpoint.approvals.issuing import LinkIssuer
     from services.checkpoint.queue.due import DueWork
     from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
     from tenure.runtime.postgres import Connection, Pool
@@ -52,6 +53,7 @@ class _LeaseState(NamedTuple):
     pending: int
     held: bool
     recipients: int
+    name: str
 
     @property
     def cursor(self) -> ChangeCursor:
@@ -65,6 +67,7 @@ class SenderDependencies:
     pool: Pool
     sender: Sender
     settings: WebhookSettings
+    links: LinkIssuer
 
 
 class SenderLease:
@@ -132,7 +135,8 @@ class SenderLease:
             return False
         wanted = task_pb2.TaskFilter.FromString(status.filter)
         try:
-            more = await read_on(self._dependencies.pool, self._lease_key, status.event_types, wanted, status.cursor)
+            reader = FeedReader(self._dependencies.pool, self._lease_key, status.name, status.event_types, wanted)
+            more = await reader.read_on(status.cursor)
         except OutOfRange:
             return True  # changes were just pruned: the next read finds the gap
         self._read_at = 0.0 if more else now + READ_INTERVAL_SECONDS
@@ -155,7 +159,8 @@ class SenderLease:
         try:
             if time.monotonic() > self._trusted_until:
                 return  # a later lease with enough time sends it
-            answer = await self._dependencies.sender.send(delivery)
+            links = await self._dependencies.links.links_for(delivery)
+            answer = await self._dependencies.sender.send(delivery, links)
             await failpoint("checkpoint.after_delivery")
             settings = self._dependencies.settings
             verdict = decide_delivery(answer, delivery.attempts, random.random(), settings.retry)
@@ -197,8 +202,10 @@ class WebhookDispatcher:
         settings: WebhookSettings,
         due: DueWork,
         kept_seconds: float,
+        links: LinkIssuer,
     ) -> None:
         self._pool, self._policy, self._settings, self._due = pool, policy, settings, due
+        self._links = links
         self._refresh_seconds = min(LONGEST_REFRESH_SECONDS, kept_seconds / 10)
         self._leases: set[asyncio.Task[None]] = set()
 
@@ -209,7 +216,7 @@ class WebhookDispatcher:
             Sender(self._policy, settings.request_timeout_seconds, most_connections) as sender,
             TaskGroup() as group,
         ):
-            dependencies = SenderDependencies(self._pool, sender, settings)
+            dependencies = SenderDependencies(self._pool, sender, settings, self._links)
             while True:
                 await self._due.wait("webhooks")
                 await self._take_leases(dependencies, group)

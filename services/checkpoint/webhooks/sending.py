@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
-from services.checkpoint.webhooks.mail import MailSender, OutgoingMail, SmtpSettings, printable
+from services.checkpoint.webhooks.mail import (
+    NO_LINKS,
+    LinksByAddressee,
+    MailSender,
+    OutgoingMail,
+    SmtpSettings,
+    printable,
+)
 from tenure.domain.errors import Unavailable
-from tenure.domain.notifications import notification_of
+from tenure.domain.notifications import AnswerLink, body_with_links, notification_of
 from tenure.domain.outbound import Networks, UrlRefused, parse_url
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.slack import slack_message
@@ -74,6 +81,7 @@ class WebhookPolicy(NamedTuple):
     most_pending: int
     secrets: SecretBox
     allow_insecure: bool = False
+    has_links: bool = False
 
 
 _log: Final = logging.getLogger(__name__)
@@ -87,7 +95,7 @@ class OutgoingDelivery(NamedTuple):
     """The columns of `take_deliveries`, in their order. `sent_at` is the database's time.
 
     `owner`: for whom the secrets are sealed, see `secret_owner`. `url`: without the path for a Slack webhook, whose URL
-    is its secret.
+    is its secret. `line`: the task, unless the event concerns none.
     """
 
     ordinal: int
@@ -102,6 +110,11 @@ class OutgoingDelivery(NamedTuple):
     email_addresses: Sequence[str] = ()
     accepted_addresses: Sequence[str] = ()
     owner: str = ""
+    tenant: str = ""
+    webhook_id: str = ""
+    webhook_name: str = ""
+    answer_links: bool = False
+    line: str = ""
 
     @property
     def remaining_addresses(self) -> tuple[str, ...]:
@@ -121,12 +134,13 @@ def secret_owner(tenant: str, webhook_id: str) -> str:
     return f"{tenant}|{webhook_id}"
 
 
-def request_of(delivery: OutgoingDelivery) -> tuple[list[tuple[str, str]], bytes]:
+def request_of(delivery: OutgoingDelivery, links: tuple[AnswerLink, ...] = ()) -> tuple[list[tuple[str, str]], bytes]:
     """Returns the headers and the body of the request for a delivery that is no e-mail."""
     if delivery.kind == WebhookKind.SLACK:
         headers = [("content-type", "application/json"), ("user-agent", _USER_AGENT)]
-        return headers, slack_message(notification_of(delivery.body)).encode()
-    return headers_of(delivery), delivery.body.encode()
+        return headers, slack_message(notification_of(delivery.body, links)).encode()
+    sent = delivery._replace(body=body_with_links(delivery.body, links))
+    return headers_of(sent), sent.body.encode()
 
 
 def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
@@ -166,13 +180,14 @@ class Sender:
         """The longest time that `send` takes."""
         return max(self._timeout_seconds, self._mail.longest_seconds)
 
-    async def send(self, delivery: OutgoingDelivery) -> WebhookResponse:
+    async def send(self, delivery: OutgoingDelivery, links: LinksByAddressee = NO_LINKS) -> WebhookResponse:
         """Sends a delivery. Returns a response within `longest_seconds` in every case, and raises nothing."""
         try:
             if delivery.kind == WebhookKind.EMAIL:
-                answer = await self._mail.send(_mail_of(delivery))
+                answer = await self._mail.send(_mail_of(delivery, links))
             else:
-                answer = await self._request(delivery.opened(self._secrets))
+                own_links = next(iter(links.values()), ())
+                answer = await self._request(delivery.opened(self._secrets), own_links)
         except Unavailable as error:
             answer = WebhookResponse(problem=str(error))
         except Exception:  # noqa: BLE001  logged, and recorded as a failure of this delivery; the others continue
@@ -181,17 +196,17 @@ class Sender:
         metrics.count("tenure_webhook_attempts_total", outcome="received" if answer.received else "failed")
         return answer
 
-    async def _request(self, delivery: OutgoingDelivery) -> WebhookResponse:
+    async def _request(self, delivery: OutgoingDelivery, links: tuple[AnswerLink, ...]) -> WebhookResponse:
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._post(delivery)
+                return await self._post(delivery, links)
         except TimeoutError:
             return WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
         except (UrlRefused, *FAILURES) as error:
             return WebhookResponse(problem=printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
 
-    async def _post(self, delivery: OutgoingDelivery) -> WebhookResponse:
-        url, (headers, body) = parse_url(delivery.url), request_of(delivery)
+    async def _post(self, delivery: OutgoingDelivery, links: tuple[AnswerLink, ...]) -> WebhookResponse:
+        url, (headers, body) = parse_url(delivery.url), request_of(delivery, links)
         async with self._outgoing.send("POST", url, headers, body) as response:
             message = await _beginning(response)
             answer = WebhookResponse(response.status)
@@ -203,9 +218,9 @@ class Sender:
             return WebhookResponse(response.status, problem, retry_after, failure)
 
 
-def _mail_of(delivery: OutgoingDelivery) -> OutgoingMail:
+def _mail_of(delivery: OutgoingDelivery, links: LinksByAddressee) -> OutgoingMail:
     recipients = tuple(delivery.email_addresses)
-    return OutgoingMail(delivery.delivery_id, delivery.body, recipients, delivery.remaining_addresses)
+    return OutgoingMail(delivery.delivery_id, delivery.body, recipients, delivery.remaining_addresses, links)
 
 
 async def _beginning(response: Response) -> str:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import uuid_utils
 
+from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import filter_parameters
 from services.checkpoint.webhooks import deliveries
@@ -39,9 +40,13 @@ async def create_webhook(
     """Creates a webhook, or returns it for a repeat.
 
     Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address) and WrongState
-    (SMTP_NOT_CONFIGURED).
+    (SMTP_NOT_CONFIGURED, PUBLIC_URL_NOT_CONFIGURED).
     """
     _check_target(request, policy)
+    if request.answer_links and not policy.has_links:
+        message = f"this installation sends no answer links: its operator has to set {LINK_PREFIX}PUBLIC_URL"
+        metadata = {"setting": f"{LINK_PREFIX}PUBLIC_URL"}
+        raise WrongState(message, reason="PUBLIC_URL_NOT_CONFIGURED", metadata=metadata)
     filter_parameters(request.filter)
     request = with_secret(request)
     digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
@@ -63,6 +68,7 @@ async def create_webhook(
                 "url": url,
                 "email_addresses": list(request.email_addresses),
                 "event_types": list(request.event_types),
+                "answer_links": request.answer_links,
                 "filter": request.filter.SerializeToString(),
                 "secret": policy.secrets.seal(secret, secret_owner(tenant, webhook_id)) if secret else b"",
             }

@@ -20,5 +20,7 @@ local_socket.py  the socket to the gateway's own server
 console_pages.py serves console/
 problems.py      errors as application/problem+json
 sessions.py      the session of a browser: an API key in a cookie
+mcp_door.py      the Model Context Protocol at /mcp
+answer_routes.py the pages of answer links, for people without an account
 console/         the pages of the console
 """

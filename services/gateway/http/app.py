@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -56,15 +56,21 @@ class HttpApp:
     """Makes the application. `stubs`: of the gateway's own server. `stopping`: set while the gateway drains."""
 
     def __init__(
-        self, stubs: Stubs, settings: HttpSettings, stopping: asyncio.Event, *, is_authenticated: bool, any_name: bool
+        self,
+        stubs: Stubs,
+        settings: HttpSettings,
+        stopping: asyncio.Event,
+        *,
+        is_authenticated: bool,
+        any_name: bool,
     ) -> None:
         self._stubs, self._stopping = stubs, stopping
         self._origins = Origins(settings.cors_origins, any_name=is_authenticated or any_name)
         self._cors_origins = settings.cors_origins
         self._document = json_bytes(openapi_document(ROUTES))
 
-    def asgi(self) -> ASGIApp:
-        """Returns the application (ASGI)."""
+    def asgi(self, more_routes: Sequence[Route] = ()) -> ASGIApp:
+        """Returns the application (ASGI). `more_routes`: with checks and errors of their own."""
         cors = Middleware(
             CORSMiddleware,
             allow_origins=self._cors_origins,
@@ -75,7 +81,7 @@ class HttpApp:
         )
         handlers: dict[Any, Any] = {HTTPException: _on_http_exception}
         app = Starlette(
-            routes=[*map(self._api_route, ROUTES), *self._own_routes()],
+            routes=[*map(self._api_route, ROUTES), *self._own_routes(), *more_routes],
             middleware=[Middleware(SafeHeaders), *([cors] if self._cors_origins else [])],
             exception_handlers=handlers,
         )
@@ -96,6 +102,10 @@ class HttpApp:
             Route("/", self.endpoint(_to_console), methods=["GET"]),
             *console_pages(Path(__file__).parent / "console"),
         ]
+
+    def check_origin(self, request: Request) -> None:
+        """Raises HttpRefusal for a request that a page of another origin caused."""
+        self._origins.check(request)
 
     def endpoint(self, answer: Endpoint) -> Endpoint:
         """Returns an endpoint with the checks of every request, whose errors are problems."""

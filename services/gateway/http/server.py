@@ -7,15 +7,18 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from services.gateway.answer_links import AnswerPages
+from services.gateway.http.answer_routes import answer_routes
 from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
 from services.gateway.http.call import open_stubs
+from services.gateway.http.mcp_door import mcp_routes
 from services.gateway.http.settings import HttpSettings
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
@@ -51,6 +54,7 @@ async def http_door(
     *,
     is_authenticated: bool,
     allow_insecure_network: bool,
+    pages: AnswerPages | None = None,
 ) -> AsyncGenerator[str]:
     """Serves HTTP. Open it after the gateway's gRPC server, which listens on `local`. Yields the bound address.
 
@@ -61,10 +65,11 @@ async def http_door(
     if files is None and not is_loopback_host(address.host) and not allow_insecure_network:
         raise ConfigurationError([_CLEAR_TEXT.format(address)])
     read_in_one_pass()
-    async with open_stubs(local) as stubs:
-        app = HttpApp(
-            stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network
-        ).asgi()
+    async with AsyncExitStack() as opened:
+        stubs = await opened.enter_async_context(open_stubs(local))
+        made = HttpApp(stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network)
+        mcp = await opened.enter_async_context(mcp_routes(stubs, settings, made.check_origin))
+        app = made.asgi([*mcp, *(answer_routes(pages) if pages is not None else ())])
         listener = _listener(address)
         config = uvicorn.Config(
             app,

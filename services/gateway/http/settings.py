@@ -14,6 +14,10 @@ class HttpSettings:
     """The settings of the HTTP door, under TENURE_GATEWAY_HTTP_."""
 
     listen: Address | None = setting("the address to serve HTTP on; empty: no HTTP", default=None)
+    mcp_max_cost: float = setting(
+        "most dollars of one submit by the Model Context Protocol at /mcp; 0: no /mcp", default=1.0, minimum=0
+    )
+    mcp_approvals: bool = setting("clients of /mcp may answer waits for an approval, not only questions", default=False)
     cors_origins: tuple[str, ...] = setting("origins of web pages that may call, such as https://a.example", default=())
 
     def problems(self) -> Iterator[str]:

@@ -1,0 +1,102 @@
+"""The Model Context Protocol at /mcp: the tools of tenure/mcp_server, each with the identity of its request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from decimal import Decimal
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.gateway.http.call import HttpCall, Stubs
+from services.gateway.http.problems import HttpRefusal, problem_response
+from services.gateway.http.settings import HttpSettings
+from tenure.client import Client as GatewayClient
+from tenure.client.client import PATIENCE
+from tenure.mcp_server.main import http_app
+from tenure.mcp_server.server import TenureMcp
+from tenure.mcp_server.settings import McpServerSettings
+from tenure.sdk.client import Client
+from tenure.sdk.errors import api_errors
+
+PATH: Final = "/mcp"
+MAX_BODY_BYTES: Final = 1024 * 1024
+
+
+@asynccontextmanager
+async def mcp_routes(
+    stubs: Stubs, settings: HttpSettings, check: Callable[[Request], None]
+) -> AsyncGenerator[list[Route]]:
+    """Yields the route, and serves it inside of the block. `check`: refuses pages of other origins."""
+    if not settings.mcp_max_cost:
+        yield []
+        return
+
+    async def client_of(request: Any) -> Client:
+        return _CallersClient(HttpCall(request, stubs))
+
+    limits = McpServerSettings(Decimal(str(settings.mcp_max_cost)), settings.mcp_approvals)
+    async with http_app(TenureMcp(client_of, limits), MAX_BODY_BYTES) as app:
+        yield [Route(PATH, _McpApp(app, check))]
+
+
+class _McpApp:
+    """The protocol's own application, behind the check of origins."""
+
+    def __init__(self, app: ASGIApp, check: Callable[[Request], None]) -> None:
+        self._app, self._check = app, check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request (ASGI)."""
+        try:
+            self._check(Request(scope))
+        except HttpRefusal as error:
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class _CallersClient(Client):
+    """The public client over the gateway's own server, with the credentials of one request."""
+
+    def __init__(self, call: HttpCall) -> None:
+        connection: Any = _CallersConnection(call)
+        self._connection = connection
+
+
+class _CallersConnection:
+    """As GatewayConnection, without a channel of its own."""
+
+    def __init__(self, call: HttpCall) -> None:
+        self._client = _CallersGateway(call)
+
+    def client(self) -> GatewayClient:
+        """Returns the client of the gateway's messages."""
+        return self._client
+
+    def errors(self, arguments: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
+        """Returns the context in which errors get their hints."""
+        return api_errors("/mcp", arguments)
+
+
+class _CallersGateway(GatewayClient):
+    """The client of the gateway's messages over the local socket. A repeat of a call is the caller's business."""
+
+    def __init__(self, call: HttpCall) -> None:
+        self._patience, self._answered = PATIENCE, False
+        tasks: Any = _AsCaller(call.stubs.tasks, call.metadata)
+        self.tasks = tasks
+
+
+class _AsCaller:
+    """A stub whose calls have the metadata of the request."""
+
+    def __init__(self, stub: Any, metadata: Iterable[tuple[str, str]]) -> None:
+        self._stub, self._metadata = stub, metadata
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        call = getattr(self._stub, method)
+        return lambda message, **options: call(message, metadata=self._metadata, **options)

@@ -1,0 +1,57 @@
+"""Checks the requests of ApprovalService, at the checkpoint service and at the gateway."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tenure.domain.approvals import (
+    GROUP_NAME_RULE,
+    MAX_MEMBERS,
+    MEMBER_RULE,
+    is_group_name,
+    is_link_id,
+    is_member,
+)
+from tenure.v1 import approval_service_pb2 as approvals
+from tenure.validators.common import Check, Violations
+
+DIGEST_BYTES: Final = 32
+MAX_REPLY_BYTES: Final = 64 * 1024
+MAX_COMMENT: Final = 4000
+MAX_ADDRESS: Final = 100
+
+
+def _set(request: approvals.SetApproverGroupRequest, v: Violations) -> None:
+    _group(request, v)
+    v.between("members", len(request.members), 1, MAX_MEMBERS)
+    v.require(all(map(is_member, request.members)), "members", MEMBER_RULE)
+    v.require(len(set(request.members)) == len(request.members), "members", "must be different")
+    v.length("actor", request.actor, 0, 300)
+
+
+def _group(request: Any, v: Violations) -> None:
+    v.require(is_group_name(request.name), "name", GROUP_NAME_RULE)
+
+
+def _link(request: Any, v: Violations) -> None:
+    v.require(is_link_id(request.link_id), "link_id", "must be the 12 characters after tal_ of a token")
+    v.require(len(request.digest) == DIGEST_BYTES, "digest", f"must have {DIGEST_BYTES} bytes")
+
+
+def _answer(request: approvals.AnswerByLinkRequest, v: Violations) -> None:
+    _link(request, v)
+    v.require(request.WhichOneof("answer") is not None, "answer", "must be a decision or a reply")
+    v.length("decision", request.decision, 0, 200)
+    v.require(len(request.reply.encode()) <= MAX_REPLY_BYTES, "reply", f"must have at most {MAX_REPLY_BYTES} bytes")
+    v.length("comment", request.comment, 0, MAX_COMMENT)
+    v.length("shown_digest", request.shown_digest, 64, 64)
+    v.length("client_address", request.client_address, 0, MAX_ADDRESS)
+    v.length("request_id", request.request_id, 1, 128)
+
+
+CHECKS: Final[dict[type[Any], Check]] = {
+    approvals.SetApproverGroupRequest: _set,
+    approvals.DeleteApproverGroupRequest: _group,
+    approvals.GetAnswerLinkRequest: _link,
+    approvals.AnswerByLinkRequest: _answer,
+}
