@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
@@ -21,12 +22,22 @@ from services.gateway.tasks import new_id
 from tenure.domain.approvals import LinkToken, label_of, read_link_token
 from tenure.domain.budget import money_text
 from tenure.domain.call_limits import Rate
-from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, PermissionDenied, TenureError, TryLater
+from tenure.domain.errors import (
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    PermissionDenied,
+    TenureError,
+    TryLater,
+    Unavailable,
+)
 from tenure.runtime import metrics
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import moment
 
+_log: Final = logging.getLogger(__name__)
 REQUESTS_PER_SECOND: Final = 5.0
 """Of one address, which may be that of a proxy before the gateway; an unused rate adds up for 2 s."""
 REQUESTS_OF_ALL: Final = 200.0
@@ -87,7 +98,7 @@ class AnswerPages:
             link = _read(token)
             request = pb.GetAnswerLinkRequest(link_id=link.link_id, digest=link.digest)
             view = await with_retries(lambda: self._peers.approvals.GetAnswerLink(request))
-        except TenureError as error:
+        except (TenureError, PeerFailed) as error:
             return _refused(error)
         return AnswerPage(200, _form(view, preselected))
 
@@ -112,7 +123,7 @@ class AnswerPages:
             else:
                 request.reply = reply
             answered = await with_retries(lambda: self._peers.approvals.AnswerByLink(request))
-        except TenureError as error:
+        except (TenureError, PeerFailed) as error:
             return _refused(error)
         return AnswerPage(200, _thanks(answered.task, label_of(decision) if decision else ""))
 
@@ -166,8 +177,11 @@ _TITLES: Final[Mapping[str, str]] = {
 _UNCHANGED: Final = "Nothing was changed."
 
 
-def _refused(error: TenureError) -> AnswerPage:
+def _refused(error: TenureError | PeerFailed) -> AnswerPage:
     """Returns the page of an error, with its reason in a header. A failure behind the gateway shows no detail."""
+    if isinstance(error, PeerFailed):
+        _log.error("the ledger failed for an answer page", extra={"error": str(error)})
+        error = Unavailable("the ledger failed")
     metrics.count("tenure_answer_pages_total", outcome=error.reason)
     if isinstance(error, NotFound):
         status = 404

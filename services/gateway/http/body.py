@@ -33,20 +33,21 @@ async def json_body(request: Request) -> Any:
         raise InvalidRequest(f"the body is no JSON: {error}", reason="BAD_JSON") from None
 
 
-async def raw_body(request: Request) -> bytes:
-    """Returns the body. Raises HttpRefusal for one that is too large or too slow."""
+async def raw_body(request: Request, most_bytes: int | None = None) -> bytes:
+    """Returns the body. Raises HttpRefusal for one that is too large or too slow. `most_bytes`: MAX_BODY_BYTES."""
+    most_bytes = MAX_BODY_BYTES if most_bytes is None else most_bytes
     too_large = HttpRefusal(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", f"the body has more than {MAX_BODY_BYTES:,} bytes"
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", f"the body has more than {most_bytes:,} bytes"
     )
     stated = request.headers.get("content-length", "0")
-    if not stated.isdecimal() or len(stated) > 18 or int(stated) > MAX_BODY_BYTES:
+    if not stated.isdecimal() or len(stated) > 18 or int(stated) > most_bytes:
         raise too_large
     parts, size_bytes = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size_bytes += len(part)
-                if size_bytes > MAX_BODY_BYTES:
+                if size_bytes > most_bytes:
                     raise too_large
                 parts.append(part)
     except TimeoutError:

@@ -23,6 +23,7 @@ from tenure.wire.common import SOURCES, STATES
 TERMINAL_STATES: Final = frozenset(STATES.to_wire(state) for state in TERMINAL)
 _TRIES: Final = 5
 _PAGE: Final = 1000
+_TASKS_PAGE: Final = 20
 _ANSWERED_BY_TEXT: Final = frozenset({task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT_KIND_APPROVAL})
 
 
@@ -35,19 +36,30 @@ class ChatTurn:
 
 
 class ChatThread:
-    """The tasks of one conversation. `options`: of its first task."""
+    """The tasks of one conversation. `options`: of its first task; its request id is the message's."""
 
     def __init__(self, call: HttpCall, conversation_id: str, options: SubmitBody) -> None:
         source = Source(SourceKind.CONVERSATION, conversation_id, exclusive=True)
         self._call, self._id = call, conversation_id
-        self._options = replace(options, source=source)
+        self._options = replace(options, source=source, request_id="")
 
     async def newest(self) -> task_pb2.Task | None:
-        """Returns the newest task, or None."""
+        """Returns the newest task, or None. Sub-agents have the source of their parent, but are no turns: only the
+        tasks of the conversation are exclusive.
+        """
         source = task_pb2.SourceFilter(kind=SOURCES.to_wire(SourceKind.CONVERSATION), source_id=self._id)
-        request = api.ListTasksRequest(filter=task_pb2.TaskFilter(source=source), page_size=1)
-        listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
-        return listed.tasks[0] if listed.tasks else None
+        token, more = "", True
+        while more:
+            request = api.ListTasksRequest(
+                filter=task_pb2.TaskFilter(source=source), page_size=_TASKS_PAGE, page_token=token
+            )
+            listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
+            for task in listed.tasks:
+                if task.spec.source.exclusive:
+                    return task
+            token = listed.next_page_token
+            more = bool(token)
+        return None
 
     async def say(self, message_id: str, text: str) -> ChatTurn:
         """Begins the turn of a message, once, also when it is repeated. Raises the errors of the calls."""
