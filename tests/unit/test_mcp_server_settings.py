@@ -18,4 +18,4 @@ def test_a_cost_that_the_cap_does_not_allow_is_refused(wanted: float) -> None:
 
 def test_a_cost_within_the_cap() -> None:
     settings = McpServerSettings(Decimal(1))
-    assert (settings.cost_of(None), settings.cost_of(0.5), settings.cost_of(1.0)) == (1, Decimal("0.5"), 1)
+    assert [settings.cost_of(wanted) for wanted in (None, 0.5, 1.0)] == [Decimal(1), Decimal("0.5"), Decimal(1)]

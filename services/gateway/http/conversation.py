@@ -54,9 +54,9 @@ class ChatThread:
                 filter=task_pb2.TaskFilter(source=source), page_size=_TASKS_PAGE, page_token=token
             )
             listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
-            for task in listed.tasks:
-                if task.spec.source.exclusive:
-                    return task
+            tasks: list[task_pb2.Task] = [task for task in listed.tasks if task.spec.source.exclusive]
+            if tasks:
+                return tasks[0]
             token = listed.next_page_token
             more = bool(token)
         return None
