@@ -13,6 +13,7 @@ from services.gateway.http import ag_ui, ai_chat
 from services.gateway.http.ai_chat import UiMessageWriter
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.conversation import ChatThread
+from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.requests import NoQuery, SubmitBody
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest
@@ -242,3 +243,19 @@ async def test_parts_that_are_no_list_are_refused(parts: Any) -> None:
     told: Any = ToldCall()
     with pytest.raises(InvalidRequest):
         await ai_chat.chat(told, NoQuery(), body)
+
+
+async def test_a_message_does_not_pass_an_approval() -> None:
+    """Its turn would never end, and would hide the approval."""
+    waits = task(ROOT, exclusive=True)
+    waits.state, waits.sequence = task_pb2.TASK_STATE_WAITING_USER, 7
+    waits.wait.CopyFrom(task_pb2.Wait(wait_id="w7", kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, tool="pay"))
+    call = ToldCall(
+        ListTasks=[api.ListTasksResponse(tasks=[waits])],
+        ListTaskEntries=[api.ListTaskEntriesResponse(), api.ListTaskEntriesResponse()],
+        SendMessage=[api.SendMessageResponse()],
+    )
+    with pytest.raises(HttpRefusal) as caught:
+        await thread(call).say("c1/m2", "hurry")
+    assert (caught.value.status, caught.value.reason) == (409, "WAITS_FOR_APPROVAL")
+    assert call.sent("SendMessage") == []

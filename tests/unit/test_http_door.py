@@ -251,6 +251,31 @@ async def test_a_chunked_body_that_is_too_large_is_refused(door: Open, monkeypat
         assert (response.status_code, response.json()["code"]) == (413, "BODY_TOO_LARGE")
 
 
+async def test_bodies_that_arrive_are_bounded_together(door: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read before their callers are known."""
+    monkeypatch.setattr(body, "MAX_ARRIVING_BYTES", 1000)
+    url = await door()
+    head = (
+        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
+    )
+    _, holding = await connection(url)
+    holding.write(head + b" " * 899)
+    reader, writer = await connection(url)
+    await asyncio.sleep(0.1)
+    writer.write(head + b" " * 899)
+    async with asyncio.timeout(5):
+        assert b" 503 " in await reader.readline()
+    writer.close()
+    holding.close()
+    async with asyncio.timeout(5), client(url) as http:
+        while True:  # the bytes of a connection that ended count no more
+            response = await http.post("/v1/tasks", content=b" " * 800, headers={"content-type": "application/json"})
+            if response.json()["code"] != "BODIES_FULL":
+                break
+            await asyncio.sleep(0.05)
+    assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
+
+
 async def test_without_its_server_the_door_says_so(door: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     async with client(await door()) as http:
         response = await http.get("/v1/tasks")

@@ -16,6 +16,14 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """As large as a message of gRPC may be."""
 BODY_SECONDS: Final = 30.0
 """How long a body may take to arrive."""
+MAX_ARRIVING_BYTES: Final = 256 * 1024 * 1024
+"""Of all bodies that are arriving: they are read before their callers are known."""
+
+
+class _Arriving:
+    """The bodies of this process that are arriving."""
+
+    size_bytes = 0
 
 
 async def json_body(request: Request) -> Any:
@@ -47,11 +55,17 @@ async def raw_body(request: Request, most_bytes: int | None = None) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size_bytes += len(part)
+                _Arriving.size_bytes += len(part)
                 if size_bytes > most_bytes:
                     raise too_large
+                if _Arriving.size_bytes > MAX_ARRIVING_BYTES:
+                    status = HTTPStatus.SERVICE_UNAVAILABLE
+                    raise HttpRefusal(status, "BODIES_FULL", "too many requests with large bodies arrive: try again")
                 parts.append(part)
     except TimeoutError:
         raise HttpRefusal(
             HTTPStatus.REQUEST_TIMEOUT, "BODY_TOO_SLOW", f"the body did not arrive within {BODY_SECONDS:.0f} s"
         ) from None
+    finally:
+        _Arriving.size_bytes -= size_bytes
     return b"".join(parts)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
 from services.gateway.http.call import HttpCall
+from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.requests import SubmitBody
 from services.gateway.http.tasks import FORK_SECONDS, submit_of
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
@@ -108,14 +110,18 @@ class ChatThread:
             fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text)
             forked = (await self._call.one(tasks.ForkTask, fork, timeout=FORK_SECONDS)).task
             return await self._turn_of(forked, message_id) or ChatTurn(forked.task_id, 1)
+        if task.HasField("wait") and task.wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
+            # The turn of a message would neither show the approval nor end.
+            message = f"the task waits for the approval of {task.wait.tool}: approve or reject the call first"
+            raise HttpRefusal(HTTPStatus.CONFLICT, "WAITS_FOR_APPROVAL", message)
         if task.HasField("wait") and task.wait.kind in _ANSWERED_BY_TEXT:
             answer = api.ResumeTaskRequest(
                 task_id=task.task_id, wait_id=task.wait.wait_id, request_id=message_id, reply=text
             )
             await self._call.one(tasks.ResumeTask, answer)
         else:
-            message = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
-            await self._call.one(tasks.SendMessage, message)
+            sent = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
+            await self._call.one(tasks.SendMessage, sent)
         return await self._turn_of(task, message_id) or ChatTurn(task.task_id, task.sequence)
 
     async def _turn_of(self, task: task_pb2.Task, message_id: str) -> ChatTurn | None:
