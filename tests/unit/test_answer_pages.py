@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock, Mock
 import grpc
 import pytest
 
-from services.gateway.answer_links import AnswerPages
+from services.gateway.answer_links import AnswerPages, _arguments
 from tenure.domain.approvals import make_link_token
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc_status import PeerFailed
@@ -39,3 +39,19 @@ def test_a_digest_that_no_page_shows_is_refused(shown: str) -> None:
         validate(request)
     request.shown_digest = "0123456789abcdef" * 4
     validate(request)
+
+
+async def test_the_addresses_of_one_network_have_one_rate() -> None:
+    """One customer has 2^64 of them by IPv6; a few would use up the rate of all."""
+    pages = AnswerPages(Mock())
+    seen = [await pages.show("no token", f"2001:db8::{number:x}") for number in range(1, 30)]
+    assert [page.status for page in seen[-5:]] == [429] * 5
+    others = [await pages.show("no token", address) for address in ("2001:db8:0:1::1", "198.51.100.1", "unknown")]
+    assert [page.status for page in others] == [404] * 3
+
+
+@pytest.mark.parametrize("blank", ["\u3164", "\u115f", "\uffa0", "\u2800", "\ufe0f", "\u034f", "\u200b", "\U000e0101"])
+def test_what_shows_nothing_is_shown_as_its_number(blank: str) -> None:
+    shown = _arguments(f'{{"to": "ann{blank}@example.com"}}')
+    assert blank not in shown
+    assert f"\\u{ord(blank):04x}" in shown
