@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from html import escape
+from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -21,12 +24,22 @@ from services.gateway.tasks import new_id
 from tenure.domain.approvals import LinkToken, label_of, read_link_token
 from tenure.domain.budget import money_text
 from tenure.domain.call_limits import Rate
-from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, PermissionDenied, TenureError, TryLater
+from tenure.domain.errors import (
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    PermissionDenied,
+    TenureError,
+    TryLater,
+    Unavailable,
+)
 from tenure.runtime import metrics
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import moment
 
+_log: Final = logging.getLogger(__name__)
 REQUESTS_PER_SECOND: Final = 5.0
 """Of one address, which may be that of a proxy before the gateway; an unused rate adds up for 2 s."""
 REQUESTS_OF_ALL: Final = 200.0
@@ -87,7 +100,7 @@ class AnswerPages:
             link = _read(token)
             request = pb.GetAnswerLinkRequest(link_id=link.link_id, digest=link.digest)
             view = await with_retries(lambda: self._peers.approvals.GetAnswerLink(request))
-        except TenureError as error:
+        except (TenureError, PeerFailed) as error:
             return _refused(error)
         return AnswerPage(200, _form(view, preselected))
 
@@ -112,7 +125,7 @@ class AnswerPages:
             else:
                 request.reply = reply
             answered = await with_retries(lambda: self._peers.approvals.AnswerByLink(request))
-        except TenureError as error:
+        except (TenureError, PeerFailed) as error:
             return _refused(error)
         return AnswerPage(200, _thanks(answered.task, label_of(decision) if decision else ""))
 
@@ -129,14 +142,24 @@ class _RequestLimits:
     def take(self, address: str) -> None:
         """Counts a request. Raises LimitReached."""
         now_seconds = monotonic()
-        own = self._addresses.setdefault(address, Rate(REQUESTS_PER_SECOND))
-        self._addresses.move_to_end(address)
+        place = _place_of(address)
+        own = self._addresses.setdefault(place, Rate(REQUESTS_PER_SECOND))
+        self._addresses.move_to_end(place)
         if len(self._addresses) > MAX_ADDRESSES:
             self._addresses.popitem(last=False)
         if any(rate.wait_seconds(now_seconds) for rate in (own, self._all)):
             raise LimitReached("too many requests: wait a moment", retry_after_seconds=_RETRY_SECONDS)
         own.spend(1)
         self._all.spend(1)
+
+
+def _place_of(address: str) -> str:
+    """Returns what has one rate: an address, or the network of 64 bits that one customer has by IPv6."""
+    try:
+        ipv6 = IPv6Address(address)
+    except ValueError:
+        return address
+    return str(ipv6.ipv4_mapped or IPv6Network((int(ipv6) >> 64 << 64, 64)))
 
 
 def _read(token: str) -> LinkToken:
@@ -166,8 +189,11 @@ _TITLES: Final[Mapping[str, str]] = {
 _UNCHANGED: Final = "Nothing was changed."
 
 
-def _refused(error: TenureError) -> AnswerPage:
+def _refused(error: TenureError | PeerFailed) -> AnswerPage:
     """Returns the page of an error, with its reason in a header. A failure behind the gateway shows no detail."""
+    if isinstance(error, PeerFailed):
+        _log.error("the ledger failed for an answer page", extra={"error": str(error)})
+        error = Unavailable("the ledger failed")
     metrics.count("tenure_answer_pages_total", outcome=error.reason)
     if isinstance(error, NotFound):
         status = 404
@@ -291,9 +317,17 @@ def _lines(text: str) -> str:
     return escape(_visible(text)).replace("\n", "<br>")
 
 
+_BLANK: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters, marks and symbols that count as printable and show nothing, such as the fillers of Hangul."""
+
+
 def _visible(text: str) -> str:
     """Returns the text with each character that shows nothing, or reorders what is shown, as its number."""
-    return "".join(one if one.isprintable() or one == "\n" else f"\\u{ord(one):04x}" for one in text)
+    return "".join(
+        one if (one.isprintable() and not _BLANK.match(one)) or one == "\n" else f"\\u{ord(one):04x}" for one in text
+    )
 
 
 def _document(title: str, body: str) -> str:

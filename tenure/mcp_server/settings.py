@@ -33,7 +33,7 @@ class McpServerSettings:
         if wanted is None:
             return self.max_cost
         cost = Decimal(str(wanted))
-        if cost <= 0 or (self.max_cost is not None and cost > self.max_cost):
+        if not cost.is_finite() or cost <= 0 or (self.max_cost is not None and cost > self.max_cost):
             rule = f"must be above 0 and at most {self.max_cost or 'any'} dollars, the most of this MCP server"
             raise InvalidRequest(violations=[("max_cost", rule)])
         return cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from tenure.domain.approvals import (
@@ -16,6 +17,7 @@ from tenure.v1 import approval_service_pb2 as approvals
 from tenure.validators.common import Check, Violations
 
 DIGEST_BYTES: Final = 32
+_SHOWN_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 MAX_REPLY_BYTES: Final = 64 * 1024
 MAX_COMMENT: Final = 4000
 MAX_ADDRESS: Final = 100
@@ -44,7 +46,8 @@ def _answer(request: approvals.AnswerByLinkRequest, v: Violations) -> None:
     v.length("decision", request.decision, 0, 200)
     v.require(len(request.reply.encode()) <= MAX_REPLY_BYTES, "reply", f"must have at most {MAX_REPLY_BYTES} bytes")
     v.length("comment", request.comment, 0, MAX_COMMENT)
-    v.length("shown_digest", request.shown_digest, 64, 64)
+    is_digest = _SHOWN_DIGEST.fullmatch(request.shown_digest) is not None
+    v.require(is_digest, "shown_digest", "must be 64 characters of 0-9 and a-f")
     v.length("client_address", request.client_address, 0, MAX_ADDRESS)
     v.length("request_id", request.request_id, 1, 128)
 

@@ -12,11 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from services.checkpoint.approvals import issuing
 from services.checkpoint.approvals.issuing import LinkSettings
+from services.checkpoint.queries import SCHEMA
 from services.checkpoint.webhooks.sending import WebhookSettings
 from services.gateway.answer_links import AnswerPage, AnswerPages
 from services.gateway.peers import Peers
 from tenure.domain.errors import InvalidRequest, PermissionDenied, WrongState
+from tenure.runtime.postgres import Pool, open_pool
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as webhook_pb
@@ -407,3 +410,39 @@ async def _everything(dsn: str) -> str:
         for row in table
         for value in row
     )
+
+
+async def test_old_links_are_forgotten_as_fast_as_they_are_made(
+    desk: Desk, webhook_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round deletes all of them, and none that lives."""
+    monkeypatch.setattr(issuing, "FORGOTTEN_AT_ONCE", 2)
+    _, token = await sent_to(desk, await webhook_receiver())
+    async with open_pool(desk.replica.dsn, service="test", schema=SCHEMA) as pool:
+        await _add_links(pool, 5)
+        duty = asyncio.create_task(issuing.OldLinks(pool).run())
+        try:
+            async with asyncio.timeout(issuing.FORGET_INTERVAL_SECONDS / 2):  # before the next round of any replica
+                while await _links(pool) > 1:
+                    await asyncio.sleep(0.05)
+        finally:
+            duty.cancel()
+            await asyncio.gather(duty, return_exceptions=True)
+    assert (await desk.show(token)).status == 200
+
+
+async def _add_links(pool: Pool, count: int) -> None:
+    async with pool.connection() as connection:
+        await connection.execute(
+            b"insert into answer_links (link_id, digest, tenant, task_id, wait_id, webhook_id, addressee, expires_at) "
+            b"select lpad(n::text, 12, '0'), digest, tenant, task_id, wait_id, webhook_id, addressee, "
+            b"now() - '8 days'::interval from answer_links, generate_series(1, %(count)b) n",
+            {"count": count},
+        )
+
+
+async def _links(pool: Pool) -> int:
+    async with pool.connection() as connection:
+        result = await connection.execute(b"select count(*) from answer_links")
+        row: Any = await result.fetchone()
+    return int(row[0])

@@ -75,3 +75,22 @@ def test_a_stream_is_read_the_same_wherever_it_is_cut(node: Path) -> None:
     whole, different, is_same = run(node, script)
     assert whole == [[["a", {}, "1"], ["b", [1, 2], "2"], ["message", 3, None]], True]
     assert (different, is_same) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("need", "amounts", "expected"),
+    [
+        ({"suggested_tokens": 500, "suggested_cost_usd": "0.25"}, "500, 0.25", {}),
+        ({"suggested_tokens": 500, "suggested_cost_usd": None}, "500, 0", {}),
+        (
+            {"suggested_tokens": 500, "suggested_cost_usd": "0.25"},
+            "600, 0.25",
+            {"extra_tokens": 600, "extra_cost": 0.25},
+        ),
+        ({"suggested_tokens": 0, "suggested_cost_usd": "0.25"}, "0, 1", {"extra_cost": 1}),
+    ],
+)
+def test_suggested_amounts_are_not_named(node: Path, need: Any, amounts: str, expected: Any) -> None:
+    """Who may approve may grant what was suggested; to name amounts needs another permission."""
+    script = f"import {{ grantOf }} from '{CONSOLE}/grants.js'; say(grantOf({json.dumps(need)}, {amounts}));"
+    assert run(node, script) == {"decision": "approve", **expected}

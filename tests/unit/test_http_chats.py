@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from services.gateway.http import ag_ui, ai_chat
 from services.gateway.http.ai_chat import UiMessageWriter
 from services.gateway.http.chat_text import ChatText, TextPart
+from services.gateway.http.conversation import ChatThread
+from services.gateway.http.problems import HttpRefusal
+from services.gateway.http.requests import NoQuery, SubmitBody
 from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
 from tenure.sdk.events import (
     AssistantMessageEvent,
@@ -18,6 +26,8 @@ from tenure.sdk.events import (
     ModelFailureEvent,
     TransitionEvent,
 )
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
 
 
 def live(text: str, offset: int = 0, *, block: int = 0, step: int = 1, replaces: bool = False) -> LiveTextEvent:
@@ -151,3 +161,101 @@ def test_the_end_of_a_task_ends_the_message() -> None:
 def test_the_result_of_a_function_is_shown() -> None:
     written = chunks(ended(TaskState.SUCCEEDED, "42"))
     assert [chunk["delta"] for chunk in written if chunk["type"] == "text-delta"] == ["42"]
+
+
+# Conversations, in front of a gateway that is only told of.
+
+ROOT, CHILD = "01900000-0000-7000-8000-000000000001", "01900000-0000-7000-8000-000000000002"
+
+
+class ToldCall:
+    """A call whose methods answer what the test says, and are noted."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers, self.requests = answers, list[tuple[str, Any]]()
+        self.stubs = SimpleNamespace(tasks=SimpleNamespace(**{name: name for name in METHODS}))
+
+    async def one(self, method: str, message: Any, *, timeout: float | None = None) -> Any:
+        self.requests.append((method, message))
+        return self.answers[method].pop(0)
+
+    def sent(self, method: str) -> list[Any]:
+        return [message for name, message in self.requests if name == method]
+
+
+METHODS = ("ListTasks", "ListTaskEntries", "ResumeTask", "SendMessage", "SubmitTask", "ForkTask")
+
+
+def thread(call: ToldCall, **options: Any) -> ChatThread:
+    told: Any = call
+    return ChatThread(told, "c1", SubmitBody(**options))
+
+
+def task(task_id: str, *, exclusive: bool) -> task_pb2.Task:
+    source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="c1", exclusive=exclusive)
+    return task_pb2.Task(task_id=task_id, root_task_id=ROOT, spec=task_pb2.TaskSpec(source=source))
+
+
+async def test_a_sub_agent_is_no_turn_of_the_conversation() -> None:
+    """It is newer than its parent, and has its source."""
+    pages = [
+        api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)], next_page_token="more"),
+        api.ListTasksResponse(tasks=[task(CHILD, exclusive=False), task(ROOT, exclusive=True)]),
+    ]
+    call = ToldCall(ListTasks=pages)
+    newest = await thread(call).newest()
+    assert newest is not None
+    assert newest.task_id == ROOT
+    assert [request.page_token for request in call.sent("ListTasks")] == ["", "more"]
+    assert (
+        await thread(ToldCall(ListTasks=[api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)])])).newest() is None
+    )
+
+
+async def test_the_request_id_of_a_first_message_is_its_own() -> None:
+    """With one of the options, a repeat of the message would not be found, and be said twice."""
+    submitted = api.SubmitTaskResponse(task=task(ROOT, exclusive=True))
+    call = ToldCall(ListTasks=[api.ListTasksResponse()], SubmitTask=[submitted])
+    await thread(call, request_id="of the page").say("c1/m1", "hello")
+    assert [request.request_id for request in call.sent("SubmitTask")] == ["c1/m1"]
+
+
+async def test_a_text_answers_the_wait_of_its_interrupt_and_no_other() -> None:
+    """The task may have got its answer, wait for something else, or have ended: then the text is not for it."""
+    resolution = ledger_pb2.WaitResolution(wait_id="w7")
+    entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
+    call = ToldCall(
+        ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[api.ListTaskEntriesResponse(entries=[entry])]
+    )
+    body = ag_ui.RunBody(
+        threadId="c1", runId="r2", resume=({"interruptId": f"{ROOT}/w7/", "status": "resolved", "payload": "blue"},)
+    )
+    told: Any = call
+    turn = await ag_ui._turn(told, thread(call), body)
+    assert (turn.task_id, turn.after_sequence) == (ROOT, 8)
+    (request,) = call.sent("ResumeTask")
+    assert (request.task_id, request.wait_id, request.reply) == (ROOT, "w7", "blue")
+
+
+@pytest.mark.parametrize("parts", [5, "text", {"type": "text"}, None])
+async def test_parts_that_are_no_list_are_refused(parts: Any) -> None:
+    body = ai_chat.ChatBody(id="c1", messages=({"role": "assistant", "id": "m2", "parts": parts},))
+    told: Any = ToldCall()
+    with pytest.raises(InvalidRequest):
+        await ai_chat.chat(told, NoQuery(), body)
+
+
+async def test_a_message_does_not_pass_an_approval() -> None:
+    """Its turn would never end, and would hide the approval."""
+    waits = task(ROOT, exclusive=True)
+    waits.state, waits.sequence = task_pb2.TASK_STATE_WAITING_USER, 7
+    waits.wait.CopyFrom(task_pb2.Wait(wait_id="w7", kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, tool="pay"))
+    call = ToldCall(
+        ListTasks=[api.ListTasksResponse(tasks=[waits])],
+        ListTaskEntries=[api.ListTaskEntriesResponse(), api.ListTaskEntriesResponse()],
+        SendMessage=[api.SendMessageResponse()],
+    )
+    with pytest.raises(HttpRefusal) as caught:
+        await thread(call).say("c1/m2", "hurry")
+    assert (caught.value.status, caught.value.reason) == (409, "WAITS_FOR_APPROVAL")
+    assert call.sent("SendMessage") == []

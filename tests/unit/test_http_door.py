@@ -197,6 +197,40 @@ async def test_a_body_that_does_not_come_is_refused(door: Open, monkeypatch: pyt
     writer.close()
 
 
+async def test_a_body_for_mcp_that_does_not_come_is_refused(door: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    reader, writer = await connection(await door())
+    writer.write(
+        b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Accept: application/json, text/event-stream\r\nContent-Length: 100\r\n\r\n{"
+    )
+    async with asyncio.timeout(5):
+        assert b" 408 " in await reader.readline()
+    writer.close()
+
+
+async def test_mcp_opens_no_stream_that_never_ends(door: Open) -> None:
+    async with asyncio.timeout(5), client(await door()) as http:
+        response = await http.get("/mcp", headers={"accept": "text/event-stream"})
+        assert (response.status_code, response.json()["code"]) == (405, "OTHER_METHOD")
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a]", "[x]"])
+async def test_a_host_that_is_none_is_another_host(door: Open, host: str) -> None:
+    async with client(await door()) as http:
+        response = await http.get("/v1/tasks", headers={"Host": host})
+        assert (response.status_code, response.json()["code"]) == (421, "OTHER_HOST")
+        response = await http.post("/mcp", headers={"Host": host}, json={})
+        assert (response.status_code, response.json()["code"]) == (421, "OTHER_HOST")
+
+
+@pytest.mark.parametrize("amount", ["1e1000000", "-1e1000000", "NaN", "Infinity"])
+async def test_an_amount_beyond_all_is_refused(door: Open, amount: str) -> None:
+    async with client(await door()) as http:
+        response = await http.post("/v1/tasks", json={"goal": "go", "max_cost": amount})
+        assert (response.status_code, response.json()["code"]) == (400, "INVALID_REQUEST")
+
+
 async def test_a_head_that_is_too_large_is_refused(door: Open) -> None:
     async with client(await door()) as http:
         response = await http.get("/healthz", headers={"x-large": "x" * 20_000})
@@ -215,6 +249,31 @@ async def test_a_chunked_body_that_is_too_large_is_refused(door: Open, monkeypat
     async with client(await door()) as http:
         response = await http.post("/v1/tasks", content=parts(), headers={"content-type": "application/json"})
         assert (response.status_code, response.json()["code"]) == (413, "BODY_TOO_LARGE")
+
+
+async def test_bodies_that_arrive_are_bounded_together(door: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read before their callers are known."""
+    monkeypatch.setattr(body, "MAX_ARRIVING_BYTES", 1000)
+    url = await door()
+    head = (
+        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
+    )
+    _, holding = await connection(url)
+    holding.write(head + b" " * 899)
+    reader, writer = await connection(url)
+    await asyncio.sleep(0.1)
+    writer.write(head + b" " * 899)
+    async with asyncio.timeout(5):
+        assert b" 503 " in await reader.readline()
+    writer.close()
+    holding.close()
+    async with asyncio.timeout(5), client(url) as http:
+        while True:  # the bytes of a connection that ended count no more
+            response = await http.post("/v1/tasks", content=b" " * 800, headers={"content-type": "application/json"})
+            if response.json()["code"] != "BODIES_FULL":
+                break
+            await asyncio.sleep(0.05)
+    assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
 
 
 async def test_without_its_server_the_door_says_so(door: Open, monkeypatch: pytest.MonkeyPatch) -> None:

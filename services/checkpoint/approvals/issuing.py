@@ -128,9 +128,10 @@ class OldLinks:
         """Runs until cancelled."""
         parameters = {"kept_seconds": KEPT_SECONDS, "limit": FORGOTTEN_AT_ONCE}
 
-        async def work(connection: Connection) -> None:
-            await connection.execute(APPROVALS.forget_links, parameters)
+        async def work(connection: Connection) -> bool:
+            return len(await fetch_all(connection, APPROVALS.forget_links, parameters)) == FORGOTTEN_AT_ONCE
 
         while True:
-            await in_ledger_transaction(self._pool, work)
+            while await in_ledger_transaction(self._pool, work):
+                pass  # there may be more: as many may be made as deleted
             await rest(FORGET_INTERVAL_SECONDS)

@@ -51,4 +51,5 @@ select link_id, digest, tenant, task_id::text, wait_id, addressee, expires_at <=
 delete from answer_links
  where link_id in (select link_id from answer_links
                     where expires_at < clock_timestamp() - make_interval(secs => %(kept_seconds)b)
-                    order by expires_at limit %(limit)b);
+                    order by expires_at limit %(limit)b)
+returning 1;

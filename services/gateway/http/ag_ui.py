@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from services.gateway.http.ai_chat import answer_approval, approval_id
+from services.gateway.http.ai_chat import answer_approval, answer_question, approval_id
 from services.gateway.http.call import HttpCall
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.chat_turn import turn_parts
@@ -89,15 +89,15 @@ async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> Chat
         answer = payload if isinstance(payload, dict) else {"approved": payload is True}
         is_approved = entry.get("status") == "resolved" and answer.get("approved") is True
         if isinstance(payload, str) and entry.get("status") == "resolved":
-            turn = await conversation.say(f"{body.threadId}/{body.runId}"[:MAX_ID], payload)
-            continue
-        wait_id = await answer_approval(
-            call,
-            identity,
-            approved=is_approved,
-            comment=str(answer.get("comment") or ""),
-            edited=answer.get("editedArgs") if is_approved else None,
-        )
+            wait_id = await answer_question(call, identity, payload)
+        else:
+            wait_id = await answer_approval(
+                call,
+                identity,
+                approved=is_approved,
+                comment=str(answer.get("comment") or ""),
+                edited=answer.get("editedArgs") if is_approved else None,
+            )
         turn = await conversation.after_answer(identity.partition("/")[0], wait_id)
     if turn is not None:
         return turn

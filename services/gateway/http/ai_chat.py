@@ -118,22 +118,35 @@ def approval_id(task_id: str, wait: TaskWait) -> str:
 
 async def answer_approval(call: HttpCall, approval: str, *, approved: bool, comment: str, edited: Any = None) -> str:
     """Answers the wait that the approval is for, once, also when it is repeated. Returns the wait's id."""
-    task_id, _, rest = approval.partition("/")
-    wait_id, _, digest = rest.partition("/")
-    request = api.ResumeTaskRequest(
-        task_id=task_id, wait_id=wait_id, call_digest=digest, comment=comment, request_id=f"approval/{wait_id}"
-    )
-    request.decision = (ALLOW if digest else "approve") if approved else DENY
+    request = _answer_of(approval, comment)
+    request.decision = (ALLOW if request.call_digest else "approve") if approved else DENY
     if edited is not None:
         request.decision, request.edited_arguments_json = "edit", json.dumps(edited, ensure_ascii=False)
     await call.one(call.stubs.tasks.ResumeTask, request)
-    return wait_id
+    return request.wait_id
+
+
+async def answer_question(call: HttpCall, approval: str, reply: str) -> str:
+    """Answers the wait that the approval is for with a text, as `answer_approval` does. No other wait takes it."""
+    request = _answer_of(approval, "")
+    request.reply = reply
+    await call.one(call.stubs.tasks.ResumeTask, request)
+    return request.wait_id
+
+
+def _answer_of(approval: str, comment: str) -> api.ResumeTaskRequest:
+    task_id, _, rest = approval.partition("/")
+    wait_id, _, digest = rest.partition("/")
+    return api.ResumeTaskRequest(
+        task_id=task_id, wait_id=wait_id, call_digest=digest, comment=comment, request_id=f"approval/{wait_id}"
+    )
 
 
 async def _answered(call: HttpCall, conversation: ChatThread, message: dict[str, Any]) -> ChatTurn:
     """Answers the approvals of a message, and returns the turn that goes on."""
     turn: ChatTurn | None = None
-    for part in message.get("parts") or []:
+    parts = message.get("parts")
+    for part in parts if isinstance(parts, list) else []:
         approval = part.get("approval") if isinstance(part, dict) else None
         if not isinstance(approval, dict) or part.get("state") != "approval-responded":
             continue

@@ -47,9 +47,7 @@ async def _form(request: Request) -> dict[str, str]:
     """Returns the fields of a form. Raises HttpRefusal for a body that no page of ours sends."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NO_FORM", "send the form of the page")
-    body = await raw_body(request)
-    if len(body) > MAX_FORM_BYTES:
-        raise HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", "the answer is too long")
+    body = await raw_body(request, MAX_FORM_BYTES)
     try:
         return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS))
     except ValueError:

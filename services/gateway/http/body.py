@@ -16,6 +16,14 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """As large as a message of gRPC may be."""
 BODY_SECONDS: Final = 30.0
 """How long a body may take to arrive."""
+MAX_ARRIVING_BYTES: Final = 256 * 1024 * 1024
+"""Of all bodies that are arriving: they are read before their callers are known."""
+
+
+class _Arriving:
+    """The bodies of this process that are arriving."""
+
+    size_bytes = 0
 
 
 async def json_body(request: Request) -> Any:
@@ -33,24 +41,31 @@ async def json_body(request: Request) -> Any:
         raise InvalidRequest(f"the body is no JSON: {error}", reason="BAD_JSON") from None
 
 
-async def raw_body(request: Request) -> bytes:
-    """Returns the body. Raises HttpRefusal for one that is too large or too slow."""
+async def raw_body(request: Request, most_bytes: int | None = None) -> bytes:
+    """Returns the body. Raises HttpRefusal for one that is too large or too slow. `most_bytes`: MAX_BODY_BYTES."""
+    most_bytes = MAX_BODY_BYTES if most_bytes is None else most_bytes
     too_large = HttpRefusal(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", f"the body has more than {MAX_BODY_BYTES:,} bytes"
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", f"the body has more than {most_bytes:,} bytes"
     )
     stated = request.headers.get("content-length", "0")
-    if not stated.isdecimal() or len(stated) > 18 or int(stated) > MAX_BODY_BYTES:
+    if not stated.isdecimal() or len(stated) > 18 or int(stated) > most_bytes:
         raise too_large
     parts, size_bytes = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size_bytes += len(part)
-                if size_bytes > MAX_BODY_BYTES:
+                _Arriving.size_bytes += len(part)
+                if size_bytes > most_bytes:
                     raise too_large
+                if _Arriving.size_bytes > MAX_ARRIVING_BYTES:
+                    status = HTTPStatus.SERVICE_UNAVAILABLE
+                    raise HttpRefusal(status, "BODIES_FULL", "too many requests with large bodies arrive: try again")
                 parts.append(part)
     except TimeoutError:
         raise HttpRefusal(
             HTTPStatus.REQUEST_TIMEOUT, "BODY_TOO_SLOW", f"the body did not arrive within {BODY_SECONDS:.0f} s"
         ) from None
+    finally:
+        _Arriving.size_bytes -= size_bytes
     return b"".join(parts)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
 from services.gateway.http.call import HttpCall
+from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.requests import SubmitBody
 from services.gateway.http.tasks import FORK_SECONDS, submit_of
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
@@ -23,6 +25,7 @@ from tenure.wire.common import SOURCES, STATES
 TERMINAL_STATES: Final = frozenset(STATES.to_wire(state) for state in TERMINAL)
 _TRIES: Final = 5
 _PAGE: Final = 1000
+_TASKS_PAGE: Final = 20
 _ANSWERED_BY_TEXT: Final = frozenset({task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT_KIND_APPROVAL})
 
 
@@ -35,19 +38,30 @@ class ChatTurn:
 
 
 class ChatThread:
-    """The tasks of one conversation. `options`: of its first task."""
+    """The tasks of one conversation. `options`: of its first task; its request id is the message's."""
 
     def __init__(self, call: HttpCall, conversation_id: str, options: SubmitBody) -> None:
         source = Source(SourceKind.CONVERSATION, conversation_id, exclusive=True)
         self._call, self._id = call, conversation_id
-        self._options = replace(options, source=source)
+        self._options = replace(options, source=source, request_id="")
 
     async def newest(self) -> task_pb2.Task | None:
-        """Returns the newest task, or None."""
+        """Returns the newest task, or None. Sub-agents have the source of their parent, but are no turns: only the
+        tasks of the conversation are exclusive.
+        """
         source = task_pb2.SourceFilter(kind=SOURCES.to_wire(SourceKind.CONVERSATION), source_id=self._id)
-        request = api.ListTasksRequest(filter=task_pb2.TaskFilter(source=source), page_size=1)
-        listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
-        return listed.tasks[0] if listed.tasks else None
+        token, more = "", True
+        while more:
+            request = api.ListTasksRequest(
+                filter=task_pb2.TaskFilter(source=source), page_size=_TASKS_PAGE, page_token=token
+            )
+            listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
+            tasks: list[task_pb2.Task] = [task for task in listed.tasks if task.spec.source.exclusive]
+            if tasks:
+                return tasks[0]
+            token = listed.next_page_token
+            more = bool(token)
+        return None
 
     async def say(self, message_id: str, text: str) -> ChatTurn:
         """Begins the turn of a message, once, also when it is repeated. Raises the errors of the calls."""
@@ -96,14 +110,18 @@ class ChatThread:
             fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text)
             forked = (await self._call.one(tasks.ForkTask, fork, timeout=FORK_SECONDS)).task
             return await self._turn_of(forked, message_id) or ChatTurn(forked.task_id, 1)
+        if task.HasField("wait") and task.wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
+            # The turn of a message would neither show the approval nor end.
+            message = f"the task waits for the approval of {task.wait.tool}: approve or reject the call first"
+            raise HttpRefusal(HTTPStatus.CONFLICT, "WAITS_FOR_APPROVAL", message)
         if task.HasField("wait") and task.wait.kind in _ANSWERED_BY_TEXT:
             answer = api.ResumeTaskRequest(
                 task_id=task.task_id, wait_id=task.wait.wait_id, request_id=message_id, reply=text
             )
             await self._call.one(tasks.ResumeTask, answer)
         else:
-            message = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
-            await self._call.one(tasks.SendMessage, message)
+            sent = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
+            await self._call.one(tasks.SendMessage, sent)
         return await self._turn_of(task, message_id) or ChatTurn(task.task_id, task.sequence)
 
     async def _turn_of(self, task: task_pb2.Task, message_id: str) -> ChatTurn | None:

@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from decimal import Decimal
 from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.http.body import raw_body
 from services.gateway.http.call import HttpCall, Stubs
 from services.gateway.http.problems import HttpRefusal, problem_response
 from services.gateway.http.settings import HttpSettings
@@ -40,23 +41,38 @@ async def mcp_routes(
 
     limits = McpServerSettings(Decimal(str(settings.mcp_max_cost)), settings.mcp_approvals)
     async with http_app(TenureMcp(client_of, limits), MAX_BODY_BYTES) as app:
-        yield [Route(PATH, _McpApp(app, check))]
+        # Without sessions, GET would open a stream that never has a message and never ends.
+        yield [Route(PATH, _McpApp(app, check), methods=["POST"])]
 
 
 class _McpApp:
-    """The protocol's own application, behind the check of origins."""
+    """The protocol's own application, behind the check of origins. The body is read before: within its time."""
 
     def __init__(self, app: ASGIApp, check: Callable[[Request], None]) -> None:
         self._app, self._check = app, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request (ASGI)."""
+        request = Request(scope, receive)
         try:
-            self._check(Request(scope))
+            self._check(request)
+            body = await raw_body(request, MAX_BODY_BYTES)
+        except ClientDisconnect:
+            return
         except HttpRefusal as error:
             await problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, _again(body, receive), send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` (ASGI) that has the body once more, and then what follows it."""
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def received() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return received
 
 
 class _CallersClient(Client):

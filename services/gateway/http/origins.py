@@ -52,11 +52,8 @@ def _own(request: Request) -> str:
 
 
 def _is_this_machine(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
     try:
-        ip_address(name)
-    except ValueError:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ip_address(name) is not None
+    except ValueError:  # no IP address, or no host at all
         return False
-    return True

@@ -3,6 +3,7 @@
 import { api, path, requestId } from "../api.js";
 import { h, setText } from "../dom.js";
 import { money, moneyExact, number, pretty, relative } from "../format.js";
+import { grantOf } from "../grants.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
 
 const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR"];
@@ -117,7 +118,7 @@ function answers(task, onAnswered) {
       const tokens = h("input", { type: "number", min: 0, step: 1, value: wait.budget_need?.suggested_tokens || "", size: 12 });
       const usd = h("input", { type: "number", min: 0, step: "any", value: wait.budget_need?.suggested_cost_usd || "", size: 10 });
       form.append(h("div.pair", field("Tokens more", tokens), field("US dollars more", usd)));
-      const grant = () => ({ decision: "approve", ...(Number(tokens.value) ? { extra_tokens: Number(tokens.value) } : {}), ...(Number(usd.value) ? { extra_cost: Number(usd.value) } : {}) });
+      const grant = () => grantOf(wait.budget_need, Number(tokens.value), Number(usd.value));
       buttons.append(choice("Grant", grant, "Granted: the task goes on.", "primary"), choice("Refuse", decide("deny"), "Refused: the task ends at its cap.", "danger"));
       break;
     }
