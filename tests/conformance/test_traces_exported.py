@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 import grpc
 import pytest
 
+from services.checkpoint.entries import read_page
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.traces import exporting, turn
+from services.checkpoint.traces import exporting, projecting, turn
 from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
+from tenure.domain.traces import TracedTask
 from tenure.runtime import metrics
 from tenure.runtime.postgres import open_pool
 from tenure.runtime.settings import ConfigurationError, Secret, load
@@ -187,6 +190,22 @@ async def test_changes_while_an_export_waits_keep_the_task_due(checkpoint: MakeC
         assert (again.exported, again.is_held) == (due.sequence, False)
         await exporting_now.note({task_id: turn.Exported(again.sequence, is_due=False)})
         assert await exporting_now.due(exporting.FIRST_ID, 10) == []
+
+
+async def test_reading_what_is_exported_keeps_the_turn(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that begins with long tasks reads them again, longer than a turn: it must come up for air."""
+    ledger = await checkpoint()
+    task_id = await worked_off(ledger, 3)
+    last = len(await ledger.entries(task_id))
+    monkeypatch.setattr(projecting, "read_page", partial(read_page, page_size=1))
+    async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
+        projections = projecting.Projections(pool, with_content=False)
+        due = turn.DueTask(TracedTask(task_id, task_id, "default"), last - 2, last, is_held=False)
+        pages = [(len(spans), through) async for spans, through in projections.spans(due)]
+    assert [through for _, through in pages] == [*[last - 2] * (last - 2), last - 1, last]
+    assert not any(spans for spans, _ in pages[: last - 2])
 
 
 async def worked_off(ledger: Checkpoint, steps: int) -> str:

@@ -120,6 +120,8 @@ class TraceExporter:
                     if batch.is_full:
                         await self._flush(turn, collector, batch)
                         batch = _Batch()
+                    note_progress()  # a task may have many pages, which bring no span if they are exported already
+                    await turn.keep()
                     if turn.is_lost():
                         return has_spans
             note_progress()
