@@ -227,7 +227,7 @@ async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(checkpoint
     assert changed.spec.agent.system == "own"
 
 
-async def test_a_fork_to_another_revision_has_its_tools_and_result_schema(checkpoint: MakeCheckpoint) -> None:
+async def test_a_fork_to_another_revision_has_its_tools_and_schema(checkpoint: MakeCheckpoint) -> None:
     """Nothing of the former revision stays, and what the fork itself asks for goes before the definition."""
     agents = Agents(await checkpoint())
     replica = agents.replica
