@@ -23,7 +23,6 @@ from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import agent_service_pb2, coordinator_service_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from tenure.validators.agent_service import MAX_WORKER_AGENTS
 from tenure.wire.agent_service import definition_to_wire, digest_of
 
 _log: Final = logging.getLogger(__name__)
@@ -31,6 +30,8 @@ Definitions = Mapping[str, agent_service_pb2.AgentDefinition]
 PATIENCE: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=30.0)
 TIMEOUT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 3 * TIMEOUT_SECONDS
+AT_ONCE: Final = 16
+"""Agents in one request. A coordinator registers each with each tenant before it answers."""
 MAX_REQUEST_BYTES: Final = 2 * 1024 * 1024
 """Of definitions, each up to half a megabyte: a request stays below what a coordinator accepts."""
 
@@ -110,7 +111,7 @@ def _portions(
     left_bytes = 0
     for name, definition in definitions:
         left_bytes -= definition.ByteSize()
-        if left_bytes < 0 or len(portions[-1]) == MAX_WORKER_AGENTS:
+        if left_bytes < 0 or len(portions[-1]) == AT_ONCE:
             portions.append({})
             left_bytes = MAX_REQUEST_BYTES - definition.ByteSize()
         portions[-1][name] = definition

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from services.worker import agents
-from services.worker.agents import MAX_REQUEST_BYTES, WorkerAgentRegistration
+from services.worker.agents import AT_ONCE, MAX_REQUEST_BYTES, WorkerAgentRegistration
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2
-from tenure.validators.agent_service import MAX_DEFINITION_BYTES, MAX_WORKER_AGENTS
+from tenure.validators import validate
+from tenure.validators.agent_service import MAX_DEFINITION_BYTES
 
 
 class Coordinator:
@@ -47,11 +48,21 @@ async def test_no_request_is_larger_than_a_coordinator_accepts(monkeypatch: pyte
     assert coordinator.taken == names
     assert max(request.ByteSize() for request in coordinator.requests) < 1.1 * MAX_REQUEST_BYTES
     small = Coordinator()
-    await register(small, monkeypatch, 2 * MAX_WORKER_AGENTS + 1, 0)
-    assert [len(request.agents) for request in small.requests] == [MAX_WORKER_AGENTS, MAX_WORKER_AGENTS, 1]
+    await register(small, monkeypatch, 2 * AT_ONCE + 1, 0)
+    assert [len(request.agents) for request in small.requests] == [AT_ONCE, AT_ONCE, 1]
 
 
 async def test_a_refused_agent_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(refused="agent-3")
     names = await register(coordinator, monkeypatch, 8, 0)
     assert coordinator.taken == names - {"agent-3"}
+
+
+def test_a_worker_registers_code_only() -> None:
+    """An agent without code gets tasks without any worker that has its name: a person decides that."""
+    request = coordinator_service_pb2.RegisterWorkerAgentsRequest(worker_id="w1")
+    agent = request.agents.add(name="support", definition=pb.AgentDefinition(kind=pb.AGENT_KIND_FUNCTION))
+    validate(request)
+    agent.definition.kind = pb.AGENT_KIND_MODEL
+    with pytest.raises(InvalidRequest, match="code only"):
+        validate(request)
