@@ -31,7 +31,9 @@ PATIENCE: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=30.0)
 TIMEOUT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 3 * TIMEOUT_SECONDS
 AT_ONCE: Final = 16
-"""Agents in one request, each up to half a megabyte."""
+"""Agents in one request. A coordinator registers each with each tenant before it answers."""
+MAX_REQUEST_BYTES: Final = 2 * 1024 * 1024
+"""Of definitions, each up to half a megabyte: a request stays below what a coordinator accepts."""
 
 
 def definitions_of(functions: Mapping[str, Function], build: str) -> dict[str, agent_service_pb2.AgentDefinition]:
@@ -59,8 +61,8 @@ class WorkerAgentRegistration:
 
     async def run(self) -> None:
         """Registers until a coordinator has taken or refused each definition. A duty that ends."""
-        for first in range(0, len(self._definitions), AT_ONCE):
-            await self._register(dict(self._definitions[first : first + AT_ONCE]))
+        for portion in _portions(self._definitions):
+            await self._register(portion)
 
     async def _register(self, definitions: Definitions) -> None:
         request = coordinator_service_pb2.RegisterWorkerAgentsRequest(
@@ -79,6 +81,10 @@ class WorkerAgentRegistration:
             except (Refused, PeerFailed) as error:
                 if isinstance(error, PeerFailed) and error.code is not grpc.StatusCode.UNIMPLEMENTED:
                     failures += 1
+                elif isinstance(error, Refused) and len(definitions) > 1:  # one of them: the others go on
+                    for name, definition in definitions.items():
+                        await self._register({name: definition})
+                    return
                 else:
                     # Tasks that are pinned already reach this worker all the same: new ones may not.
                     _log.error(
@@ -95,3 +101,18 @@ class WorkerAgentRegistration:
                 return
             note_progress()
             await rest(PATIENCE.wait_seconds(failures, random.random()))
+
+
+def _portions(
+    definitions: Sequence[tuple[str, agent_service_pb2.AgentDefinition]],
+) -> list[dict[str, agent_service_pb2.AgentDefinition]]:
+    """Returns the definitions in as many parts as their number and size need."""
+    portions: list[dict[str, agent_service_pb2.AgentDefinition]] = []
+    left_bytes = 0
+    for name, definition in definitions:
+        left_bytes -= definition.ByteSize()
+        if left_bytes < 0 or len(portions[-1]) == AT_ONCE:
+            portions.append({})
+            left_bytes = MAX_REQUEST_BYTES - definition.ByteSize()
+        portions[-1][name] = definition
+    return portions

@@ -10,7 +10,7 @@ from services.worker.interrupts import TrustGate
 from services.worker.tools_client import ToolsClient
 from tenure.control import ResultLost
 from tenure.domain.errors import NotFound, TryLater, WrongState
-from tenure.domain.kept_content import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_as
+from tenure.domain.kept_content import CONTENT_MISMATCH, MAX_KEPT_BYTES, MAX_PART_BYTES, KeptContent, kept_as
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.logs import log_context
@@ -71,6 +71,6 @@ class KeptContents:
         while part := await self.tools.read_content(self.held_task.token, path, size):
             parts.append(part)
             size += len(part)
-            if len(part) < MAX_PART_BYTES:
+            if len(part) < MAX_PART_BYTES or size > MAX_KEPT_BYTES:  # a program made it larger than anything kept
                 break
         return b"".join(parts)

@@ -20,17 +20,19 @@ from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
 from tenure.control.own_tools import EffectUnknown, OwnTool
 from tenure.domain.entries import ToolIntent
-from tenure.domain.errors import Fenced, WrongState
+from tenure.domain.errors import Fenced, Refused, TryLater
 from tenure.domain.kept_content import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.own_tools import TOO_LARGE, within_limit
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.logs import log_context
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.wire.common import OUTCOME_STATUSES, duration, seconds
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 10.0
+KEEP_AGAIN_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 1.0
 """The time for a stopped run to clean up. After it the task leaves the worker in any case."""
 
@@ -216,14 +218,25 @@ class _Run:
         if keep is None or not self.call.definition.output_limit_bytes < len(encoded) <= MAX_KEPT_BYTES:
             return outcome  # or too large for the workspace as well: a failure, which says so
         try:
-            kept = await keep(encoded)
-        except WrongState as refusal:
-            message = f"{refusal.message} {self.call.tool.name} returned {len(encoded)} bytes, which were not recorded."
-            return Outcome(OutcomeStatus.FAILED, f"{message} Any effects of the call have happened.", detail=TOO_LARGE)
+            kept = await _keep(keep, encoded)
         except Fenced:
             raise asyncio.CancelledError from None  # the claim is lost, and nobody may have this outcome
+        except (Refused, PeerFailed) as refusal:
+            why = refusal.message if isinstance(refusal, Refused) else str(refusal)
+            message = f"{why} {self.call.tool.name} returned {len(encoded)} bytes, which were not recorded."
+            return Outcome(OutcomeStatus.FAILED, f"{message} Any effects of the call have happened.", detail=TOO_LARGE)
         beginning = outcome.content[:_BEGINNING_CHARACTERS]
         return replace(outcome, content=beginning, truncated=True, output_path=kept.path)
+
+
+async def _keep(keep: Callable[[bytes], Awaitable[KeptContent]], encoded: bytes) -> KeptContent:
+    """Keeps content, however long the tool service is away: the effect has happened. The tool's timeout ends it."""
+    while True:
+        try:
+            return await keep(encoded)
+        except TryLater as error:
+            _log.warning("what an own tool returned cannot be kept yet", extra={"why": str(error)})
+            await asyncio.sleep(KEEP_AGAIN_SECONDS)
 
 
 class OwnRuns:

@@ -281,6 +281,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
     "Traces": (
         _counter("tenure_trace_spans_exported_total", _CHECKPOINT, "spans that a collector has taken"),
         _counter("tenure_trace_export_failures_total", _CHECKPOINT, "failed exports; they are repeated"),
+        _counter("tenure_trace_spans_left_out_total", _CHECKPOINT, "spans that a collector refused each time"),
         _gauge(
             "tenure_trace_export_lag_seconds",
             _CHECKPOINT,

@@ -1688,7 +1688,9 @@ class ForkOverrides(message.Message):
     """
     agent_revision: builtins.int
     """Another revision of the agent that the other task is pinned to; 0: the same. A fork that changes model, system
-    prompt, tools or result schema of an agent without code is no longer pinned, unless this is set.
+    prompt, tools or result schema of an agent without code is no longer pinned, unless this is set. Then what the fork
+    does not change is of this revision, and its tools are defined again. Limits and policy stay those of the other
+    task.
     """
     @builtins.property
     def tools(self) -> ToolAllowlist:

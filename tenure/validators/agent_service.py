@@ -109,6 +109,8 @@ def _of_worker(request: coordinator.RegisterWorkerAgentsRequest, v: Violations) 
     for index, agent in enumerate(request.agents[:MAX_WORKER_AGENTS]):
         _name(agent.name, v, f"agents[{index}].name")
         check_definition(agent.definition, v, f"agents[{index}].definition")
+        is_code = agent.definition.kind != agents.AGENT_KIND_MODEL
+        v.require(is_code, f"agents[{index}].definition.kind", "workers register agents with code only")
 
 
 CHECKS: Final[dict[type[Any], Check]] = {

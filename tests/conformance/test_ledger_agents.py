@@ -19,7 +19,7 @@ from tenure.v1 import schedule_service_pb2 as schedules
 from tenure.v1 import task_pb2
 from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
-from tests.conformance.test_ledger_forks import ended, fork
+from tests.conformance.test_ledger_forks import ended, fork, tools
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 
 pytestmark = pytest.mark.server
@@ -225,6 +225,38 @@ async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(checkpoint
     changed = await fork(replica, task.task_id, "f-3", at_sequence=2, overrides=task_pb2.ForkOverrides(system="own"))
     assert not changed.spec.HasField("agent_pin")
     assert changed.spec.agent.system == "own"
+
+
+async def test_a_fork_to_another_revision_has_its_tools_and_schema(checkpoint: MakeCheckpoint) -> None:
+    """Nothing of the former revision stays, and what the fork itself asks for goes before the definition."""
+    agents = Agents(await checkpoint())
+    replica = agents.replica
+    await agents.register(without_code("one", result_schema_json='{"type": "object"}'))
+    newer = without_code("two", result_schema_json='{"type": "string"}')
+    newer.agent.tools.names[:] = ["web_search"]
+    await agents.register(newer)
+    task = await agents.submit(1, goal="Help!")
+    owner = await replica.claim(task.task_id)
+    await owner.commit(tools("read_file"))
+    at = (await replica.entries(task.task_id))[-1].sequence
+
+    async def forked(request_id: str, **overrides: Any) -> tuple[task_pb2.TaskSpec, bool]:
+        made = task_pb2.ForkOverrides(**overrides)
+        other = await fork(replica, task.task_id, request_id, at_sequence=at, overrides=made)
+        entries = await replica.entries(other.task_id)
+        return other.spec, any(each.body.HasField("tools_defined") for each in entries)
+
+    same, are_copied = await forked("f-1")
+    assert (list(same.agent.tools.names), are_copied) == (["read_file"], True)
+    spec, are_copied = await forked("f-2", agent_revision=2)
+    assert (list(spec.agent.tools.names), are_copied) == (["web_search"], False)
+    assert spec.result_schema_json == '{"type": "string"}'
+    own = task_pb2.ToolAllowlist(names=["list_files"])
+    spec, _ = await forked("f-3", agent_revision=2, tools=own, result_schema_json="")
+    assert (list(spec.agent.tools.names), spec.result_schema_json) == (["list_files"], "")
+    assert (spec.agent.system, spec.agent_pin.revision) == ("two", 2)
+    spec, _ = await forked("f-4", agent_revision=2, all_tools=True)
+    assert not spec.agent.HasField("tools")
 
 
 async def test_a_schedule_takes_the_revision_of_each_run(checkpoint: MakeCheckpoint) -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
+import grpc
 import pytest
 
-from services.checkpoint.traces import exporting, turn
+from services.checkpoint.entries import read_page
+from services.checkpoint.queries import SCHEMA
+from services.checkpoint.traces import exporting, projecting, turn
 from services.checkpoint.traces.settings import TraceSettings
+from tenure.domain.retry import RetryPolicy
 from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
-from tenure.runtime.settings import ConfigurationError, load
+from tenure.domain.traces import TracedTask
+from tenure.runtime import metrics
+from tenure.runtime.postgres import open_pool
+from tenure.runtime.settings import ConfigurationError, Secret, load
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.support.fix_checkpoint import (
@@ -148,6 +156,58 @@ async def test_an_unreachable_collector_delays_and_loses_nothing(
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.parametrize("status", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL])
+async def test_a_span_that_the_collector_refuses_is_left_out(
+    checkpoint: MakeCheckpoint, collector: Collector, monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode
+) -> None:
+    """All others arrive, those of the same batch, too."""
+    monkeypatch.setattr(exporting, "AGAIN", RetryPolicy(initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+    doomed = "2.0"
+    collector.refuses_spans = lambda spans: (
+        status if any(span.attributes.get("tenure.call.id") == doomed for span in spans) else None
+    )
+    ledger = await checkpoint(traces=settings_of(collector))
+    left_out = metrics.cell("tenure_trace_spans_left_out_total").value
+    spans = await ended(collector, await worked_off(ledger, 3))
+    assert (len(named(spans, "chat m")), len(named(spans, "execute_tool mail"))) == (3, 2)
+    assert metrics.cell("tenure_trace_spans_left_out_total").value == left_out + 1
+    assert len(await ended(collector, await worked_off(ledger, 1))) == 4
+
+
+async def test_changes_while_an_export_waits_keep_the_task_due(checkpoint: MakeCheckpoint) -> None:
+    """The collector was away, and meanwhile the task went on and ended: no later change makes it due."""
+    ledger = await checkpoint()
+    async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
+        exporting_now = await turn.take_turn(pool, "test")
+        assert exporting_now is not None
+        task_id = (await ledger.create()).task_id
+        await exporting_now.read_changes()
+        [due] = await exporting_now.due(exporting.FIRST_ID, 10)
+        await (await ledger.claim(task_id)).end()
+        await exporting_now.read_changes()
+        await exporting_now.note({task_id: turn.Exported(due.sequence, is_due=False)})
+        [again] = await exporting_now.due(exporting.FIRST_ID, 10)
+        assert (again.exported, again.is_held) == (due.sequence, False)
+        await exporting_now.note({task_id: turn.Exported(again.sequence, is_due=False)})
+        assert await exporting_now.due(exporting.FIRST_ID, 10) == []
+
+
+async def test_reading_what_is_exported_keeps_the_turn(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that begins with long tasks reads them again, longer than a turn: it must come up for air."""
+    ledger = await checkpoint()
+    task_id = await worked_off(ledger, 3)
+    last = len(await ledger.entries(task_id))
+    monkeypatch.setattr(projecting, "read_page", partial(read_page, page_size=1))
+    async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
+        projections = projecting.Projections(pool, with_content=False)
+        due = turn.DueTask(TracedTask(task_id, task_id, "default"), last - 2, last, is_held=False)
+        pages = [(len(spans), through) async for spans, through in projections.spans(due)]
+    assert [through for _, through in pages] == [*[last - 2] * (last - 2), last - 1, last]
+    assert not any(spans for spans, _ in pages[: last - 2])
+
+
 async def worked_off(ledger: Checkpoint, steps: int) -> str:
     """A task that has ended after some steps."""
     task_id = (await ledger.create()).task_id
@@ -214,10 +274,6 @@ async def test_a_lost_turn_writes_nothing(checkpoint: MakeCheckpoint, collector:
     ledger = await checkpoint(traces=settings_of(collector))
     task_id = await worked_off(ledger, 1)
     await ended(collector, task_id)
-    from services.checkpoint.queries import SCHEMA
-    from tenure.runtime.postgres import open_pool
-    from tenure.runtime.settings import Secret
-
     async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
         stale = turn.ExportTurn(pool, 0)
         await stale.note({task_id: turn.Exported(1, is_due=True)})

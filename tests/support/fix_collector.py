@@ -49,6 +49,8 @@ class Collector:
     """Whether it takes no spans."""
     on_export: Callable[[], Awaitable[None]] | None = None
     """What happens when spans come, before they are taken."""
+    refuses_spans: Callable[[list[ExportedSpan]], grpc.StatusCode | None] = lambda _spans: None
+    """With what it refuses a request that has these spans, if it does."""
     refused: int = 0
     server: Any = None
 
@@ -106,11 +108,17 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         if self._collector.on_export is not None:
             await self._collector.on_export()
+        spans = [
+            _span(_plain(resource.resource.attributes)["service.name"], one)
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for one in scope.spans
+        ]
+        if (status := self._collector.refuses_spans(spans)) is not None:
+            self._collector.refused += 1
+            await context.abort(status, "not these")
         self._collector.received += request.SerializeToString()
-        for resource in request.resource_spans:
-            service = _plain(resource.resource.attributes)["service.name"]
-            for scope in resource.scope_spans:
-                self._collector.spans += [_span(service, one) for one in scope.spans]
+        self._collector.spans += spans
         self._collector.arrived.set()
         return trace_service_pb2.ExportTraceServiceResponse()
 

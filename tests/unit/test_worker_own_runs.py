@@ -8,22 +8,25 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
-from services.worker import tool_step
+from services.worker import own_calls, tool_step
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.own_calls import CallOfOwnTool, OwnRuns
 from tenure.control import EffectClass, OwnTool, OwnToolContext
 from tenure.domain.entries import ToolIntent
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
+from tenure.domain.kept_content import KeptContent, kept_as
 from tenure.domain.task import TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
-from tenure.wire.common import duration
+from tenure.wire.common import OUTCOME_STATUSES, duration
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -110,6 +113,39 @@ async def test_a_third_claim_waits_for_the_run_of_the_first() -> None:
     await runs.stopped(slow.call(3).held_task)
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Unavailable("the tool service is away"), OutcomeStatus.SUCCEEDED),
+        (PeerFailed(grpc.StatusCode.UNIMPLEMENTED, "an older one"), OutcomeStatus.FAILED),
+        (InvalidRequest(violations=[("part", "no")]), OutcomeStatus.FAILED),
+    ],
+)
+async def test_a_large_result_has_an_outcome_whatever_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, status: OutcomeStatus
+) -> None:
+    """Without one, the call would stay started, and a later order would find a run that never answers."""
+    monkeypatch.setattr(own_calls, "KEEP_AGAIN_SECONDS", 0.0)
+    failures = [error]
+
+    async def keep(content: bytes) -> KeptContent:
+        if failures:
+            raise failures.pop()
+        return kept_as(content)
+
+    async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        return "x" * 1_000_000
+
+    tool = OwnTool(name="slow", description="", input_schema={"type": "object"}, effect=EffectClass.KEYED, run=run)
+    runs, call = OwnRuns(cast("Any", Open())), replace(Slow().call(1), tool=tool, keep=keep)
+    answered: asyncio.Future[pb.OwnOutcome] = asyncio.get_running_loop().create_future()
+    wanted = pb.RunHere(call_attempt=1, idempotency_key="t1/1.0", timeout=duration(60))
+    runs.order(call, wanted, answered.set_result)
+    outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
+    assert OUTCOME_STATUSES.to_domain(outcome.status) is status
+    assert bool(outcome.output_path) is (status is OutcomeStatus.SUCCEEDED)
+
+
 class Service:
     """A tool service that sends one event, stays silent, and then refuses; the next request gets the outcome."""
 
@@ -129,7 +165,7 @@ def tool_step_with(service: Service, slow: Slow, effect: EffectClass) -> tuple[t
     held = slow.call(1).held_task
     parts = cast("Any", SimpleNamespace(trust=Open(), tools=service, own_runs=OwnRuns(cast("Any", Open()))))
     window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
-    ledger = cast("Any", SimpleNamespace(point=ResumePoint()))
+    ledger = cast("Any", SimpleNamespace(point=ResumePoint(), call_trace=lambda _call_id: ""))
     step = tool_step.ToolStep(parts, held, ledger, TaskPolicy(), window)
     step.use_own_tools([replace(slow.tool, effect=effect)])
     return step, held

@@ -83,11 +83,10 @@ async def pinned_fork(
         )
     made.agent_pin.CopyFrom(pin_to_wire(pin))
     if not spec.HasField("control"):
+        if not overrides.HasField("result_schema_json"):
+            made.result_schema_json = ""  # it was the other revision's
         _take_definition(made, definition)
-        if overrides.HasField("model"):
-            made.agent.model = overrides.model
-        if overrides.HasField("system"):
-            made.agent.system = overrides.system
+        override_agent(made, overrides)
     return made
 
 
@@ -132,6 +131,20 @@ def _define(spec: task_pb2.TaskSpec, definition: pb.AgentDefinition) -> None:
         raise InvalidRequest(violations=[("goal", "must not be empty: the agent begins with it")])
     spec.ClearField("control")
     _take_definition(spec, definition)
+
+
+def override_agent(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> None:
+    """Sets what the fork itself says of the agent, in place of the definition's."""
+    if overrides.HasField("model"):
+        spec.agent.model = overrides.model
+    if overrides.HasField("system"):
+        spec.agent.system = overrides.system
+    if overrides.all_tools:
+        spec.agent.ClearField("tools")
+    if overrides.HasField("tools"):
+        spec.agent.tools.CopyFrom(overrides.tools)
+    if overrides.HasField("result_schema_json"):
+        spec.result_schema_json = overrides.result_schema_json
 
 
 def _take_definition(spec: task_pb2.TaskSpec, definition: pb.AgentDefinition) -> None:

@@ -73,11 +73,14 @@ select c.task_id::text, c.sequence, coalesce(t.sequence, 0), t.root_task_id::tex
  limit %(limit)b;
 
 -- name: note_exported
--- A task that no worker has is not looked at again before its next change.
+-- A task that no worker has is not looked at again before its next change. While an export waited for the collector,
+-- changes were read that came after the entries that it has: these tasks stay due.
 with held as materialized (
   select turn from trace_feed where one and turn = %(turn)b for no key update
 ), noted as (
-  update traced_tasks c set sequence = e.sequence, is_due = e.is_due
+  update traced_tasks c set sequence = e.sequence,
+         is_due = e.is_due or exists (
+           select from tasks t where t.task_id = c.task_id and (t.sequence > e.sequence or t.holds))
     from held, unnest(%(task_ids)b::text[]::uuid[], %(sequences)b::bigint[], %(dues)b::boolean[])
          as e(task_id, sequence, is_due)
    where c.task_id = e.task_id

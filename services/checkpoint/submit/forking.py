@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.agents.pinning import pinned_fork
+from services.checkpoint.agents.pinning import override_agent, pinned_fork
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
 from services.checkpoint.not_found import task_not_found
@@ -210,14 +210,7 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     forked = task_pb2.TaskSpec()
     forked.CopyFrom(spec)
     forked.ClearField("start_time")
-    if overrides.HasField("model"):
-        forked.agent.model = overrides.model
-    if overrides.HasField("system"):
-        forked.agent.system = overrides.system
-    if overrides.all_tools:
-        forked.agent.ClearField("tools")
-    if overrides.HasField("tools"):
-        forked.agent.tools.CopyFrom(overrides.tools)
+    override_agent(forked, overrides)
     forked.limits.max_tokens = overrides.limits.max_tokens or spec.limits.max_tokens
     if overrides.limits.max_nano_usd:
         forked.limits.max_nano_usd = overrides.limits.max_nano_usd
@@ -229,8 +222,6 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     forked.source.ClearField("source_run_id")  # the run is the other task
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)
-    if overrides.HasField("result_schema_json"):
-        forked.result_schema_json = overrides.result_schema_json
     if overrides.limits.HasField("timeout"):
         forked.limits.timeout.CopyFrom(overrides.limits.timeout)
     return forked
@@ -262,7 +253,10 @@ async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServic
     stop_reason = bodies[answer].assistant_message.stop_reason if ends_with_answer(pieces) else ""
     model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
     model_attempt = bodies[attempt].model_attempt.attempt_number if attempt else 0
-    return _Cut(bodies[1].submitted.spec, point, pieces, model_step, model_attempt, stop_reason)
+    spec = bodies[1].submitted.spec
+    if overrides.agent_revision and not spec.HasField("control"):  # its tools are those of the other revision
+        pieces = [piece for piece in pieces if piece.kind != "tools_defined"]
+    return _Cut(spec, point, pieces, model_step, model_attempt, stop_reason)
 
 
 async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[ForkPiece]:

@@ -1,7 +1,8 @@
 """The duty that exports traces. Of several replicas, one has the turn.
 
 A span is exported before its entries count as exported, so a crash exports it again, with the same id. While the
-collector is unreachable, one batch waits in memory and everything else in the ledger.
+collector is unreachable, one batch waits in memory and everything else in the ledger. A batch that it refuses is halved
+until the span is found that it does not take: that one is left out, so that it does not hold up all others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, collector_at
+from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, Sent, collector_at
 from services.checkpoint.traces.projecting import Projections
 from services.checkpoint.traces.turn import TURN_SECONDS, DueTask, Exported, ExportTurn, settled, take_turn
 from tenure.domain import semconv
@@ -33,6 +34,8 @@ TASKS_A_PAGE: Final = 64
 SPANS_A_BATCH: Final = 512
 CONTENT_A_BATCH: Final = 1_000_000
 """In characters. With the last page of entries, a batch stays below the 4 MiB that receivers of gRPC accept."""
+REFUSALS: Final = 4
+"""How often the collector refuses a span alone before it is left out: it may have a fault that passes."""
 AGAIN: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=30.0)
 END_SECONDS: Final = 2.0
 FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
@@ -69,6 +72,7 @@ class TraceExporter:
         self._pool, self._settings, self._holder = pool, settings, holder
         self._exported = metrics.cell("tenure_trace_spans_exported_total")
         self._failures = metrics.cell("tenure_trace_export_failures_total")
+        self._left_out = metrics.cell("tenure_trace_spans_left_out_total")
         self._complete_at = time.monotonic()
 
     async def run(self) -> None:
@@ -116,6 +120,8 @@ class TraceExporter:
                     if batch.is_full:
                         await self._flush(turn, collector, batch)
                         batch = _Batch()
+                    note_progress()  # a task may have many pages, which bring no span if they are exported already
+                    await turn.keep()
                     if turn.is_lost():
                         return has_spans
             note_progress()
@@ -125,22 +131,48 @@ class TraceExporter:
 
     async def _flush(self, turn: ExportTurn, collector: Collector, batch: _Batch) -> None:
         """Exports a batch, however long it takes, and records it."""
-        failures = 0
-        while batch.spans and not await collector.send(batch.spans):
+        parts = [batch.spans] if batch.spans else []
+        while parts:
+            part = parts.pop()
+            is_taken = await self._send(turn, collector, part)
+            if turn.is_lost():
+                return
+            if is_taken:
+                self._exported.value += len(part)
+            elif len(part) > 1:
+                half = len(part) // 2
+                parts += [part[half:], part[:half]]
+            else:
+                self._leave_out(part[0])
+        if batch.exported:
+            await turn.note(batch.exported)
+        note_progress()
+        await turn.keep()
+
+    async def _send(self, turn: ExportTurn, collector: Collector, spans: list[TaskSpan]) -> bool:
+        """Sends spans, however long it takes. Returns whether the collector took them; if not, it refuses them."""
+        failures = refusals = 0
+        while (sent := await collector.send(spans)) is not Sent.TAKEN:
             failures += 1
             self._failures.value += 1
+            refusals += sent is Sent.REFUSED
+            note_progress()
+            await turn.keep()
+            if turn.is_lost() or (sent is Sent.REFUSED and (len(spans) > 1 or refusals >= REFUSALS)):
+                return False
             if failures == 1:
                 _log.warning("the collector does not take traces: they wait in the ledger")
             self._note_lag()
             await rest(AGAIN.wait_seconds(failures, random.random(), None))
             await turn.read_changes()
-            if turn.is_lost():
-                return
-        self._exported.value += len(batch.spans)
-        if batch.exported:
-            await turn.note(batch.exported)
-        note_progress()
-        await turn.keep()
+        return True
+
+    def _leave_out(self, span: TaskSpan) -> None:
+        self._left_out.value += 1
+        _log.error(
+            "the collector refuses a span: it is left out of the traces",
+            extra={"task": span.attributes.get(semconv.TASK_ID), "span": span.span_id, "sequence": span.end_sequence},
+        )
 
     def _note_lag(self) -> None:
         metrics.gauge("tenure_trace_export_lag_seconds", time.monotonic() - self._complete_at)

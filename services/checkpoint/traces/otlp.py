@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from enum import Enum, auto
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+import grpc
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tenure.domain import semconv
@@ -20,6 +22,7 @@ from tenure.runtime.telemetry import is_plain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.checkpoint.traces.grpc_exporter import NotingExporter
     from services.checkpoint.traces.settings import Redact
 
 _log: Final = logging.getLogger(__name__)
@@ -29,26 +32,53 @@ NOT_REDACTED: Final = "[left out: the redaction failed]"
 _SERVICE: Final = "tenure"
 _KINDS: Final = {SpanKind.INTERNAL: trace.SpanKind.INTERNAL, SpanKind.CLIENT: trace.SpanKind.CLIENT}
 
+_OF_THE_SPANS: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # mostly: larger than a message may be
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""What a collector says that took the request and cannot take these spans. All others are about the collector."""
+
+
+class Sent(Enum):
+    """What became of spans. REFUSED: fewer of them may be taken. LATER: the collector takes none now."""
+
+    TAKEN = auto()
+    REFUSED = auto()
+    LATER = auto()
+
 
 class Collector:
     """A collector of OpenTelemetry. `redact`: see docs/tracing.md; it runs in a thread, as the export does."""
 
-    def __init__(self, exporter: SpanExporter, redact: Redact | None) -> None:
+    def __init__(self, exporter: NotingExporter, redact: Redact | None) -> None:
         self._exporter, self._redact = exporter, redact
         # Equal for all replicas: a span that is exported twice is the same span.
         self._resource = Resource.create({"service.name": _SERVICE, "service.version": version("tenure")})
         self._scope = InstrumentationScope("tenure", version("tenure"))
 
-    async def send(self, spans: Sequence[TaskSpan]) -> bool:
-        """Sends spans, and returns whether the collector took them. Returns within a bounded time."""
+    async def send(self, spans: Sequence[TaskSpan]) -> Sent:
+        """Sends spans. Returns within a bounded time."""
         return await asyncio.to_thread(self._send, spans)
 
     def close(self) -> None:
         """Ends a request that is under way."""
         self._exporter.shutdown()
 
-    def _send(self, spans: Sequence[TaskSpan]) -> bool:
-        return self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+    def _send(self, spans: Sequence[TaskSpan]) -> Sent:
+        try:
+            result = self._exporter.export([self._readable(span) for span in spans])
+        except (TypeError, ValueError, OverflowError):
+            _log.exception("spans cannot be encoded", extra={"spans": len(spans)})
+            return Sent.REFUSED
+        if result is SpanExportResult.SUCCESS:
+            return Sent.TAKEN
+        return Sent.REFUSED if self._exporter.refusal in _OF_THE_SPANS else Sent.LATER
 
     def _readable(self, span: TaskSpan) -> ReadableSpan:
         failed = bool(span.error_type)
@@ -93,7 +123,7 @@ def _context(trace_id: str, span_id: str) -> trace.SpanContext:
 
 def collector_at(endpoint: str, redact: Redact | None) -> Collector:
     """Returns the collector at an endpoint."""
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from services.checkpoint.traces.grpc_exporter import NotingExporter
 
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=is_plain(endpoint), timeout=EXPORT_TIMEOUT_SECONDS)
+    exporter = NotingExporter(endpoint=endpoint, insecure=is_plain(endpoint), timeout=EXPORT_TIMEOUT_SECONDS)
     return Collector(exporter, redact)

@@ -29,7 +29,10 @@ class Projections:
         self._kept: OrderedDict[str, tuple[TraceProjection, int]] = OrderedDict()
 
     async def spans(self, due: DueTask) -> AsyncGenerator[tuple[list[TaskSpan], int], None]:
-        """Yields the spans that ended after the exported entries, page by page, with the last entry of each page."""
+        """Yields the spans that ended after the exported entries, page by page, with the last entry that is through.
+
+        Pages that are exported already have none.
+        """
         task_id = due.task.task_id
         projection, read = self._kept.pop(task_id, (TraceProjection(due.task, with_content=self._with_content), 0))
         if read > due.exported:  # another replica, or a batch that was dropped: begin again
@@ -41,8 +44,7 @@ class Projections:
             if reached == read:
                 return  # it was pruned meanwhile
             is_new, read = read >= due.exported, reached
-            if is_new:
-                yield spans, read
+            yield (spans, read) if is_new else ([], due.exported)
         if due.is_held or read < due.sequence:
             self._keep(task_id, projection, read)
 
