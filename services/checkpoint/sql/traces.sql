@@ -29,17 +29,21 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
   from change_feed f;
 
--- name: skip_gap
--- The changes after the cursor are gone: continues with the oldest, and looks at all tasks that it knows.
-with moved as (
-  update trace_feed
-     set feed_id = %(feed_id)b::text::uuid, xid = %(xid)b::bigint::text::xid8, position = %(position)b, read_at = now()
-   where one and turn = %(turn)b
-  returning turn
+-- name: make_known_due
+-- A page of the tasks that traces know becomes due; the id of its last task, or NULL after the last page.
+with page as materialized (
+  select task_id from traced_tasks where task_id > %(after)b::text::uuid order by task_id limit %(limit)b
 ), made_due as (
-  update traced_tasks set is_due = true from moved where not is_due
+  update traced_tasks c set is_due = true from page where c.task_id = page.task_id and not c.is_due
 )
-select turn from moved;
+select (select max(task_id::text) from page) from trace_feed where one and turn = %(turn)b;
+
+-- name: skip_gap
+-- The changes after the cursor are gone: continues with the oldest.
+update trace_feed
+   set feed_id = %(feed_id)b::text::uuid, xid = %(xid)b::bigint::text::xid8, position = %(position)b, read_at = now()
+ where one and turn = %(turn)b
+returning turn;
 
 -- name: read_changes
 -- The next page of all tenants, in the order of the feed: only below the oldest transaction that still runs.

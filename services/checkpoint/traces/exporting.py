@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, Sent, collector_at
 from services.checkpoint.traces.projecting import Projections
-from services.checkpoint.traces.turn import TURN_SECONDS, DueTask, Exported, ExportTurn, settled, take_turn
+from services.checkpoint.traces.turn import NO_TASK, TURN_SECONDS, DueTask, Exported, ExportTurn, settled, take_turn
 from tenure.domain import semconv
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
@@ -38,7 +38,6 @@ REFUSALS: Final = 4
 """How often the collector refuses a span alone before it is left out: it may have a fault that passes."""
 AGAIN: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=30.0)
 END_SECONDS: Final = 2.0
-FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
 class _Batch:
@@ -109,7 +108,7 @@ class TraceExporter:
 
     async def _look(self, turn: ExportTurn, collector: Collector, projections: Projections) -> bool:
         """Exports what is due. Returns whether there were spans."""
-        batch, after, has_spans = _Batch(), FIRST_ID, False
+        batch, after, has_spans = _Batch(), NO_TASK, False
         while page := await turn.due(after, TASKS_A_PAGE):
             after = page[-1].task.task_id
             batch.exported |= settled(page)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.traces import TracedTask
@@ -24,6 +25,9 @@ _log: Final = logging.getLogger(__name__)
 TRACES: Final = Queries.load("services.checkpoint", "sql/traces.sql")
 TURN_SECONDS: Final = 15.0
 CHANGES_A_PAGE: Final = 500
+KNOWN_A_PAGE: Final = 5000
+NO_TASK: Final = str(UUID(int=0))
+"""Below all ids of tasks."""
 REFRESH_SECONDS: Final = 30.0
 """How old the cursor may become without changes. It must move before the changes behind it are pruned."""
 
@@ -129,6 +133,13 @@ class ExportTurn:
     async def _skip_gap(self, feed_id: str, behind: tuple[int, int]) -> None:
         _log.warning("changes were pruned before traces read them: traces of tasks that ended then may be missing")
         metrics.count("tenure_trace_gaps_total")
+        after: str | None = NO_TASK
+        while after is not None and not self.is_lost():  # the cursor moves last: another replica begins again
+            await self.keep()
+            row = await self._write(TRACES.make_known_due, {"after": after, "limit": KNOWN_A_PAGE})
+            after = row[0] if row is not None else None
+        if self.is_lost():
+            return
         parameters = {"feed_id": feed_id, "xid": behind[0], "position": behind[1]}
         if await self._write(TRACES.skip_gap, parameters) is not None:
             self._feed_id, self._cursor = feed_id, behind
