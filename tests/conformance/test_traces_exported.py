@@ -182,14 +182,14 @@ async def test_changes_while_an_export_waits_keep_the_task_due(checkpoint: MakeC
         assert exporting_now is not None
         task_id = (await ledger.create()).task_id
         await exporting_now.read_changes()
-        [due] = await exporting_now.due(exporting.NO_TASK, 10)
+        [due] = await exporting_now.due(turn.NO_TASK, 10)
         await (await ledger.claim(task_id)).end()
         await exporting_now.read_changes()
         await exporting_now.note({task_id: turn.Exported(due.sequence, is_due=False)})
-        [again] = await exporting_now.due(exporting.NO_TASK, 10)
+        [again] = await exporting_now.due(turn.NO_TASK, 10)
         assert (again.exported, again.is_held) == (due.sequence, False)
         await exporting_now.note({task_id: turn.Exported(again.sequence, is_due=False)})
-        assert await exporting_now.due(exporting.NO_TASK, 10) == []
+        assert await exporting_now.due(turn.NO_TASK, 10) == []
 
 
 async def test_reading_what_is_exported_keeps_the_turn(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 PROGRAM: Final = Path(__file__).with_name("example_program.py")
 LOOK_SECONDS: Final = 0.02
-PATIENCE_SECONDS: Final = 60.0
+PATIENCE_SECONDS: Final = 150.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class Show:
     def _losses(self) -> int:
         """How often the task lost its worker."""
         changes = [entry for entry in self.task.entries() if isinstance(entry, TransitionEvent)]
-        return sum(change.reason in {"WORKER_LOST", "LEASE_EXPIRED"} for change in changes)
+        return sum(change.reason in {"WORKER_LOST", "LEASE_EXPIRED", "CLAIM_LOST"} for change in changes)
 
     def _check_bills(self) -> None:
         """The ledger has for each answer what the provider billed; the budget has the bills, and reserves nothing.
