@@ -60,7 +60,7 @@ async def test_absent_tools_release_the_task_before_it_looks_stuck(
     held = holding()
     parts = cast("Any", SimpleNamespace(trust=Open(), tools=Raises(Unavailable("no tools"))))
     window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
-    ledger = cast("Any", SimpleNamespace(point=ResumePoint()))
+    ledger = cast("Any", SimpleNamespace(point=ResumePoint(), call_trace=lambda _call_id: ""))
     step = tool_step.ToolStep(parts, held, ledger, TaskPolicy(), window)
     with pytest.raises(TryLater):
         async with asyncio.timeout(PATIENCE_SECONDS):
