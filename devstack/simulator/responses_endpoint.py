@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer API, which the OpenAI Agents SDK speaks unless it is told otherwise.
+"""POST /v1/responses: OpenAI's newer API, which the OpenAI Agents SDK uses by default.
 
 A request becomes one of Chat Completions, and so goes through its checks; the answer is in the form of this API.
 """
