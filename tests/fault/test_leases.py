@@ -292,9 +292,9 @@ async def test_a_cancelled_holder_releases_its_lease(leases: Leases) -> None:
 
 
 async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases: Leases) -> None:
-    async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=3) as first:
+    async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=10) as first:
         waiting = asyncio.create_task(once_held(leases, "two"))
-        await asyncio.sleep(3.5)  # longer than a lease lives without renewals
+        await asyncio.sleep(10.5)  # longer than a lease lives without renewals
         assert first.is_trusted
         assert not waiting.done()
     after = await waiting

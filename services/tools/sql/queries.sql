@@ -59,8 +59,8 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
 -- that a newer claim presents, and inserts the records. Returns what it accepted. It refuses nothing: a call that it
 -- left out has a record already, or its claim differs from the fence, and goes the way of lock_fences and lock_calls.
 -- A record that the snapshot does not see conflicts all the same.
--- `starts`: calls that their runner begins at once. They are STARTED under the same locks. started_at is read under the
--- lock of the fence, as start_calls reads it.
+-- `starts`: calls that their runner begins at once. They are STARTED under the same locks. `at` is read under the lock of
+-- the fence, as start_calls reads started_at; one reading serves both times, so that no call starts before it is accepted.
 with w as materialized (
   select *
     from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(call_ids)b::text[], %(tools)b::text[],
@@ -90,12 +90,12 @@ with w as materialized (
   union all select task_id, epoch, claim_id from raised
 ), inserted as (
   insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch,
-                     claim_id, acts_elsewhere, runner_id, started_at)
-  select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments,
-         case when w.starts then 'STARTED' else 'ACCEPTED' end, 1, w.epoch, w.claim_id, w.acts_elsewhere,
-         %(runner_id)b::uuid, case when w.starts then clock_timestamp() end
-    from w join admitted using (task_id, epoch, claim_id)
-   order by w.task_id, w.call_id
+                     claim_id, acts_elsewhere, runner_id, accepted_at, started_at)
+  select task_id, call_id, tool, effect_class, arguments_hash, arguments,
+         case when starts then 'STARTED' else 'ACCEPTED' end, 1, epoch, claim_id, acts_elsewhere, %(runner_id)b::uuid,
+         at, case when starts then at end
+    from (select w.*, clock_timestamp() as at from w join admitted using (task_id, epoch, claim_id)) as n
+   order by task_id, call_id
   on conflict (task_id, call_id) do nothing
   returning task_id, call_id
 )
