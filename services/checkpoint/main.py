@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,8 @@ from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
+from services.checkpoint.comparing import FindingKind, compare
+from services.checkpoint.grants import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.backlog import Backlog
@@ -65,7 +69,7 @@ from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.secret_box import SecretBox
 from tenure.runtime.security import Security
 from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
-from tenure.runtime.settings import Address, Secret, group, setting
+from tenure.runtime.settings import Address, ConfigurationError, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
@@ -81,6 +85,8 @@ from tenure.wire.access import access_rules
 from tenure.wire.token import TokenChecker
 
 NAME: Final = "checkpoint"
+GENERATIONS_SKIPPED: Final = 1000
+"""More than etcd can have had since any backup, and few of the eight million that there are."""
 POLL_SILENCE_SECONDS: Final = 120.0
 SWEEP_SILENCE_SECONDS: Final = 120.0
 """Of one transaction, run again after conflicts: each of its statements is given up after seconds."""
@@ -330,6 +336,31 @@ async def seal_secrets_again(process: Process, settings: CheckpointSettings) -> 
         sys.stderr.write(f"{webhook_id}: its secret cannot be read; give it a new one: tenure webhooks rotate\n")
 
 
+async def raise_after_restore(process: Process, settings: CheckpointSettings) -> None:
+    """Raises the generation above all that may have been in use since the moment of a restored ledger."""
+    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
+    generation, _ = await get_epochs(pool)
+    raised = await raise_generation(pool, generation + GENERATIONS_SKIPPED - 1, "the ledger was restored")
+    sys.stdout.write(f"generation {raised}, before {generation}\n")
+
+
+async def print_findings(process: Process, settings: CheckpointSettings) -> None:
+    """Compares the ledger with the call records on standard input, and prints a line of JSON for each finding.
+
+    Raises ConfigurationError for an input that is not of `tenure serve tools list-records`.
+    """
+    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
+    counts: Counter[str] = Counter()
+    try:
+        async for finding in compare(pool, sys.stdin):
+            counts[finding.finding] += 1
+            sys.stdout.write(f"{json.dumps(asdict(finding))}\n")
+    except ValueError as error:
+        raise ConfigurationError([str(error)]) from error
+    for kind in FindingKind:
+        sys.stderr.write(f"{kind:<13} {counts[kind]}\n")
+
+
 async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
     """Migrates the database, and gives the service's role its rights."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
@@ -339,5 +370,11 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
 
 def main() -> int:
     """Runs the service and returns the exit code."""
-    commands = {"migrate": migrate_only, "operator-key": print_operator_key, "reencrypt": seal_secrets_again}
+    commands = {
+        "migrate": migrate_only,
+        "operator-key": print_operator_key,
+        "reencrypt": seal_secrets_again,
+        "raise-generation": raise_after_restore,
+        "compare-records": print_findings,
+    }
     return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)

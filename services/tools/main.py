@@ -4,10 +4,16 @@ tenure serve tools            serves
 tenure serve tools migrate    migrates the database and ends
 tenure serve tools config     checks the config file and ends
 tenure serve tools sandbox    prints the parts of this machine's sandbox, tries to escape from it, and ends
+
+After a restore (docs/restore.md):
+
+tenure serve tools list-records       prints the call records of all tasks, for the ledger to compare
+tenure serve tools doubt-lost-calls   reads what the ledger found, and puts the calls whose records were lost in doubt
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from functools import partial
@@ -16,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
 from services.tools.calls.executing import Executor, RemoteCallFollower
+from services.tools.calls.restoring import doubt_lost_calls, list_records
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
@@ -44,6 +51,7 @@ from tenure.runtime.process import Duties
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security
 from tenure.runtime.service import instance_id, run_service, serve
+from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
@@ -73,7 +81,13 @@ def main() -> int:
     forbid_inspection()
     composing = partial(compose, environment=os.environ)
     checking = partial(check_config, environment=os.environ)
-    commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
+    commands: dict[str, Command] = {
+        "migrate": migrate_only,
+        "config": checking,
+        "sandbox": show_sandbox,
+        "list-records": print_records,
+        "doubt-lost-calls": put_in_doubt,
+    }
     return run_service("tools", ToolsSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
 
 
@@ -82,6 +96,23 @@ async def migrate_only(_process: Process, settings: ToolsSettings) -> None:
     await migrate(settings.postgres_dsn, MIGRATIONS)
     if settings.service_role:
         await Rights.of("services.tools").give(settings.postgres_dsn, settings.service_role)
+
+
+async def print_records(process: Process, settings: ToolsSettings) -> None:
+    """Prints a line of JSON for each task, with its calls."""
+    pool = await process.open(open_pool(settings.postgres_dsn, service="tools", schema=SCHEMA))
+    async for task in list_records(pool):
+        sys.stdout.write(f"{json.dumps(task)}\n")
+
+
+async def put_in_doubt(process: Process, settings: ToolsSettings) -> None:
+    """Reads findings of the ledger from standard input. Raises ConfigurationError for anything else."""
+    pool = await process.open(open_pool(settings.postgres_dsn, service="tools", schema=SCHEMA))
+    try:
+        count = await doubt_lost_calls(pool, sys.stdin)
+    except ValueError as error:
+        raise ConfigurationError([str(error)]) from error
+    sys.stdout.write(f"put in doubt: {count}\n")
 
 
 async def check_config(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from services.worker.tools_client import CallLimits, OwnCall
 from tenure.control import OwnTool
 from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
-from tenure.domain.errors import Fenced, InvalidRequest, TryLater
+from tenure.domain.errors import AlreadyExists, Fenced, InvalidRequest, TryLater
 from tenure.domain.in_doubt import is_unsettled
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
@@ -36,6 +36,10 @@ GRACE_SECONDS: Final = 30.0
 """The time beyond a tool's own timeout for its queue and its records."""
 
 UNKNOWN_TOOL_TIMEOUT_SECONDS: Final = 60.0
+OTHER_CALL: Final = (
+    "This call was not run: the tool service has the record of another call in its place, because the task was "
+    "restored to an earlier time. Effects of that time may have happened. Make the call again if it is still needed."
+)
 AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
 PATIENCE_SECONDS: Final = 60.0
 """The time without an event from the tool service after which the claim is released.
@@ -150,6 +154,8 @@ class ToolStep:
                 outcome = await self._execute_with_retries(intent, limits, call)
             except InvalidRequest as refusal:  # the model's own mistake, for example arguments beyond all limits
                 outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
+            except AlreadyExists:  # the call of a time that the ledger lost when it was restored
+                outcome = Outcome(OutcomeStatus.NOT_RUN, OTHER_CALL)
             except Fenced as refusal:
                 if not failpoint_enabled("worker.ignore_trust_window"):
                     raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.upgrade.previous_release import CONTRACT, REPOSITORY
 
-BUF = Path(sys.executable).with_name("buf")
+BUF = str(Path(sys.executable).with_name("buf"))
 
 
 def breaking(repository: Path) -> str:
