@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 from dataclasses import dataclass
@@ -39,7 +40,9 @@ class PreviousRelease:
 
     @property
     def is_in_history(self) -> bool:
-        """Whether this clone has its code."""
+        """Whether this clone has its code. An unpacked source distribution has no history at all."""
+        if shutil.which("git") is None:
+            return False
         done = subprocess.run(
             ["git", "-C", str(REPOSITORY), "cat-file", "-e", f"{self.commit}^{{commit}}"],
             capture_output=True,
