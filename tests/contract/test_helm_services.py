@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.checkpoint.traces.settings import TraceSettings
 from services.coordinator.pools import parse_pools
 from services.tools.config import read_config
 from tenure.runtime.certificate_files import CertificateFiles
@@ -314,6 +315,17 @@ def test_a_volume_of_one_node_is_released_first() -> None:
     assert strategies[""] == {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     (claim,) = manifests("").of_kind("PersistentVolumeClaim").values()
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_traces_go_where_the_values_say() -> None:
+    for protocol in ("grpc", "http/protobuf"):
+        values = {"endpoint": "http://collector:4318", "protocol": protocol}
+        documents = [each for each in render({"traces": values}) if each["kind"] == "Deployment"]
+        (template,) = [
+            each["spec"]["template"] for each in documents if each["metadata"]["name"] == f"{RELEASE}-checkpoint"
+        ]
+        read = load(TraceSettings, environment(template), prefix="TENURE_CHECKPOINT_TRACES_")
+        assert (read.endpoint, read.protocol) == (values["endpoint"], protocol)
 
 
 def test_a_pool_gets_a_certificate_of_its_own(secrets: Path) -> None:

@@ -92,6 +92,7 @@ TENURE_{{ upper .component }}_LISTEN: "0.0.0.0:{{ $port }}"
 TENURE_{{ upper .component }}_METRICS_LISTEN: "0.0.0.0:{{ add $port 1000 }}"
 {{- with .root.Values.traces.endpoint }}
 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: {{ . | quote }}
+OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: {{ $.root.Values.traces.protocol | quote }}
 {{- end }}
 {{- end }}
 
