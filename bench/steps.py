@@ -9,7 +9,7 @@ from bench.worker_steps import measure_model_runner, measure_worker_steps
 
 
 async def measure(options: Options) -> list[Section]:
-    """Returns three sections. The first one compares with no other: the model client costs many times what Tenure does."""
+    """Returns three sections. The first compares with no other: the model client costs many times what Tenure does."""
     return [
         await measure_null_steps(options),
         await measure_worker_steps(options),
