@@ -27,7 +27,7 @@ from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
 from services.worker.live_server import LiveServicer
-from services.worker.model_runner import MAX_MESSAGE_BYTES, RunnerModels
+from services.worker.model_runner import RunnerModels
 from services.worker.models import DirectModels, Models
 from services.worker.own_calls import OwnRuns
 from services.worker.replay import RecordedCalls, RecordedTools
@@ -64,6 +64,7 @@ from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_serve
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
+from tenure.wire.model_service import MAX_MESSAGE_BYTES
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1

@@ -30,7 +30,6 @@ from tenure.wire.ledger import body_to_domain
 from tenure.wire.task import usage_to_domain
 
 _log: Final = logging.getLogger(__name__)
-MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 PATIENCE_SECONDS: Final = 60.0
 """The time without a message of a model runner after which the claim is released. The call goes on, and the next owner
