@@ -74,6 +74,16 @@ def test_an_outliving_attempt_is_open_only_until_its_next_owner(state: TaskState
     assert any("while the model attempt" in message for message in messages)
 
 
+def test_a_requeue_settles_no_call_of_a_model_runner() -> None:
+    story = call_joined()
+    index = next(at for at, entry in enumerate(story.entries) if getattr(entry.body, "reason", "") == "LEASE_EXPIRED")
+    lost = replace(story.entries[index], body=facts.AttemptLost(1, TokenUsage(100)), step=1)
+    story.entries.insert(index, lost)
+    story.entries = [replace(entry, sequence=number) for number, entry in enumerate(story.entries, 1)]
+    messages = [each.message for each in verify(story.history()) if each.invariant == "I32"]
+    assert any("settles a call of a model runner" in message for message in messages)
+
+
 def test_an_attempt_of_the_worker_itself_is_never_joined() -> None:
     story = call_joined()
     index = next(at for at, entry in enumerate(story.entries) if isinstance(entry.body, facts.ModelAttempt))
