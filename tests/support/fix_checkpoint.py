@@ -143,8 +143,7 @@ class Checkpoint:
         """Open under a token, and read the whole history."""
         header: pb.OpenHeader | None = None
         entries: list[ledger_pb2.Entry] = []
-        async for part in self.stub.Open(
-            pb.OpenRequest(token=token, joins_model_calls=joins), timeout=TIMEOUT_SECONDS):
+        async for part in self.stub.Open(pb.OpenRequest(token=token, joins_model_calls=joins), timeout=TIMEOUT_SECONDS):
             if part.HasField("header"):
                 header = part.header
             entries.extend(part.page.entries)
