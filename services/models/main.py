@@ -20,7 +20,7 @@ from services.models.settings import ModelsSettings
 from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
-from services.models.usage_reports import UnreceivedReports
+from services.models.usage_reports import ModelUsageReports
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
 from tenure.model_providers.client import ModelClient
@@ -91,7 +91,7 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     checkpoint = await process.open(
         open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT), peer="checkpoint")
     )
-    reports = UnreceivedReports(checkpoint)
+    reports = ModelUsageReports(checkpoint)
     duties.start("usage reports", reports.run, silence_seconds=SILENCE_SECONDS)
     sweep = GenerationSweep(stores.pool, settings.retention_days)
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
@@ -121,7 +121,7 @@ async def _serve(
     model: ModelClient,
     duties: Duties,
     liveness: RunnerLife,
-    reports: UnreceivedReports,
+    reports: ModelUsageReports,
 ) -> Runs:
     """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
     limits: ModelCallLimits = Unlimited()
