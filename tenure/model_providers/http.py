@@ -14,6 +14,9 @@ CONNECT_TIMEOUT_SECONDS: Final = 5.0
 HTTP_ERRORS: Final = (httpx2.HTTPError, aiohttp.ClientError)
 """The errors of the client: the transport passes on those of aiohttp that httpx2 has no name for."""
 
+NO_CONNECTION: Final = (httpx2.ConnectError, httpx2.ConnectTimeout)
+"""The errors of a connection that could not be opened, so that no byte of a request was sent."""
+
 
 def open_http_client(silence_seconds: float) -> httpx2.AsyncClient:
     """Returns a client with a pool of its own. `silence_seconds`: the longest wait for the next bytes.
