@@ -43,9 +43,9 @@ LIMITS: Final = {
 HOW: Final = (
     f"{AGENTS} agents of {TENANTS} tenants call a model all the time, by the real client, at a simulator that limits "
     f"the key to {REQUESTS_PER_MINUTE} calls a minute, by requests or by output, with Anthropic's headers. An answer "
-    "takes 2 s and has 100 tokens of output, of the 8,192 that the call reserves. A refused call is repeated by the worker's "
-    "retry rule. The measurement begins a minute after the agents, when the buckets are empty. Each variant has a key "
-    "of its own; both run at once."
+    "takes 2 s and has 100 tokens of output, of the 8,192 that the call reserves. A refused call is repeated by the "
+    "worker's retry rule. The measurement begins a minute after the agents, when the buckets are empty. Each variant "
+    "has a key of its own; both run at once."
 )
 Answering = Callable[[ModelRequest, ModelCall, LimitedCall], Awaitable[object]]
 

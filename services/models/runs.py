@@ -18,7 +18,7 @@ from services.models.work import CallKey, CallWork
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, TenureError, TryLater, WrongState
 from tenure.domain.retry import FailureClass
-from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient
+from tenure.model_providers.client import ModelCall, ModelCallFailed
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
 from tenure.runtime.failpoints import failpoint
@@ -96,7 +96,6 @@ class Runs:
 
     def __init__(
         self,
-        model: ModelClient,
         limits: CallLimits,
         writers: RunWriters,
         pool: Pool,
@@ -104,7 +103,7 @@ class Runs:
         report: Callable[[UsageReport], None],
         bounds: RunBounds,
     ) -> None:
-        self._model, self._limits, self._writers, self._pool = model, limits, writers, pool
+        self._limits, self._writers, self._pool = limits, writers, pool
         self._runner_id, self._report, self._bounds = runner_id, report, bounds
         self._newest: dict[UUID, GenerationRun] = {}
         self._running: dict[asyncio.Task[None], GenerationRun] = {}
@@ -196,13 +195,13 @@ class Runs:
     async def _call(self, run: GenerationRun) -> bytes:
         """Sends the call and returns its end."""
         number = run.key.attempt.number
-        if run.state is CallState.ACCEPTED:
-            run.permit = await self._limits.admit(run.work.limited)
-            if not await self._mark_sent(run):
-                return stopped_end(number, FailureClass.INTERRUPTED)
-        await failpoint("models.before_call")
         try:
-            answer = await self._model.answer(run.work.request, run.call)
+            if run.permit is None:
+                run.permit = await self._limits.admit(run.work.limited)
+            if run.state is CallState.ACCEPTED and not await self._mark_sent(run):
+                return stopped_end(number, FailureClass.INTERRUPTED)
+            await failpoint("models.before_call")
+            answer = await run.permit.answer(run.work.request, run.call)
         except ModelCallFailed as error:
             run.failure = error
             return failure_end(number, error)

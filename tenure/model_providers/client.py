@@ -24,7 +24,7 @@ from tenure.domain.entries import ContentBlock
 from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import escaped, strict_json
-from tenure.model_providers.http import HTTP_ERRORS, NO_CONNECTION
+from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
     MAX_TOKENS,
     AnswerFold,
@@ -244,6 +244,7 @@ class ModelClient:
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0
+            failure.was_sent = not made_no_connection(error)
             raise failure from error
         return ModelAnswer(
             content=content,
@@ -355,9 +356,7 @@ def _provider_failure(error: Exception, provider: ModelProvider) -> ModelCallFai
     if isinstance(error, provider.errors.timeout):
         return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
     if isinstance(error, provider.errors.connection):
-        failure = ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
-        failure.was_sent = not isinstance(error.__cause__, NO_CONNECTION)
-        return failure
+        return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
     return None
 
 

@@ -14,8 +14,17 @@ CONNECT_TIMEOUT_SECONDS: Final = 5.0
 HTTP_ERRORS: Final = (httpx2.HTTPError, aiohttp.ClientError)
 """The errors of the client: the transport passes on those of aiohttp that httpx2 has no name for."""
 
-NO_CONNECTION: Final = (httpx2.ConnectError, httpx2.ConnectTimeout)
-"""The errors of a connection that could not be opened, so that no byte of a request was sent."""
+_NO_CONNECTION: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+def made_no_connection(error: BaseException | None) -> bool:
+    """Whether an error says that no connection was made, so that no byte of the request was sent.
+
+    It is known from the error of aiohttp: httpx2's ConnectError also stands for a server that closed the connection.
+    """
+    while error is not None and not isinstance(error, _NO_CONNECTION):
+        error = error.__cause__
+    return error is not None
 
 
 def open_http_client(silence_seconds: float) -> httpx2.AsyncClient:
