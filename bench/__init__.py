@@ -25,7 +25,8 @@ one_agent.py       one_agent: a step of one agent alone, next to the wall floor 
 wall_floor.py      three messages and three transactions, without Tenure
 echo.py            `python -m bench.echo`: the other end of those messages
 bare_steps.py      the statements of those steps, recorded and run again without the services
-worker_steps.py    steps with worker, model client and model simulator
+worker_steps.py    steps with worker, model client and model simulator, directly and by a model runner
+first_text.py      the time to the first text of a model call
 bare_agents.py     the model provider's library in a loop, without Tenure
 growth.py          growth: bytes of an early and of a late step; the time to resume a long ledger
 retention.py       retention: commits beside a prune; bytes of a task on disk

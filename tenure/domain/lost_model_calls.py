@@ -1,4 +1,4 @@
-"""Decides the bill of a lost model call, and whether a later usage report of its worker corrects the bill."""
+"""Decides whether a model call is lost with its owner, its bill, and whether a later usage report corrects the bill."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, NotFound, WrongState
 from tenure.domain.fencing import Fence
+from tenure.domain.states import TaskState
 
 ATTEMPT_OPEN: Final = "ATTEMPT_OPEN"
 ATTEMPT_SETTLED: Final = "ATTEMPT_SETTLED"
@@ -28,6 +29,14 @@ class ReportedCall:
     def input_tokens(self) -> int:
         """The tokens of the whole input, cached or not."""
         return self.usage.total - self.usage.output_tokens
+
+
+def stays_open(to_state: TaskState, *, outlives_worker: bool) -> bool:
+    """Whether an open model attempt stays open when its task moves to another state.
+
+    A task that is queued or running has a next owner, who can join a call that outlives its worker.
+    """
+    return outlives_worker and to_state in {TaskState.QUEUED, TaskState.RUNNING}
 
 
 def settle_lost(input_tokens: int, max_output_tokens: int, reported: ReportedCall | None) -> TokenUsage:

@@ -168,6 +168,13 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             "prompts that a provider was asked to count",
             result="COUNTED, or why not",
         ),
+        _counter("tenure_worker_model_calls_joined_total", _WORKER, "model calls at a model runner that were joined"),
+        _counter(
+            "tenure_worker_model_rejoins_total",
+            _WORKER,
+            "broken streams of calls at a model runner, after which the worker asked again",
+            reason="why the stream broke",
+        ),
         _gauge(
             "tenure_models_calls",
             _MODELS,
