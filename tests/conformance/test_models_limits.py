@@ -95,7 +95,7 @@ async def test_calls_wait_and_are_not_refused(simulators: list[ModelSimulator]) 
 async def test_a_herd_meets_one_refusal_each_and_one_probe(simulators: list[ModelSimulator]) -> None:
     """Nothing is known before the first refusal; afterwards one call goes alone."""
     first = simulators[0]
-    refuse(first, 10, status=429, retry_after_seconds=0.2)
+    refuse(first, 10, status=429, retry_after_seconds=3)
     async with opened([settings_of("one", first.url)]) as endpoints:
         herd = await asyncio.gather(*(ask(endpoints, limited()) for _ in range(10)), return_exceptions=True)
         assert all(isinstance(error, ModelCallFailed) for error in herd)
@@ -112,7 +112,7 @@ async def test_waiting_calls_go_in_fair_order(simulators: list[ModelSimulator]) 
     order: list[str] = []
     async with opened([settings_of("one", first.url)]) as endpoints:
         permit = await endpoints.admit(limited())
-        permit._flight.refuse(0.3)
+        permit._flight.refuse(3)
 
         async def take(name: str, **more: Any) -> None:
             taken = await endpoints.admit(limited(**more))

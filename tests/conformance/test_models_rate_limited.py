@@ -30,7 +30,7 @@ def endpoints(folder: Path, simulator: SimulatorControl) -> Path:
 async def test_a_call_waits_as_accepted_and_is_sent(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
-    simulator.order_fault(status=429, retry_after_seconds=3)
+    simulator.order_fault(status=429, retry_after_seconds=8)
     runner = await model_runner()
     refused = await runner.generate(grants.claim()).ended()
     assert refused.failure.error_class == "RATE_LIMITED"

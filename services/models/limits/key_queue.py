@@ -27,6 +27,7 @@ MAX_WAITING: Final = 20_000
 _RATE_LIMITED: Final = 429
 _FULL_RETRY_SECONDS: Final = 10.0
 _LONGEST_TIMER_SECONDS: Final = 60.0
+_SMALLEST: Final = CallSize(0, 0)
 
 
 class Caller(NamedTuple):
@@ -129,18 +130,24 @@ class KeyQueue:
             self._timer.cancel()
             self._timer = None
         while self._lines:
-            line = self._next_line()
-            call = self._lines[line][0]
-            wait = self.limiter.wait_seconds(monotonic(), call.size)
-            if wait:
-                if math.isfinite(wait):
-                    seconds = min(wait, _LONGEST_TIMER_SECONDS)
-                    self._timer = asyncio.get_running_loop().call_later(seconds, self._let_go)
+            # the order of the lines costs more than the limit, and most of the time no call may go
+            wait = self.limiter.wait_seconds(monotonic(), _SMALLEST)
+            line = None if wait else self._next_line()
+            if line is not None:
+                wait = self.limiter.wait_seconds(monotonic(), self._lines[line][0].size)
+            if line is None or wait:
+                self._wake_in(wait)
                 return
-            self._lines[line].popleft()
+            call = self._lines[line].popleft()
             if not self._lines[line]:
                 del self._lines[line]
             call.went.set_result(self._send(call.caller, call.size))
+
+    def _wake_in(self, seconds: float) -> None:
+        """Tries again later. An infinite wait ends with an answer."""
+        if math.isfinite(seconds):
+            wait = min(seconds, _LONGEST_TIMER_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(wait, self._let_go)
 
     def _next_line(self) -> Line:
         """Returns the line whose first call is next, see tenure.domain.fairness."""
