@@ -27,6 +27,8 @@ from tenure.runtime.rpc_server import draining
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 0.5
+LAST_WRITES_SECONDS: Final = 10.0
+"""How long a process that ends tries to record the ends of calls that it stopped."""
 
 
 class GenerationRun:
@@ -151,7 +153,7 @@ class Runs:
         await self._wait(self._running, seconds)
         for run in list(self._running.values()):
             run.stop(FailureClass.LOST)
-        await self._wait(self._running, seconds)
+        await self._wait(self._running, LAST_WRITES_SECONDS)
         for run in self._newest.values():
             self._report_unreceived(run)
 
@@ -176,21 +178,35 @@ class Runs:
 
     async def _work(self, run: GenerationRun) -> None:
         """Makes the call and records its end."""
-        assert run.calling is not None, "begin has started it"
+        end = await self._ended(run)
+        if end is None:
+            return
         try:
-            end = await run.calling
+            await self._record(run, end)
+        except TenureError as error:  # the process is closing, or the database refuses this end
+            _log.error("the end of a model call is not recorded", extra={"attempt": run.work.request.attempt})
+            run.conclude(None, error)
+        asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
+
+    async def _ended(self, run: GenerationRun) -> bytes | None:
+        """Returns the end of the call; None: this process gave it up before it was sent."""
+        calling, number = run.calling, run.key.attempt.number
+        assert calling is not None, "begin has started it"
+        try:
+            return await calling
         except asyncio.CancelledError:
             if run.given_up:
-                return
+                return None
             if run.stopped is None:  # the process is closing
-                run.calling.cancel()
+                calling.cancel()
                 raise
-            end = stopped_end(run.key.attempt.number, run.stopped, run.call.usage, run.call.request_id)
+            return stopped_end(number, run.stopped, run.call.usage, run.call.request_id)
+        except Exception:  # noqa: BLE001  a bug of a provider must not leave the readers without an end
+            _log.exception("a model call failed unexpectedly", extra={"attempt": run.work.request.attempt})
+            return stopped_end(number, FailureClass.LOST, run.call.usage, run.call.request_id)
         finally:
             if run.permit is not None:  # here, because a task that is cancelled before it began runs no line
                 run.permit.close(run.call.usage, run.failure)
-        await self._record(run, end)
-        asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
 
     async def _call(self, run: GenerationRun) -> bytes:
         """Sends the call and returns its end."""

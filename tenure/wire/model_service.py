@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_MESSAGE_BYTES: Final = 33 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 """The largest request that Anthropic accepts has 32 MB."""
