@@ -40,10 +40,10 @@ def state_part(found: GenerationRun | GenerationRow, *, joined: bool) -> pb.Gene
 
 
 class RunReader:
-    """One reader of one call."""
+    """One reader of one call. `epoch`: of the owner that reads."""
 
-    def __init__(self, run: GenerationRun) -> None:
-        self._run = run
+    def __init__(self, run: GenerationRun, epoch: int) -> None:
+        self._run, self._epoch = run, epoch
         self._offsets: dict[int, int] = {}
         self._usage = TokenUsage()
         self._news = asyncio.Event()
@@ -68,7 +68,7 @@ class RunReader:
                 raise run.error
             assert run.end is not None, "a call that is over has an end or an error"
             yield pb.GenerateResponse.FromString(run.end)
-            run.was_received = True  # the reader took it: else this line is not reached
+            run.received_under.add(self._epoch)  # the reader took it: else this line is not reached
         finally:
             run.readers.discard(self._news)
 

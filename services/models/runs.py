@@ -1,4 +1,4 @@
-"""The model calls of this process, from their beginning until their end was received or its usage was reported."""
+"""The model calls of this process, from their beginning until their usage is in the ledger or was reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ LAST_WRITES_SECONDS: Final = 10.0
 
 
 class GenerationRun:
-    """One call in this process. `end`: its end, once it is recorded. `error`: why readers get no end from here."""
+    """One call in this process. `end`: its end, once it is recorded. `error`: why readers get no end from here.
+
+    `received_under`: the epochs of the owners that received the end. `needs_no_report`: its usage is in the ledger, or
+    is being reported.
+    """
 
     def __init__(self, key: CallKey, work: CallWork, begun: BeginCall) -> None:
         self.key, self.work = key, work
@@ -42,7 +46,8 @@ class GenerationRun:
         self.end: bytes | None = None
         self.error: TenureError | None = None
         self.over = asyncio.Event()
-        self.was_received = False
+        self.received_under: set[int] = set()
+        self.needs_no_report = False
         self.stopped: FailureClass | None = None
         self.given_up = False
         self.permit = work.permit
@@ -133,6 +138,8 @@ class Runs:
         older = self._newest.get(admitted.key.task_id)
         if older is not None:
             older.stop(FailureClass.INTERRUPTED)  # the task has gone on without it
+            # Only its own commit of the end lets an owner begin the next call. A received end alone proves no commit.
+            older.needs_no_report |= begun.row.fence.epoch in older.received_under
         self._newest[admitted.key.task_id] = run
         run.calling = asyncio.create_task(self._call(run))
         task = asyncio.create_task(self._work(run), name=f"model call {work.request.attempt}")
@@ -155,7 +162,7 @@ class Runs:
             run.stop(FailureClass.LOST)
         await self._wait(self._running, LAST_WRITES_SECONDS)
         for run in self._newest.values():
-            self._report_unreceived(run)
+            self._report_usage(run)
 
     async def _wait(self, tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
         left = list(tasks)
@@ -254,13 +261,13 @@ class Runs:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     def _forget(self, run: GenerationRun) -> None:
-        self._report_unreceived(run)
+        self._report_usage(run)
         if self._newest.get(run.key.task_id) is run:
             del self._newest[run.key.task_id]
 
-    def _report_unreceived(self, run: GenerationRun) -> None:
-        """Reports the usage of a call whose end no reader has, or has from here."""
+    def _report_usage(self, run: GenerationRun) -> None:
+        """Reports the usage of a call that may have been settled as lost, or may be yet."""
         usage: TokenUsage = run.call.usage
-        if not run.was_received and run.over.is_set() and usage.total:
-            run.was_received = True
+        if not run.needs_no_report and run.over.is_set() and usage.total:
+            run.needs_no_report = True
             self._report(UsageReport(run.work.token, run.key, usage, run.call.request_id))

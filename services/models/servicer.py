@@ -50,7 +50,7 @@ class ModelServicer(ModelServiceServicer):
         claims, key = self._check(request.token, request.step, request.attempt_number)
         work = read_work(request, key, claims.tenant)
         verdict = await self._admit(Kind.GENERATE, claims, key, context, work)
-        async with aclosing(self._parts(key, verdict, request)) as parts:
+        async with aclosing(self._parts(key, verdict, request, claims.epoch)) as parts:
             async for part in parts:
                 yield part
 
@@ -70,7 +70,7 @@ class ModelServicer(ModelServiceServicer):
         await run.over.wait()
         if run.error is not None:
             raise run.error
-        run.was_received = True
+        run.received_under.add(claims.epoch)
         return _cancelled(run.end)
 
     async def CountInputTokens(self, request: pb.CountInputTokensRequest, _context: Any) -> pb.CountInputTokensResponse:
@@ -111,7 +111,7 @@ class ModelServicer(ModelServiceServicer):
         return await decided
 
     async def _parts(
-        self, key: CallKey, verdict: Verdict, request: pb.GenerateRequest
+        self, key: CallKey, verdict: Verdict, request: pb.GenerateRequest, epoch: int
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields the answer to Generate."""
         metrics.count("tenure_models_requests_total", way=_way(verdict))
@@ -124,10 +124,12 @@ class ModelServicer(ModelServiceServicer):
                 yield state_part(row, joined=True)
                 yield pb.GenerateResponse.FromString(row.ended or b"")
                 if (run := self._runs.find(key)) is not None:
-                    run.was_received = True
+                    run.received_under.add(epoch)
             case BeginCall() | JoinCall():
                 joined = isinstance(verdict, JoinCall) or verdict.joined
-                async with aclosing(RunReader(_must_be_here(self._runs.find(key))).parts(joined=joined)) as parts:
+                async with aclosing(
+                    RunReader(_must_be_here(self._runs.find(key)), epoch).parts(joined=joined)
+                ) as parts:
                     async for part in parts:
                         yield part
 

@@ -1,4 +1,4 @@
-"""Reports the usage of calls whose end no worker received to the ledger, for the bill alone.
+"""Reports the usage of calls whose end may not be in the ledger, for the bill alone.
 
 A task that was cancelled while it was queued has no worker that would settle its call: the ledger settled it as lost,
 with an estimate. The report replaces the estimate. A call that was settled by its answer refuses it.
@@ -111,6 +111,6 @@ class UsageReports:
             return False
         if reason != ATTEMPT_SETTLED:
             fields = {"task": str(report.key.task_id), "step": report.key.attempt.step, "why": str(error)}
-            _log.warning("the usage of a model call that no worker received could not be reported", extra=fields)
+            _log.warning("the usage of a model call could not be reported", extra=fields)
         metrics.count("tenure_models_usage_reports_total", result=reason)
         return True
