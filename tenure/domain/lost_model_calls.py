@@ -65,6 +65,7 @@ class RecordedModelCall:
     """A model attempt in the ledger: its reservation, the claim that made it, and its settlement.
 
     `is_lost`: the attempt was settled as lost. `is_reported`: a usage report has corrected its bill.
+    `outlives_worker`: a model runner made the call, which may have begun under a later claim.
     """
 
     made_under: Fence
@@ -73,15 +74,23 @@ class RecordedModelCall:
     is_settled: bool = False
     is_lost: bool = False
     is_reported: bool = False
+    outlives_worker: bool = False
+
+    def may_have_begun_under(self, claim: Fence) -> bool:
+        """Whether the call may have been made under the claim.
+
+        An owner may die between the record of the attempt and the call; then the next owner's request begins the call.
+        """
+        return self.made_under == claim or (self.outlives_worker and self.made_under.epoch < claim.epoch)
 
 
 def decide_report(call: RecordedModelCall | None, claim: Fence, usage: TokenUsage, nano_usd: int) -> bool:
-    """Whether a worker's usage report corrects the bill of a lost call; False: an earlier report already did.
+    """Whether a usage report corrects the bill of a lost call; False: an earlier report already did.
 
     Raises NotFound, WrongState or InvalidRequest. The claim need not hold the task any longer: the report changes only
     the bill of the call.
     """
-    if call is None or call.made_under != claim:
+    if call is None or not call.may_have_begun_under(claim):
         raise NotFound("this claim has no such model attempt: check step and attempt_number")
     if not call.is_settled:
         raise WrongState("the model attempt is not settled yet: report its usage again later", reason=ATTEMPT_OPEN)

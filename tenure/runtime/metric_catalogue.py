@@ -200,7 +200,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter(
             "tenure_models_usage_reports_total",
             _MODELS,
-            "reports of usage of calls whose end no worker received",
+            "reports of usage of calls whose end may not be in the ledger",
             result="what came of it",
         ),
         _counter(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tenure.domain.errors import InvalidRequest
+from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import MakeCheckpoint, answer, entry, kinds, reserve, words
@@ -105,6 +105,27 @@ async def test_a_cancel_while_queued_settles_the_attempt(checkpoint: MakeCheckpo
     await replica.stub.ReportUsage(report, timeout=60)
     task = await replica.get(task_id)
     assert (task.budget.used_tokens, task.budget.reserved_tokens) == (160, 0)
+
+
+async def test_a_later_claim_may_report_a_call_that_it_began(checkpoint: MakeCheckpoint) -> None:
+    """The owner that reserved died before its request; the next owner's began the call. Earlier claims never did."""
+    replica = await checkpoint()
+    first = await replica.claim((await replica.create(limits=LIMITS)).task_id, joins=True)
+    task_id = first.task.task_id
+    assert await replica.requeue(first)
+    owner = await replica.claim(task_id, "worker-2", joins=True)
+    await owner.commit(reserve=reserve(outlives=True))
+    assert await replica.requeue(owner)
+    joiner = await replica.claim(task_id, "worker-3", joins=True)
+    assert await replica.requeue(joiner)
+    await replica.cancel(task_id)
+    usage = task_pb2.TokenUsage(input_tokens=90, output_tokens=70)
+    report = pb.ReportUsageRequest(token=first.token, step=1, attempt_number=1, usage=usage)
+    with pytest.raises(NotFound, match="no such model attempt"):
+        await replica.stub.ReportUsage(report, timeout=60)
+    report.token.CopyFrom(joiner.token)
+    await replica.stub.ReportUsage(report, timeout=60)
+    assert (await replica.get(task_id)).budget.used_tokens == 160
 
 
 async def test_a_requeue_that_ends_the_task_bills_what_was_reported(checkpoint: MakeCheckpoint) -> None:
