@@ -58,6 +58,10 @@ class Models(Protocol):
     outlives_worker: bool
     timeout_seconds: float
 
+    @property
+    def in_reach(self) -> bool:
+        """False while this worker cannot reach what makes its calls."""
+
     def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> RunningCall:
         """Returns the call of an attempt, which its `answer` makes."""
 
@@ -99,6 +103,11 @@ class DirectModels:
     def __init__(self, client: ModelClient) -> None:
         self._client = client
         self.timeout_seconds = client.timeout_seconds
+
+    @property
+    def in_reach(self) -> bool:
+        """True: a provider that is away is a failure of the call, and the task is retried later."""
+        return True
 
     def call(self, _attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> RunningCall:
         return DirectCall(self._client, request, ModelCall(events.on_text, events.on_usage))
