@@ -27,7 +27,7 @@ _AGAIN_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
 
 
-class Liveness:
+class RunnerLife:
     """The runner row of this process. The connection is used for nothing else, so that load does not delay renewals.
 
     `on_replicas`: takes the number of living runners with each renewal.

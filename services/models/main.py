@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from services.models.endpoints.opening import open_default_endpoints, open_endpoints
 from services.models.endpoints.routing import Endpoints
 from services.models.endpoints.settings import read_endpoints
-from services.models.liveness import Liveness
+from services.models.liveness import RunnerLife
 from services.models.relay import Relay
 from services.models.runs import RunBounds, Runs, RunWriters
 from services.models.servicer import SERVICE, ModelServicer
@@ -22,7 +22,7 @@ from services.models.settings import ModelsSettings
 from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
-from services.models.usage_reports import UsageReports
+from services.models.usage_reports import ModelUsageReports
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
 from tenure.runtime import metrics
@@ -85,11 +85,11 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     checkpoint = await process.open(
         open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT), peer="checkpoint")
     )
-    reports = UsageReports(checkpoint)
+    reports = ModelUsageReports(checkpoint)
     duties.start("usage reports", reports.run, silence_seconds=SILENCE_SECONDS)
     sweep = GenerationSweep(stores.pool, settings.retention_days)
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
-    liveness = await process.open(Liveness(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
+    liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
     runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports)
     await process.run_until_stopped()
     _log.info("draining", extra=runs.count_by_state())
@@ -130,8 +130,8 @@ async def _serve(
     stores: _Stores,
     endpoints: Endpoints,
     duties: Duties,
-    liveness: Liveness,
-    reports: UsageReports,
+    liveness: RunnerLife,
+    reports: ModelUsageReports,
 ) -> Runs:
     """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
     writers = RunWriters(

@@ -22,7 +22,7 @@ def call(attempt: str, ending: str = "complete", tokens: int = 10) -> dict[str, 
     }
 
 
-def test_a_request_for_a_step_that_the_provider_knows_is_repeated() -> None:
+def test_a_second_request_of_a_step_is_repeated() -> None:
     calls = [call("t/1/1", "abandoned"), call("t/1/2"), call("t/2/1"), call("u/1/1")]
     assert ProviderRecord.of(calls) == ProviderRecord(requests=4, repeated=1, left=1, billed=4 * 13)
 
