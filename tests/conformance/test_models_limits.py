@@ -220,6 +220,21 @@ async def test_a_long_wait_moves_a_call(simulators: list[ModelSimulator]) -> Non
     assert len(first.log.calls) == 1
 
 
+async def test_a_refused_call_does_not_join_a_long_line(simulators: list[ModelSimulator]) -> None:
+    """It fails with the wait that its endpoint asks for, and its worker repeats it."""
+    first, second, _ = simulators
+    async with opened([settings_of("one", first.url, 1), settings_of("two", second.url, 2)], 1.0) as endpoints:
+        refuse(first, 2, status=529)
+        refuse(second, status=429, retry_after_seconds=60)
+        with pytest.raises(ModelCallFailed):
+            await ask(endpoints, limited())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(ModelCallFailed) as failed:
+                await ask(endpoints, limited())
+    assert failed.value.error_class == FailureClass.OVERLOADED
+    assert len(second.log.calls) == 1
+
+
 async def test_endpoints_have_their_own_names(simulators: list[ModelSimulator]) -> None:
     """The answer names the model that answered, which the bill then has."""
     first, second, _ = simulators
