@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -144,9 +143,11 @@ class Endpoints:
         return closed[min(waits)[1] if short is None else short]
 
     def has_another(self, call: LimitedCall, refused_by: frozenset[str]) -> bool:
-        """Whether an endpoint that works has not refused the call."""
+        """Whether an endpoint that works and has no long line has not refused the call."""
         return any(
-            route.endpoint.name not in refused_by and math.isclose(route.endpoint.circuit.wait_seconds(monotonic()), 0)
+            route.endpoint.name not in refused_by
+            and not route.endpoint.circuit.wait_seconds(monotonic())
+            and route.queue.expected_wait_seconds(_size(call)) <= self._longest_wait_seconds
             for route in self._routes(call)
         )
 
