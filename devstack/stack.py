@@ -210,7 +210,7 @@ class Stack:
             self._dialled("checkpoint"),
             self._dialled("tools"),
         )
-        self._tell("starting the coordinator and the model runner" if self.options.model_runner else "starting the coordinator")
+        self._tell(f"starting the coordinator{' and the model runner' * self.options.model_runner}")
         await self._start_together("coordinator", "models")
         self._known_addresses.models = self._dialled("models")
         self._known_addresses.coordinator = self._dialled("coordinator")

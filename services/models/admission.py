@@ -29,7 +29,7 @@ class Permit(Protocol):
         """Takes what the call used and how it failed. Called once, also for a call that was not sent after all."""
 
 
-class CallLimits(Protocol):
+class ModelCallLimits(Protocol):
     """Decides when a call may be sent."""
 
     def admit_now(self, call: LimitedCall) -> Permit | None:

@@ -26,7 +26,7 @@ _AGAIN_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
 
 
-class Liveness:
+class RunnerLife:
     """The runner row of this process. The connection is used for nothing else, so that load does not delay renewals."""
 
     def __init__(self, kept: DedicatedConnection, ttl_seconds: float) -> None:

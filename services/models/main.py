@@ -11,8 +11,8 @@ import os
 import sys
 from typing import Final, NamedTuple
 
-from services.models.admission import CallLimits, Unlimited
-from services.models.liveness import Liveness
+from services.models.admission import ModelCallLimits, Unlimited
+from services.models.liveness import RunnerLife
 from services.models.relay import Relay
 from services.models.runs import RunBounds, Runs, RunWriters
 from services.models.servicer import SERVICE, ModelServicer
@@ -20,7 +20,7 @@ from services.models.settings import ModelsSettings
 from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
-from services.models.usage_reports import UsageReports
+from services.models.usage_reports import UnreceivedReports
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
 from tenure.model_providers.client import ModelClient
@@ -91,11 +91,11 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     checkpoint = await process.open(
         open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT), peer="checkpoint")
     )
-    reports = UsageReports(checkpoint)
+    reports = UnreceivedReports(checkpoint)
     duties.start("usage reports", reports.run, silence_seconds=SILENCE_SECONDS)
     sweep = GenerationSweep(stores.pool, settings.retention_days)
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
-    liveness = await process.open(Liveness(stores.living, settings.runner_ttl_seconds))
+    liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds))
     runs = await _serve(process, settings, security, stores, model, duties, liveness, reports)
     await process.run_until_stopped()
     _log.info("draining", extra=runs.count_by_state())
@@ -120,11 +120,11 @@ async def _serve(
     stores: _Stores,
     model: ModelClient,
     duties: Duties,
-    liveness: Liveness,
-    reports: UsageReports,
+    liveness: RunnerLife,
+    reports: UnreceivedReports,
 ) -> Runs:
     """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
-    limits: CallLimits = Unlimited()
+    limits: ModelCallLimits = Unlimited()
     writers = RunWriters(
         sent_batcher(stores.sending, lambda: liveness.own_id), end_batcher(stores.ending, lambda: liveness.own_id)
     )

@@ -9,7 +9,7 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.models.rules import CallState, GenerationRow
+from services.models.rules import GenerationRow, ModelCallState
 from services.models.runs import GenerationRun
 from tenure.domain.budget import TokenUsage
 from tenure.v1 import model_service_pb2 as pb
@@ -20,21 +20,21 @@ GATHERED_SECONDS: Final = 0.05
 MAX_PIECE_CHARACTERS: Final = 65_536
 
 _KINDS: Final = {
-    CallState.ACCEPTED: pb.GenerationState.KIND_ACCEPTED,
-    CallState.SENT: pb.GenerationState.KIND_SENT,
-    CallState.FINISHED: pb.GenerationState.KIND_FINISHED,
+    ModelCallState.ACCEPTED: pb.GenerationState.KIND_ACCEPTED,
+    ModelCallState.SENT: pb.GenerationState.KIND_SENT,
+    ModelCallState.FINISHED: pb.GenerationState.KIND_FINISHED,
 }
 
 
-def state_part(found: GenerationRun | GenerationRow, *, joined: bool) -> pb.GenerateResponse:
+def state_part(call: GenerationRun | GenerationRow, *, joined: bool) -> pb.GenerateResponse:
     """Returns the first part: the state in which the caller found the call."""
-    is_over = isinstance(found, GenerationRun) and found.over.is_set()
+    is_over = isinstance(call, GenerationRun) and call.over.is_set()
     state = pb.GenerationState(
-        kind=_KINDS[CallState.FINISHED if is_over else found.state], joined=joined, begun_epoch=found.begun_epoch
+        kind=_KINDS[ModelCallState.FINISHED if is_over else call.state], joined=joined, begun_epoch=call.begun_epoch
     )
-    if found.sent_at is not None:
+    if call.sent_at is not None:
         moment = Timestamp()
-        moment.FromDatetime(found.sent_at)
+        moment.FromDatetime(call.sent_at)
         state.send_time.CopyFrom(moment)
     return pb.GenerateResponse(state=state)
 

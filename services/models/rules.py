@@ -28,7 +28,7 @@ class Attempt(NamedTuple):
     number: int
 
 
-class CallState(StrEnum):
+class ModelCallState(StrEnum):
     """The state of a model call."""
 
     ACCEPTED = "ACCEPTED"  # nothing was sent to the provider
@@ -45,7 +45,7 @@ class GenerationRow:
 
     fence: Fence
     attempt: Attempt
-    state: CallState
+    state: ModelCallState
     runner_id: UUID | None = None
     runner_address: str = ""
     runner_alive: bool = False
@@ -62,7 +62,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CallIntent:
     """A request under a claim. `sends_at`: when the call is sent, if it need not wait.
 
     `may_be_own`: an earlier try of this very request may have been written, and then its call has not begun.
@@ -95,7 +95,7 @@ class BeginCall:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinCall:
+class JoinRun:
     """The call is in this process."""
 
 
@@ -115,17 +115,17 @@ class EndedCall:
     lost_now: bool = False
 
 
-Verdict = BeginCall | JoinCall | RelayCall | EndedCall
+Verdict = BeginCall | JoinRun | RelayCall | EndedCall
 
 
-class Decision(NamedTuple):
+class RowDecision(NamedTuple):
     """The verdict or the refusal, and the row to write; None: it stays as it is. A refusal may raise the fence, too."""
 
     verdict: Verdict | TenureError
     written: GenerationRow | None
 
 
-def decide(row: GenerationRow, request: Request, here: Here) -> Decision:
+def decide(row: GenerationRow, request: CallIntent, here: Here) -> RowDecision:
     """Decides a request.
 
     Refuses a lower epoch and another claim of the same epoch (StaleEpoch), an attempt below the newest one (WrongState
@@ -134,19 +134,19 @@ def decide(row: GenerationRow, request: Request, here: Here) -> Decision:
     if request.fence.epoch < row.fence.epoch or (
         request.fence.epoch == row.fence.epoch and request.fence.claim_id != row.fence.claim_id
     ):
-        return Decision(stale(request.fence, row.fence), None)
+        return RowDecision(stale(request.fence, row.fence), None)
     admitted = replace(row, fence=request.fence)
     if request.attempt < row.attempt:
         verdict: Verdict | TenureError = _superseded(request.attempt, row.attempt)
     elif request.attempt > row.attempt:
         verdict = _decide_new(request, here)
-    elif row.state is CallState.FINISHED:
+    elif row.state is ModelCallState.FINISHED:
         verdict = EndedCall(admitted)
-    elif row.state is CallState.ACCEPTED:
+    elif row.state is ModelCallState.ACCEPTED:
         verdict = _decide_accepted(admitted, request, here)
     else:
         verdict = _decide_sent(admitted, request, here)
-    return Decision(verdict, _written(row, admitted, verdict))
+    return RowDecision(verdict, _written(row, admitted, verdict))
 
 
 def _written(row: GenerationRow, admitted: GenerationRow, verdict: Verdict | TenureError) -> GenerationRow | None:
@@ -155,30 +155,30 @@ def _written(row: GenerationRow, admitted: GenerationRow, verdict: Verdict | Ten
     return None if admitted == row else admitted
 
 
-def _superseded(asked: Attempt, newest: Attempt) -> WrongState:
+def _superseded(attempt: Attempt, newest: Attempt) -> WrongState:
     return WrongState(
-        f"attempt {asked.number} of step {asked.step} is over: attempt {newest.number} of step {newest.step} of this "
-        "task has begun",
+        f"attempt {attempt.number} of step {attempt.step} is over: attempt {newest.number} of step {newest.step} of "
+        "this task has begun",
         reason=ATTEMPT_SUPERSEDED,
     )
 
 
-def _decide_new(request: Request, here: Here) -> Verdict | TenureError:
+def _decide_new(request: CallIntent, here: Here) -> Verdict | TenureError:
     """Decides the first request of an attempt. A cancelled attempt has an end from now on, so it never begins."""
     if request.kind is Kind.CANCEL:
         end = stopped_end(request.attempt.number, FailureClass.INTERRUPTED)
-        return EndedCall(GenerationRow(request.fence, request.attempt, CallState.FINISHED, ended=end))
+        return EndedCall(GenerationRow(request.fence, request.attempt, ModelCallState.FINISHED, ended=end))
     return _begin(request, here, request.fence.epoch, joined=False)
 
 
-def _begin(request: Request, here: Here, begun_epoch: int, *, joined: bool) -> Verdict | TenureError:
+def _begin(request: CallIntent, here: Here, begun_epoch: int, *, joined: bool) -> Verdict | TenureError:
     refusal = here.refuse_new()
     if refusal is not None:
         return refusal
     row = GenerationRow(
         request.fence,
         request.attempt,
-        CallState.ACCEPTED if request.sends_at is None else CallState.SENT,
+        ModelCallState.ACCEPTED if request.sends_at is None else ModelCallState.SENT,
         runner_id=here.runner_id,
         begun_epoch=begun_epoch,
         sent_at=request.sends_at,
@@ -186,33 +186,33 @@ def _begin(request: Request, here: Here, begun_epoch: int, *, joined: bool) -> V
     return BeginCall(row, joined)
 
 
-def _decide_accepted(row: GenerationRow, request: Request, here: Here) -> Verdict | TenureError:
+def _decide_accepted(row: GenerationRow, request: CallIntent, here: Here) -> Verdict | TenureError:
     """Decides a call that was not sent: any replica may cancel it, and take it over from a runner that is gone."""
     if request.kind is Kind.CANCEL:
         end = stopped_end(row.attempt.number, FailureClass.INTERRUPTED)
-        return EndedCall(replace(row, state=CallState.FINISHED, runner_id=None, ended=end))
+        return EndedCall(replace(row, state=ModelCallState.FINISHED, runner_id=None, ended=end))
     if row.runner_id == here.runner_id:
-        return JoinCall() if here.runs() else _begin(request, here, row.begun_epoch, joined=True)
+        return JoinRun() if here.runs() else _begin(request, here, row.begun_epoch, joined=True)
     if row.runner_id is not None and row.runner_alive:
         return _relay(row, row.runner_id, request)
     return _begin(request, here, row.begun_epoch, joined=True)
 
 
-def _decide_sent(row: GenerationRow, request: Request, here: Here) -> Verdict | TenureError:
+def _decide_sent(row: GenerationRow, request: CallIntent, here: Here) -> Verdict | TenureError:
     """Decides a call that was sent, or that may have been."""
     assert row.runner_id is not None, "the schema requires it"
     if row.runner_id == here.runner_id and here.runs():
-        return JoinCall()
+        return JoinRun()
     if row.runner_id == here.runner_id and request.may_be_own and request.kind is Kind.GENERATE:
         return _begin(request, here, row.begun_epoch, joined=False)
     if row.runner_id != here.runner_id and row.runner_alive:
         return _relay(row, row.runner_id, request)
     # The runner is dead; or it is this process, which did not learn that its write had succeeded, and sent nothing.
     end = stopped_end(row.attempt.number, FailureClass.LOST)
-    return EndedCall(replace(row, state=CallState.FINISHED, ended=end), lost_now=True)
+    return EndedCall(replace(row, state=ModelCallState.FINISHED, ended=end), lost_now=True)
 
 
-def _relay(row: GenerationRow, runner_id: UUID, request: Request) -> Verdict | TenureError:
+def _relay(row: GenerationRow, runner_id: UUID, request: CallIntent) -> Verdict | TenureError:
     if request.was_relayed:
         return Unavailable(
             "the call is at another model runner, which was expected here; repeat the request",

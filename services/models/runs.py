@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from services.models.admission import CallLimits
+from services.models.admission import ModelCallLimits
 from services.models.ends import answer_end, failure_end, outcome_of, stopped_end
-from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, CallState
+from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState
 from services.models.store import AdmittedRequest, EndMark, SentMark, give_up_calls, recorded_end
-from services.models.usage_reports import UsageReport
-from services.models.work import CallKey, CallWork
+from services.models.usage_reports import UnreceivedUsage
+from services.models.work import CallWork, ModelCallKey
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, TenureError, TryLater, WrongState
 from tenure.domain.retry import FailureClass
@@ -38,7 +38,7 @@ class GenerationRun:
     is being reported.
     """
 
-    def __init__(self, key: CallKey, work: CallWork, begun: BeginCall) -> None:
+    def __init__(self, key: ModelCallKey, work: CallWork, begun: BeginCall) -> None:
         self.key, self.work = key, work
         self.begun_epoch, self.state, self.sent_at = begun.row.begun_epoch, begun.row.state, begun.row.sent_at
         self.call = ModelCall(on_text=self._append, on_usage=self.wake)
@@ -104,11 +104,11 @@ class Runs:
     def __init__(
         self,
         model: ModelClient,
-        limits: CallLimits,
+        limits: ModelCallLimits,
         writers: RunWriters,
         pool: Pool,
         runner_id: UUID,
-        report: Callable[[UsageReport], None],
+        report: Callable[[UnreceivedUsage], None],
         bounds: RunBounds,
     ) -> None:
         self._model, self._limits, self._writers, self._pool = model, limits, writers, pool
@@ -117,7 +117,7 @@ class Runs:
         self._running: dict[asyncio.Task[None], GenerationRun] = {}
         self._is_draining = False
 
-    def find(self, key: CallKey) -> GenerationRun | None:
+    def find(self, key: ModelCallKey) -> GenerationRun | None:
         """Returns the call if it runs here, or has ended here lately."""
         run = self._newest.get(key.task_id)
         return run if run is not None and run.key == key and not run.given_up else None
@@ -149,7 +149,7 @@ class Runs:
 
     def count_by_state(self) -> dict[str, int]:
         """Returns the number of running calls by state."""
-        counts = dict.fromkeys((CallState.ACCEPTED.value, CallState.SENT.value), 0)
+        counts = dict.fromkeys((ModelCallState.ACCEPTED.value, ModelCallState.SENT.value), 0)
         for run in self._running.values():
             counts[run.state.value] += 1
         return counts
@@ -157,7 +157,7 @@ class Runs:
     async def drain(self, seconds: float) -> None:
         """Begins no more calls, gives up those that were not sent, and waits for the others; then stops them."""
         self._is_draining = True
-        await self._give_up([run for run in self._running.values() if run.state is CallState.ACCEPTED])
+        await self._give_up([run for run in self._running.values() if run.state is ModelCallState.ACCEPTED])
         await self._wait(self._running, seconds)
         for run in list(self._running.values()):
             run.stop(FailureClass.LOST)
@@ -219,7 +219,7 @@ class Runs:
     async def _call(self, run: GenerationRun) -> bytes:
         """Sends the call and returns its end."""
         number = run.key.attempt.number
-        if run.state is CallState.ACCEPTED:
+        if run.state is ModelCallState.ACCEPTED:
             run.permit = await self._limits.admit(run.work.limited)
             if not await self._mark_sent(run):
                 return stopped_end(number, FailureClass.INTERRUPTED)
@@ -236,7 +236,7 @@ class Runs:
         sent_at = datetime.now(UTC)
         if not await self._writers.sent_marks.submit(SentMark(run.key, sent_at)):
             return False
-        run.state, run.sent_at = CallState.SENT, sent_at
+        run.state, run.sent_at = ModelCallState.SENT, sent_at
         return True
 
     async def _record(self, run: GenerationRun, end: bytes) -> None:
@@ -253,7 +253,7 @@ class Runs:
         else:
             run.conclude(other)
 
-    async def _read_end(self, key: CallKey) -> bytes | None:
+    async def _read_end(self, key: ModelCallKey) -> bytes | None:
         while True:
             try:
                 return await recorded_end(self._pool, key)
@@ -271,4 +271,4 @@ class Runs:
         usage: TokenUsage = run.call.usage
         if not run.needs_no_report and run.over.is_set() and usage.total:
             run.needs_no_report = True
-            self._report(UsageReport(run.work.token, run.key, usage, run.call.request_id))
+            self._report(UnreceivedUsage(run.work.token, run.key, usage, run.call.request_id))

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from services.models.admission import CallLimits
+from services.models.admission import ModelCallLimits
 from services.models.reading import RunReader, state_part
 from services.models.relay import Relay, was_relayed
-from services.models.rules import Attempt, BeginCall, EndedCall, JoinCall, Kind, RelayCall, Request, Verdict
+from services.models.rules import Attempt, BeginCall, CallIntent, EndedCall, JoinRun, Kind, RelayCall, Verdict
 from services.models.runs import GenerationRun, Runs
 from services.models.store import AdmittedRequest
-from services.models.work import CallKey, CallWork, read_prompt, read_work
+from services.models.work import CallWork, ModelCallKey, read_prompt, read_work
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, PermissionDenied
 from tenure.domain.fencing import Claims
@@ -42,7 +42,7 @@ class ModelServicer(ModelServiceServicer):
         runs: Runs,
         relay: Relay,
         model: ModelClient,
-        limits: CallLimits,
+        limits: ModelCallLimits,
     ) -> None:
         self._tokens, self._requests, self._runs, self._relay = tokens, requests, runs, relay
         self._model, self._limits = model, limits
@@ -81,14 +81,14 @@ class ModelServicer(ModelServiceServicer):
         return pb.CountInputTokensResponse(input_tokens=await self._model.count(read_prompt(request.prompt)))
 
     async def _admit(
-        self, kind: Kind, claims: Claims, key: CallKey, context: Any, work: CallWork | None = None
+        self, kind: Kind, claims: Claims, key: ModelCallKey, context: Any, work: CallWork | None = None
     ) -> Verdict:
         """Decides a request under the lock of the task's row. A new call that need not wait is SENT from then on."""
         if work is not None and self._runs.refuse_new() is None and self._runs.find(key) is None:
             work.permit = self._limits.admit_now(work.limited)
         sends_at = datetime.now(UTC) if work is not None and work.permit is not None else None
-        asked = Request(kind, claims.fence, key.attempt, sends_at, was_relayed=was_relayed(context))
-        admitted = AdmittedRequest(key, claims.tenant, asked, work)
+        intent = CallIntent(kind, claims.fence, key.attempt, sends_at, was_relayed=was_relayed(context))
+        admitted = AdmittedRequest(key, claims.tenant, intent, work)
         return await self._decided(admitted)
 
     async def _decided(self, admitted: AdmittedRequest) -> Verdict:
@@ -113,7 +113,7 @@ class ModelServicer(ModelServiceServicer):
         return await decided
 
     async def _parts(
-        self, key: CallKey, verdict: Verdict, request: pb.GenerateRequest, epoch: int
+        self, key: ModelCallKey, verdict: Verdict, request: pb.GenerateRequest, epoch: int
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields the answer to Generate."""
         metrics.count("tenure_models_requests_total", way=_way(verdict))
@@ -127,18 +127,18 @@ class ModelServicer(ModelServiceServicer):
                 yield pb.GenerateResponse.FromString(row.ended or b"")
                 if (run := self._runs.find(key)) is not None:
                     run.received_under.add(epoch)
-            case BeginCall() | JoinCall():
-                joined = isinstance(verdict, JoinCall) or verdict.joined
+            case BeginCall() | JoinRun():
+                joined = isinstance(verdict, JoinRun) or verdict.joined
                 async with aclosing(
                     RunReader(_must_be_here(self._runs.find(key)), epoch).parts(joined=joined)
                 ) as parts:
                     async for part in parts:
                         yield part
 
-    def _check(self, token: token_pb2.FencingToken, step: int, attempt_number: int) -> tuple[Claims, CallKey]:
+    def _check(self, token: token_pb2.FencingToken, step: int, attempt_number: int) -> tuple[Claims, ModelCallKey]:
         claims = self._tokens.check(token)
         try:
-            return claims, CallKey(UUID(claims.task_id), Attempt(step, attempt_number))
+            return claims, ModelCallKey(UUID(claims.task_id), Attempt(step, attempt_number))
         except ValueError as error:
             raise PermissionDenied(
                 f"the fencing token is for {claims.resource!r}, which is not a task; present a task's token",
@@ -151,7 +151,7 @@ def _way(verdict: Verdict) -> str:
     match verdict:
         case BeginCall(_, joined):
             return "TAKEN_OVER" if joined else "BEGUN"
-        case JoinCall():
+        case JoinRun():
             return "JOINED"
         case RelayCall():
             return "RELAYED"

@@ -14,17 +14,17 @@ from uuid import UUID
 from services.models.rules import (
     Attempt,
     BeginCall,
-    CallState,
-    Decision,
+    CallIntent,
     EndedCall,
     GenerationRow,
     Here,
-    Request,
+    ModelCallState,
+    RowDecision,
     Verdict,
     decide,
 )
 from services.models.statements import QUERIES
-from services.models.work import CallKey, CallWork
+from services.models.work import CallWork, ModelCallKey
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
 from tenure.runtime import metrics
@@ -41,9 +41,9 @@ _SIZE_BYTES: Final = 256
 class AdmittedRequest:
     """A request to be decided. `work`: what a call needs to begin here; None for a cancellation."""
 
-    key: CallKey
+    key: ModelCallKey
     tenant: str
-    request: Request
+    request: CallIntent
     work: CallWork | None = None
 
 
@@ -51,7 +51,7 @@ class RequestBatcher(NamedTuple):
     """How a process decides: what runs here, and what begins a call. `begin` must not wait and must not raise."""
 
     runner_id: Callable[[], UUID]
-    runs: Callable[[CallKey], bool]
+    runs: Callable[[ModelCallKey], bool]
     refuse_new: Callable[[], TenureError | None]
     begin: Callable[[AdmittedRequest, BeginCall], None]
 
@@ -83,7 +83,7 @@ class RequestBatcher(NamedTuple):
 
         return Batcher("requests", write, key=lambda one: one.key.task_id, size=lambda _: _SIZE_BYTES)
 
-    def _decide(self, row: GenerationRow, one: AdmittedRequest, runner_id: UUID) -> Decision:
+    def _decide(self, row: GenerationRow, one: AdmittedRequest, runner_id: UUID) -> RowDecision:
         """Decides under the lock of the row: a call that ends here meanwhile has not recorded its end yet."""
         return decide(row, one.request, Here(runner_id, lambda: self.runs(one.key), self.refuse_new))
 
@@ -115,10 +115,12 @@ async def _lock(postgres: Connection, batch: Sequence[AdmittedRequest]) -> dict[
 
 
 def _row(epoch: int, claim_id: str, step: int, number: int, state: str, *rest: Any) -> GenerationRow:
-    return GenerationRow(Fence(epoch, claim_id), Attempt(step, number), CallState(state), *rest)
+    return GenerationRow(Fence(epoch, claim_id), Attempt(step, number), ModelCallState(state), *rest)
 
 
-async def _write(postgres: Connection, rows: Mapping[UUID, GenerationRow], decisions: Mapping[UUID, Decision]) -> None:
+async def _write(
+    postgres: Connection, rows: Mapping[UUID, GenerationRow], decisions: Mapping[UUID, RowDecision]
+) -> None:
     """Writes the rows that changed. An end that is recorded already is not written again."""
     written = {task_id: made.written for task_id, made in decisions.items() if made.written is not None}
     raised = {
@@ -154,7 +156,7 @@ def _fence_columns(rows: Mapping[UUID, GenerationRow]) -> dict[str, object]:
 class SentMark(NamedTuple):
     """The SENT mark of a call that had to wait."""
 
-    key: CallKey
+    key: ModelCallKey
     sent_at: datetime
 
 
@@ -184,7 +186,7 @@ def sent_batcher(kept: DedicatedConnection, runner_id: Callable[[], UUID]) -> Ba
 class EndMark(NamedTuple):
     """The end of a call."""
 
-    key: CallKey
+    key: ModelCallKey
     ended: bytes
 
 
@@ -215,7 +217,7 @@ def end_batcher(kept: DedicatedConnection, runner_id: Callable[[], UUID]) -> Bat
     )
 
 
-def _key_columns(keys: Sequence[CallKey]) -> dict[str, object]:
+def _key_columns(keys: Sequence[ModelCallKey]) -> dict[str, object]:
     return {
         "ordinals": Int4s(range(len(keys))),
         "task_ids": Uuids(key.task_id for key in keys),
@@ -224,13 +226,13 @@ def _key_columns(keys: Sequence[CallKey]) -> dict[str, object]:
     }
 
 
-async def give_up_calls(pool: Pool, keys: Sequence[CallKey], runner_id: UUID) -> None:
+async def give_up_calls(pool: Pool, keys: Sequence[ModelCallKey], runner_id: UUID) -> None:
     """Gives up calls that were not sent, so that any replica takes them over."""
     async with connection(pool) as postgres:
         await postgres.execute(QUERIES.give_up, {"task_ids": [key.task_id for key in keys], "runner_id": runner_id})
 
 
-async def recorded_end(pool: Pool, key: CallKey) -> bytes | None:
+async def recorded_end(pool: Pool, key: ModelCallKey) -> bytes | None:
     """Returns the recorded end of a call; None: a later attempt has begun."""
     parameters = {"task_id": key.task_id, "step": key.attempt.step, "attempt_number": key.attempt.number}
     async with connection(pool) as postgres:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, Never
 
-from services.models.work import CallKey
+from services.models.work import ModelCallKey
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import TenureError, TryLater
 from tenure.domain.lost_model_calls import ATTEMPT_OPEN, ATTEMPT_SETTLED
@@ -37,25 +37,25 @@ _PAUSE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class UsageReport:
+class UnreceivedUsage:
     """The usage of one call, with the token that began it."""
 
     token: token_pb2.FencingToken
-    key: CallKey
+    key: ModelCallKey
     usage: TokenUsage
     provider_request_id: str
     noted_at: float = field(default_factory=monotonic)
 
 
-class UsageReports:
+class UnreceivedReports:
     """Sends usage reports; start `run` as a duty. A report that is not accepted in time is dropped."""
 
     def __init__(self, checkpoint: TenureChannel) -> None:
         self._stub: Any = grpc_pb.CheckpointServiceStub(checkpoint)
-        self._waiting: deque[UsageReport] = deque()
+        self._waiting: deque[UnreceivedUsage] = deque()
         self._has_reports = asyncio.Event()
 
-    def note(self, report: UsageReport) -> None:
+    def note(self, report: UnreceivedUsage) -> None:
         """Queues a report."""
         if len(self._waiting) >= MAX_WAITING:
             metrics.count("tenure_models_usage_reports_total", result="DROPPED")
@@ -88,7 +88,7 @@ class UsageReports:
             async with asyncio.timeout(seconds):
                 await self.send_waiting()
 
-    async def _send(self, report: UsageReport) -> bool:
+    async def _send(self, report: UnreceivedUsage) -> bool:
         """Sends a report. Returns whether it is done with."""
         request = pb.ReportUsageRequest(
             token=report.token,
@@ -104,7 +104,7 @@ class UsageReports:
         metrics.count("tenure_models_usage_reports_total", result="TAKEN")
         return True
 
-    def _is_final(self, report: UsageReport, error: TenureError | PeerFailed) -> bool:
+    def _is_final(self, report: UnreceivedUsage, error: TenureError | PeerFailed) -> bool:
         reason = error.reason if isinstance(error, TenureError) else "PEER_FAILED"
         may_be_taken_yet = isinstance(error, TryLater | PeerFailed) or reason == ATTEMPT_OPEN
         if may_be_taken_yet and monotonic() - report.noted_at < TRIED_SECONDS:

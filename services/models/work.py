@@ -16,7 +16,7 @@ from tenure.v1 import token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, seconds
 
 
-class CallKey(NamedTuple):
+class ModelCallKey(NamedTuple):
     """One model call."""
 
     task_id: UUID
@@ -33,7 +33,7 @@ class CallWork:
     permit: Permit | None = None
 
 
-def read_work(request: pb.GenerateRequest, key: CallKey, tenant: str) -> CallWork:
+def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> CallWork:
     """Reads what to send. Raises InvalidRequest for a prompt that no provider could be sent."""
     name = f"{key.task_id}/{key.attempt.step}/{key.attempt.number}"
     model_request = read_prompt(

@@ -13,6 +13,9 @@ from tests.support.fix_models import StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 
+SLOW: dict[str, Any] = {"model": "sim-slow"}
+"""A prompt whose answer has a hundred pieces."""
+
 
 def slow(simulator: SimulatorControl, milliseconds: int = 3000) -> None:
     """The next answers take so long."""
@@ -45,10 +48,10 @@ async def test_a_higher_epoch_joins_with_the_text_so_far(
     slow(simulator)
     runner = await model_runner()
     owner = grants.claim()
-    first = await runner.generate(owner).speaking()
+    first = await runner.generate(owner, **SLOW).speaking()
     had = first.text
     await first.disconnect()
-    second = await runner.generate(grants.claim(owner.task_id, epoch=11)).speaking()
+    second = await runner.generate(grants.claim(owner.task_id, epoch=11), **SLOW).speaking()
     assert second.state.joined
     assert second.state.begun_epoch == 10
     assert second.text.startswith(had)
@@ -65,11 +68,11 @@ async def test_a_stale_claim_starts_joins_and_cancels_nothing(
     stale = grants.claim()
     same_epoch = grants.claim(stale.task_id, epoch=11)  # as a restored etcd may grant twice
     newest = grants.claim(stale.task_id, epoch=11)
-    call = await runner.generate(newest).speaking()
+    call = await runner.generate(newest, **SLOW).speaking()
     for owner in (stale, same_epoch):
         for step in (1, 2):
             with pytest.raises(StaleEpoch):
-                await runner.generate(owner, step).ended()
+                await runner.generate(owner, step, **SLOW).ended()
             with pytest.raises(StaleEpoch):
                 await runner.cancel(owner, step)
     assert (await call.ended()).HasField("answer")
@@ -115,11 +118,11 @@ async def test_the_provider_is_asked_once_under_repeats(
     slow(simulator, 1500)
     runner = await model_runner()
     owner = grants.claim()
-    calls = [runner.generate(owner) for _ in range(20)]
+    calls = [runner.generate(owner, **SLOW) for _ in range(20)]
     await calls[0].speaking()
     for call in calls[:10]:
         await call.disconnect()
-    calls.append(runner.generate(grants.claim(owner.task_id, epoch=11)))
+    calls.append(runner.generate(grants.claim(owner.task_id, epoch=11), **SLOW))
     ends = await asyncio.gather(*(call.ended() for call in calls[10:]))
     assert len({end.SerializeToString() for end in ends}) == 1
     assert len(simulator.calls()) == 1

@@ -16,7 +16,7 @@ from tenure.domain.errors import Unavailable
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceServicer, add_CheckpointServiceServicer_to_server
-from tests.conformance.test_models_calls import slow
+from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
@@ -36,13 +36,13 @@ async def test_a_cancelled_call_ends_with_its_usage(
     slow(simulator, 30_000)
     runner = await model_runner()
     owner = grants.claim()
-    call = await runner.generate(owner).speaking()
+    call = await runner.generate(owner, **SLOW).speaking()
     response = await runner.cancel(owner)
     assert response.failure.error_class == "INTERRUPTED"
     assert response.failure.usage.input_tokens
     assert (await call.ended()).failure == response.failure
     assert (await runner.cancel(owner)) == response
-    assert (await runner.generate(owner).ended()).failure == response.failure
+    assert (await runner.generate(owner, **SLOW).ended()).failure == response.failure
     await until(lambda: bool(simulator.calls()))
     assert [request["ending"] for request in simulator.calls()] == ["abandoned"]
 
@@ -88,16 +88,16 @@ async def test_a_drained_runner_finishes_what_it_sent(
     slow(simulator, 4000)
     runner = await model_runner()
     owner = grants.claim()
-    call = await runner.generate(owner).speaking()
+    call = await runner.generate(owner, **SLOW).speaking()
     runner.process.signal(signal.SIGTERM)
     await runner.process.logged("draining")
     with pytest.raises(Unavailable):
-        await runner.generate(grants.claim()).ended()
+        await runner.generate(grants.claim(), **SLOW).ended()
     assert (await call.ended()).HasField("answer")
     assert await runner.process.wait() == 0
     assert len(simulator.calls()) == 1
     other = await model_runner()
-    recorded = other.generate(grants.claim(owner.task_id, epoch=11))
+    recorded = other.generate(grants.claim(owner.task_id, epoch=11), **SLOW)
     assert await recorded.ended() == call.parts[-1]
 
 
@@ -107,13 +107,13 @@ async def test_calls_longer_than_the_drain_are_lost_with_usage(
     slow(simulator, 60_000)
     runner = await model_runner(drain_seconds=0.5)
     owner = grants.claim()
-    call = await runner.generate(owner).speaking()
+    call = await runner.generate(owner, **SLOW).speaking()
     assert await runner.process.stop() == 0
     failure = (await call.ended()).failure
     assert (failure.error_class, failure.retryable) == ("LOST", True)
     assert failure.usage.input_tokens
     other = await model_runner()
-    assert (await other.generate(owner).ended()).failure == failure
+    assert (await other.generate(owner, **SLOW).ended()).failure == failure
 
 
 async def test_an_end_waits_for_postgres(
@@ -123,14 +123,14 @@ async def test_an_end_waits_for_postgres(
     slow(simulator, 2000)
     runner = await model_runner(postgres_dsn=own_postgres.dsn())
     owner = grants.claim()
-    call = await runner.generate(owner).speaking()
+    call = await runner.generate(owner, **SLOW).speaking()
     await asyncio.to_thread(own_postgres.kill)
     await until(lambda: bool(simulator.calls()))
     assert not call.is_over
     await asyncio.to_thread(own_postgres.start)
     end = await call.ended()
     assert end.HasField("answer")
-    assert (await runner.generate(grants.claim(owner.task_id, epoch=11)).ended()) == end
+    assert (await runner.generate(grants.claim(owner.task_id, epoch=11), **SLOW).ended()) == end
     assert len(simulator.calls()) == 1
 
 
@@ -158,8 +158,8 @@ async def test_usage_that_no_worker_received_is_reported(
     try:
         runner = await model_runner(checkpoint_address=f"127.0.0.1:{port}", report_seconds=1)
         received, abandoned = grants.claim(), grants.claim()
-        await (await runner.generate(abandoned).speaking()).disconnect()
-        await runner.generate(received).ended()
+        await (await runner.generate(abandoned, **SLOW).speaking()).disconnect()
+        await runner.generate(received, **SLOW).ended()
         await until(lambda: bool(ledger.reports))
         await runner.process.stop()  # the last chance of a second report
     finally:

@@ -13,7 +13,7 @@ from tenure.domain.fencing import LEASE_PREFIX, Audience, Claims
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import tool_pb2
 from tenure.wire.token import sign_claims
-from tests.conformance.test_models_calls import slow
+from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import HELLO, StartModels, generate_request
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
@@ -99,11 +99,11 @@ async def test_more_calls_than_the_runner_makes_are_refused(
     slow(simulator, 30_000)
     runner = await model_runner(max_calls=1)
     owner = grants.claim()
-    await runner.generate(owner).speaking()
+    await runner.generate(owner, **SLOW).speaking()
     with pytest.raises(LimitReached) as refused:
-        await runner.generate(grants.claim()).ended()
+        await runner.generate(grants.claim(), **SLOW).ended()
     assert refused.value.reason == "TOO_MANY_CALLS"
-    await runner.generate(owner).speaking()  # to join needs no place
+    await runner.generate(owner, **SLOW).speaking()  # to join needs no place
     assert len(simulator.running()) == 1
 
 

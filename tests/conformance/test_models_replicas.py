@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import StaleEpoch, TryLater
-from tests.conformance.test_models_calls import slow
+from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import ModelReplica, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
@@ -21,7 +21,7 @@ async def ended_at_last(runner: ModelReplica, owner: Owner) -> Any:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
-                return await runner.generate(owner).ended()
+                return await runner.generate(owner, **SLOW).ended()
             except TryLater:
                 await asyncio.sleep(0.2)
 
@@ -32,8 +32,8 @@ async def test_another_replica_relays_the_call(
     slow(simulator, 4000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
-    first = await one.generate(owner).speaking()
-    relayed = await other.generate(grants.claim(owner.task_id, epoch=11)).speaking()
+    first = await one.generate(owner, **SLOW).speaking()
+    relayed = await other.generate(grants.claim(owner.task_id, epoch=11), **SLOW).speaking()
     assert relayed.state.joined
     assert relayed.text.startswith(first.text[:1])
     assert await relayed.ended() == await first.ended()
@@ -47,7 +47,7 @@ async def test_another_replica_cancels_the_call(
     slow(simulator, 30_000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
-    call = await one.generate(owner).speaking()
+    call = await one.generate(owner, **SLOW).speaking()
     newest = grants.claim(owner.task_id, epoch=11)
     response = await other.cancel(newest)
     assert response.failure.error_class == "INTERRUPTED"
@@ -63,12 +63,12 @@ async def test_a_killed_runners_call_is_lost_once(
     slow(simulator, 30_000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
-    await one.generate(owner).speaking()
+    await one.generate(owner, **SLOW).speaking()
     await one.process.kill()
     ends = await asyncio.gather(*(ended_at_last(other, owner) for _ in range(5)))
     assert {end.failure.error_class for end in ends} == {"LOST"}
     assert ends[0].failure.retryable
-    assert (await other.generate(owner, 1, 2).begun()).state.joined is False
+    assert (await other.generate(owner, 1, 2, **SLOW).begun()).state.joined is False
     await _asked(simulator, 2)
 
 
@@ -85,7 +85,7 @@ async def test_a_runner_that_restarts_replaces_its_former_life(
     slow(simulator, 30_000)
     runner = await model_runner(runner_ttl_seconds=3600)
     owner = grants.claim()
-    await runner.generate(owner).speaking()
+    await runner.generate(owner, **SLOW).speaking()
     await runner.process.kill()
     await runner.process.start_again()
     assert (await ended_at_last(runner, owner)).failure.error_class == "LOST"
@@ -97,13 +97,13 @@ async def test_a_frozen_runner_does_not_replace_the_lost_end(
     slow(simulator, 3000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
-    stale = await one.generate(owner).speaking()
+    stale = await one.generate(owner, **SLOW).speaking()
     one.freeze()
     lost = await ended_at_last(other, owner)
     assert lost.failure.error_class == "LOST"
     one.process.signal(signal.SIGCONT)
     assert await stale_end(stale) in (lost, None)
-    assert await one.generate(owner).ended() == lost
+    assert await one.generate(owner, **SLOW).ended() == lost
 
 
 async def stale_end(call: ReadCall) -> Any:

@@ -235,7 +235,7 @@ def test_a_renewal_replaces_certificates_only(tmp_path: Path) -> None:
     changed = {name for name in before if before[name] != after[name]}
     issued = {"certificate", "etcd", "etcd-client", "postgres"}
     assert changed == {name for name in before if Path(name).name.partition(".")[0] in issued}
-    assert len(changed) == 2 * 8
+    assert len(changed) == 2 * 9
     own = folder / "gateway"
     CertificateFiles(
         MutualTlsSettings(
