@@ -18,7 +18,7 @@ from devstack.simulator.scenario import fault_from
 from devstack.simulator.simulator import ModelSimulator
 from services.models.admission import LimitedCall
 from services.models.endpoints.opening import open_endpoints
-from services.models.endpoints.routing import EndpointPermit, Endpoints
+from services.models.endpoints.routing import EndpointPermit, ModelEndpoints
 from services.models.endpoints.settings import EndpointSettings, read_endpoints
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import text_block
@@ -44,11 +44,13 @@ def settings_of(name: str, url: str, rank: int = 1, **more: Any) -> EndpointSett
 
 
 @contextlib.asynccontextmanager
-async def opened(endpoints: Sequence[EndpointSettings], longest_wait_seconds: float = 60.0) -> AsyncIterator[Endpoints]:
+async def opened(
+    endpoints: Sequence[EndpointSettings], longest_wait_seconds: float = 60.0
+) -> AsyncIterator[ModelEndpoints]:
     clients = open_endpoints(
         endpoints, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS, prompt_caching=True, counts_tokens=True
     )
-    async with Endpoints(clients, longest_wait_seconds=longest_wait_seconds) as routed:
+    async with ModelEndpoints(clients, longest_wait_seconds=longest_wait_seconds) as routed:
         yield routed
 
 
@@ -57,7 +59,7 @@ def limited(model: str = HELLO, task: str = "", **more: Any) -> LimitedCall:
     return LimitedCall(task_id=task or str(uuid4()), model=model, **given)
 
 
-async def ask(endpoints: Endpoints, call: LimitedCall) -> tuple[ModelAnswer, EndpointPermit]:
+async def ask(endpoints: ModelEndpoints, call: LimitedCall) -> tuple[ModelAnswer, EndpointPermit]:
     """Makes a call as the runner makes it."""
     permit = endpoints.admit_now(call) or await endpoints.admit(call)
     reported, failure = ModelCall(lambda _block, _text: None, lambda: None), None

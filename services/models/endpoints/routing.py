@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from services.models.admission import LimitedCall
 from services.models.endpoints.settings import EndpointSettings
-from services.models.limits.key_queue import Caller, KeyFlight, KeyQueue
+from services.models.limits.key_queue import KeyFlight, KeyQueue, LineCaller
 from tenure.domain.budget import TokenUsage
 from tenure.domain.failover import Circuit, RankedEndpoint, WarmCaches, may_move, preferred_order
 from tenure.domain.models import vendor_of
@@ -36,7 +36,7 @@ NO_ENDPOINT: Final = (
 )
 
 
-class Endpoint:
+class ModelEndpoint:
     """An open endpoint, with its circuit."""
 
     def __init__(self, settings: EndpointSettings, client: ModelClient) -> None:
@@ -57,18 +57,18 @@ class Endpoint:
 class _Route(NamedTuple):
     """An endpoint for a call: its name of the model, and the calls that wait for its key."""
 
-    endpoint: Endpoint
+    endpoint: ModelEndpoint
     model: str
     queue: KeyQueue
 
 
-class Endpoints:
+class ModelEndpoints:
     """All endpoints of a process, with the calls that wait for them.
 
     `longest_wait_seconds`: how long a call waits for the rate limit of an endpoint before it looks for another one.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, longest_wait_seconds: float) -> None:
+    def __init__(self, endpoints: Sequence[ModelEndpoint], *, longest_wait_seconds: float) -> None:
         self._endpoints = list(endpoints)
         self._longest_wait_seconds = longest_wait_seconds
         self._queues: OrderedDict[tuple[str, str], KeyQueue] = OrderedDict()
@@ -209,7 +209,7 @@ class Endpoints:
 class EndpointPermit:
     """The permission to send one call, to one endpoint at first."""
 
-    def __init__(self, endpoints: Endpoints, call: LimitedCall, route: _Route, flight: KeyFlight) -> None:
+    def __init__(self, endpoints: ModelEndpoints, call: LimitedCall, route: _Route, flight: KeyFlight) -> None:
         self._endpoints, self._call, self._route, self._flight = endpoints, call, route, flight
 
     @property
@@ -294,8 +294,8 @@ class EndpointPermit:
             self._flight.end(usage if usage.total else None)
 
 
-def _caller(call: LimitedCall) -> Caller:
-    return Caller(call.tenant, call.priority, call.is_new)
+def _caller(call: LimitedCall) -> LineCaller:
+    return LineCaller(call.tenant, call.priority, call.is_new)
 
 
 def _size(call: LimitedCall) -> CallSize:
