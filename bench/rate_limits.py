@@ -18,7 +18,7 @@ from bench.options import Options
 from devstack.simulator.rate_limits import RateLimits
 from devstack.simulator.simulator import ModelSimulator
 from services.models.admission import LimitedCall
-from services.models.endpoints.routing import Endpoint, Endpoints
+from services.models.endpoints.routing import ModelEndpoint, ModelEndpoints
 from services.models.endpoints.settings import EndpointSettings
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import ANTHROPIC
@@ -92,7 +92,7 @@ def _alone(client: ModelClient) -> Answering:
     return answer
 
 
-def _limited(endpoints: Endpoints) -> Answering:
+def _limited(endpoints: ModelEndpoints) -> Answering:
     async def answer(request: ModelRequest, call: ModelCall, limited: LimitedCall) -> object:
         permit = endpoints.admit_now(limited) or await endpoints.admit(limited)
         failure: ModelCallFailed | None = None
@@ -126,19 +126,21 @@ async def _measure(
     scenario = folder / "limited.yaml"
     scenario.write_text(yaml.safe_dump([{"text": "." * (4 * OUTPUT_TOKENS), "latency_ms": ANSWER_MS, "repeat": 50}]))
     async with ModelSimulator(scenario_files=[scenario], rate_limits=limits) as simulator:
-        endpoint = Endpoint(EndpointSettings(name="one", vendor=ANTHROPIC, rank=1), _client(simulator.url, "sk-shared"))
+        endpoint = ModelEndpoint(
+            EndpointSettings(name="one", vendor=ANTHROPIC, rank=1), _client(simulator.url, "sk-shared")
+        )
         async with (
             _client(simulator.url, "sk-alone") as client,
-            Endpoints([endpoint], longest_wait_seconds=10.0) as endpoints,
+            ModelEndpoints([endpoint], longest_wait_seconds=10.0) as endpoints,
         ):
             variants = {"each for itself": _Agents(_alone(client)), "with the limiter": _Agents(_limited(endpoints))}
             await _play(list(variants.values()), before, seconds)
     for variant, agents in variants.items():
         answered = sum(agents.answered.values())
         share = answered / (REQUESTS_PER_MINUTE * seconds / 60.0)
-        asked = max(1, answered + agents.refused)
+        requests = max(1, answered + agents.refused)
         section.add(f"limit {name}, {variant}: used of the limit", share * 100, "%")
-        section.add(f"limit {name}, {variant}: requests refused (429)", agents.refused, f"of {asked:,}")
+        section.add(f"limit {name}, {variant}: requests refused (429)", agents.refused, f"of {requests:,}")
         fewest, most = min(agents.answered.values(), default=0), max(agents.answered.values(), default=0)
         section.add(f"limit {name}, {variant}: answers of the tenant with fewest", fewest, f"of {most:,} at most")
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final, NamedTuple
 
 from services.models.endpoints.opening import open_default_endpoints, open_endpoints
-from services.models.endpoints.routing import Endpoints
+from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
 from services.models.liveness import RunnerLife
 from services.models.relay import Relay
@@ -97,7 +97,7 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     await reports.try_once(LAST_REPORTS_SECONDS)
 
 
-def _endpoints(settings: ModelsSettings) -> Endpoints:
+def _endpoints(settings: ModelsSettings) -> ModelEndpoints:
     """Opens the endpoints of the file, or those of the providers' variables. Raises ConfigurationError."""
     options: dict[str, Any] = {
         "timeout_seconds": settings.timeout_seconds,
@@ -110,7 +110,7 @@ def _endpoints(settings: ModelsSettings) -> Endpoints:
     else:
         allows_insecure = settings.providers.allow_insecure_models
         opened = open_endpoints(read_endpoints(settings.endpoints_file, allows_insecure=allows_insecure), **options)
-    return Endpoints(opened, longest_wait_seconds=settings.rate_limit_wait_seconds)
+    return ModelEndpoints(opened, longest_wait_seconds=settings.rate_limit_wait_seconds)
 
 
 async def _open_stores(process: Process, settings: ModelsSettings) -> _Stores:
@@ -128,7 +128,7 @@ async def _serve(
     settings: ModelsSettings,
     security: Security,
     stores: _Stores,
-    endpoints: Endpoints,
+    endpoints: ModelEndpoints,
     duties: Duties,
     liveness: RunnerLife,
     reports: ModelUsageReports,
@@ -166,7 +166,7 @@ async def _serve(
     return runs
 
 
-def _sample(runs: Runs, endpoints: Endpoints) -> None:
+def _sample(runs: Runs, endpoints: ModelEndpoints) -> None:
     for state, number in runs.count_by_state().items():
         metrics.gauge("tenure_models_calls", number, state=state)
     for name, waiting in endpoints.waiting_by_endpoint().items():

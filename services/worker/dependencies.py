@@ -43,8 +43,8 @@ class Dependencies:
 
     @property
     def in_reach(self) -> bool:
-        """Whether the ledger and the tools are reachable.
+        """Whether the ledger, the tools and the model runners are reachable.
 
-        A worker that is cut off from either must not take tasks that other workers could run.
+        A worker that is cut off from one of them must not take tasks that other workers could run.
         """
-        return self.ledger.in_reach and self.tools.in_reach
+        return self.ledger.in_reach and self.tools.in_reach and self.models.in_reach

@@ -9,10 +9,12 @@ import asyncio
 import logging
 import random
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import grpc
 
 from services.worker.interrupts import TrustGate
-from services.worker.models import CallEvents, ClaimedAttempt, RunningCall
+from services.worker.models import CallEvents, ClaimedAttempt, FollowedCall
 from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, TryLater, Unavailable, WrongState
@@ -51,13 +53,23 @@ class RunnerModels:
     outlives_worker = True
 
     def __init__(self, channel: TenureChannel, trust: TrustGate, *, timeout_seconds: float) -> None:
+        self._channel, self._trust = channel, trust
         self._stub: Any = grpc_pb.ModelServiceStub(channel)
-        self._trust = trust
+        self._is_broken = False
         self.timeout_seconds = timeout_seconds
 
-    def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> RunningCall:
+    @property
+    def in_reach(self) -> bool:
+        """False from a broken stream until a connection is ready or a call gives a sign again."""
+        return not self._is_broken or self._channel.get_state(True) is grpc.ChannelConnectivity.READY
+
+    def note_reach(self, *, is_broken: bool) -> None:
+        """Takes from a call whether its newest stream broke."""
+        self._is_broken = is_broken
+
+    def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> FollowedCall:
         """Returns the call of the attempt. Its `answer` begins or joins it."""
-        return RunnerCall(self._stub, self._trust, attempt, request, events)
+        return RunnerCall(self._stub, self._trust, attempt, request, events, self.note_reach)
 
     async def cancel(self, attempt: ClaimedAttempt) -> ModelAnswer | None:
         """Stops the call at its runner. Repeatable."""
@@ -75,23 +87,35 @@ class RunnerModels:
 
     async def count(self, attempt: ClaimedAttempt, request: ModelRequest) -> int | None:
         """Returns the provider's count, or None. A failure is not an error: the worker's own bound remains."""
-        asked = pb.CountInputTokensRequest(token=attempt.token(), prompt=_prompt(request))
+        counting = pb.CountInputTokensRequest(token=attempt.token(), prompt=_prompt(request))
         try:
-            counted = await self._stub.CountInputTokens(asked, timeout=COUNT_TIMEOUT_SECONDS)
+            counted = await self._stub.CountInputTokens(counting, timeout=COUNT_TIMEOUT_SECONDS)
         except (TryLater, PeerFailed, InvalidRequest) as error:
             _log.warning("the model runner did not count a prompt", extra={"why": str(error)})
             return None
         return counted.input_tokens if counted.HasField("input_tokens") else None
 
 
+class NoteReach(Protocol):
+    """Takes whether the newest stream of a call broke."""
+
+    def __call__(self, *, is_broken: bool) -> None: ...
+
+
 class RunnerCall:
     """A call at a model runner, as this worker follows it."""
 
     def __init__(
-        self, stub: Any, trust: TrustGate, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents
+        self,
+        stub: Any,
+        trust: TrustGate,
+        attempt: ClaimedAttempt,
+        request: ModelRequest,
+        events: CallEvents,
+        note_reach: NoteReach,
     ) -> None:
         self._stub, self._trust, self._attempt, self._request = stub, trust, attempt, request
-        self._events = events
+        self._events, self._note_reach = events, note_reach
         self._lengths: dict[int, int] = {}
         self._heard_at = monotonic()
         self.usage, self.request_id = TokenUsage(), ""
@@ -119,6 +143,7 @@ class RunnerCall:
             await asyncio.sleep(wait_seconds)
 
     def _note_break(self, error: TryLater | PeerFailed) -> None:
+        self._note_reach(is_broken=isinstance(error, Unavailable))
         reason = error.reason if isinstance(error, TryLater) else "PEER_FAILED"
         metrics.count("tenure_worker_model_rejoins_total", reason=reason)
         _log.info("a model call is asked for again", extra={"step": self._attempt.step, "why": str(error)})
@@ -131,6 +156,7 @@ class RunnerCall:
             while True:
                 part = await self._next(stream)
                 self._heard_at = monotonic()
+                self._note_reach(is_broken=False)
                 match part.WhichOneof("part"):
                     case "state":
                         self._take_state(part.state)

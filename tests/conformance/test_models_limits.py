@@ -18,7 +18,7 @@ from devstack.simulator.scenario import fault_from
 from devstack.simulator.simulator import ModelSimulator
 from services.models.admission import LimitedCall
 from services.models.endpoints.opening import open_endpoints
-from services.models.endpoints.routing import EndpointPermit, Endpoints
+from services.models.endpoints.routing import EndpointPermit, ModelEndpoints
 from services.models.endpoints.settings import EndpointSettings, read_endpoints
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import text_block
@@ -44,11 +44,13 @@ def settings_of(name: str, url: str, rank: int = 1, **more: Any) -> EndpointSett
 
 
 @contextlib.asynccontextmanager
-async def opened(endpoints: Sequence[EndpointSettings], longest_wait_seconds: float = 60.0) -> AsyncIterator[Endpoints]:
+async def opened(
+    endpoints: Sequence[EndpointSettings], longest_wait_seconds: float = 60.0
+) -> AsyncIterator[ModelEndpoints]:
     clients = open_endpoints(
         endpoints, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS, prompt_caching=True, counts_tokens=True
     )
-    async with Endpoints(clients, longest_wait_seconds=longest_wait_seconds) as routed:
+    async with ModelEndpoints(clients, longest_wait_seconds=longest_wait_seconds) as routed:
         yield routed
 
 
@@ -57,7 +59,7 @@ def limited(model: str = HELLO, task: str = "", **more: Any) -> LimitedCall:
     return LimitedCall(task_id=task or str(uuid4()), model=model, **given)
 
 
-async def ask(endpoints: Endpoints, call: LimitedCall) -> tuple[ModelAnswer, EndpointPermit]:
+async def ask(endpoints: ModelEndpoints, call: LimitedCall) -> tuple[ModelAnswer, EndpointPermit]:
     """Makes a call as the runner makes it."""
     permit = endpoints.admit_now(call) or await endpoints.admit(call)
     reported, failure = ModelCall(lambda _block, _text: None, lambda: None), None
@@ -143,6 +145,20 @@ async def test_a_refused_call_moves(simulators: list[ModelSimulator], fault: dic
     assert (permit.name, answered(first), answered(second)) == ("two", 0, 1)
 
 
+async def test_a_refused_call_of_openai_moves(simulators: list[ModelSimulator]) -> None:
+    first, second, _ = simulators
+    refuse(first, status=529)
+    settings = [
+        EndpointSettings(
+            name=name, vendor="openai", rank=rank, base_url=f"{simulator.url}/v1", api_key=Secret("sk-test")
+        )
+        for name, rank, simulator in (("one", 1, first), ("two", 2, second))
+    ]
+    async with opened([settings_of("other", simulators[2].url), *settings]) as endpoints:
+        _, permit = await ask(endpoints, limited(f"openai/{HELLO}"))
+    assert (permit.name, answered(second), len(simulators[2].log.calls)) == ("two", 1, 0)
+
+
 async def test_a_call_moves_from_an_endpoint_that_is_down(simulators: list[ModelSimulator]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -206,6 +222,21 @@ async def test_a_long_wait_moves_a_call(simulators: list[ModelSimulator]) -> Non
     assert len(first.log.calls) == 1
 
 
+async def test_a_refused_call_does_not_join_a_long_line(simulators: list[ModelSimulator]) -> None:
+    """It fails with the wait that its endpoint asks for, and its worker repeats it."""
+    first, second, _ = simulators
+    async with opened([settings_of("one", first.url, 1), settings_of("two", second.url, 2)], 1.0) as endpoints:
+        refuse(first, 2, status=529)
+        refuse(second, status=429, retry_after_seconds=60)
+        with pytest.raises(ModelCallFailed):
+            await ask(endpoints, limited())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(ModelCallFailed) as failed:
+                await ask(endpoints, limited())
+    assert failed.value.error_class == FailureClass.OVERLOADED
+    assert len(second.log.calls) == 1
+
+
 async def test_endpoints_have_their_own_names(simulators: list[ModelSimulator]) -> None:
     """The answer names the model that answered, which the bill then has."""
     first, second, _ = simulators
@@ -254,6 +285,18 @@ async def test_the_cached_share_of_the_input_is_counted(simulators: list[ModelSi
             await permit.answer(ModelRequest(HELLO, messages, 100, is_repeated_soon=True), reported)
             permit.close(reported.usage, None)
     assert counted("cached") == counted("uncached") == 2500
+
+
+async def test_platforms_are_opened_in_their_regions() -> None:
+    regions = {"bedrock": "eu-central-1", "vertex": "europe-west1"}
+    settings = [
+        EndpointSettings(name=platform, vendor="anthropic", rank=1, platform=platform, region=region, project=project)
+        for (platform, region), project in zip(regions.items(), ("", "p-1"), strict=True)
+    ]
+    async with opened(settings) as endpoints:
+        for endpoint, region in zip(endpoints._endpoints, regions.values(), strict=True):
+            provider: Any = endpoint.client._providers["anthropic"]
+            assert region in str(provider._client.base_url)
 
 
 def written(folder: Path, text: str) -> Path:

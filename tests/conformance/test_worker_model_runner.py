@@ -207,6 +207,19 @@ async def test_a_runner_that_is_away_too_long_gives_the_task_back(monkeypatch: p
     assert len(runner.requests) > 1
 
 
+async def test_a_worker_without_a_runner_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no tasks then; a connection that is ready again ends that."""
+    monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 0.5)
+    async with open_channel("127.0.0.1:9") as channel:
+        trust = TrustGate()
+        trust.begin(monotonic(), 3600.0)
+        models = RunnerModels(channel, trust, timeout_seconds=60.0)
+        assert models.in_reach
+        with pytest.raises(Unavailable):
+            await models.call(ATTEMPT, REQUEST, Heard().events()).answer()
+        assert not models.in_reach
+
+
 async def test_a_call_that_waits_for_its_turn_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "STILL_WAITING_SECONDS", 0.05)
     heard = Heard()

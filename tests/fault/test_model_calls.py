@@ -49,6 +49,7 @@ async def worker_stack(
         "ANTHROPIC_API_KEY": "sk-test",
         "ANTHROPIC_BASE_URL": worker_simulator.url,
         "TENURE_MODELS_REPORT_SECONDS": "2",
+        "TENURE_MODELS_DRAIN_SECONDS": "60",
     }
     options = StackOptions(
         data_dir=tmp_path_factory.mktemp("model-calls"),
@@ -56,7 +57,7 @@ async def worker_stack(
         model_runner=True,
         replicas={"models": RUNNERS},
         postgres_dsn=postgres_server.dsn("model_calls"),
-        environment={"coordinator": COORDINATOR, "tools": TOOLS, "models": runner, "models-2": runner},
+        environment={"coordinator": COORDINATOR, "tools": TOOLS, "models": runner},
     )
     async with Stack(options) as stack:
         yield stack
@@ -121,8 +122,9 @@ async def speaking(bench: WorkerBench, task_id: str, owner: ServiceProcess) -> N
 
 def sent(bench: WorkerBench, task_id: str) -> dict[str, int]:
     """How often the provider got each attempt, by its own record; calls under way count."""
-    calls = [*bench.model_calls(task_id), *bench.simulator.running()]
-    return dict(Counter(call["attempt"] for call in calls if (call["attempt"] or "").startswith(task_id)))
+    running = bench.simulator.running()  # read first: a call that ends meanwhile is in both, and in none otherwise
+    calls = {call["request_id"]: call["attempt"] or "" for call in [*running, *bench.model_calls(task_id)]}
+    return dict(Counter(attempt for attempt in calls.values() if attempt.startswith(task_id)))
 
 
 async def check_paid_once(bench: WorkerBench, task_id: str, *, claims: int) -> None:
@@ -300,15 +302,30 @@ async def test_a_message_during_a_takeover_waits_for_its_turn(bench: WorkerBench
 
 
 async def test_a_step_timeout_stops_the_call(bench: WorkerBench) -> None:
-    """The retry makes a new attempt, after the first one was stopped and settled with its usage."""
+    """The task ends, after its call was stopped at the provider and settled with its usage."""
     await bench.start_worker()
     policy = TaskPolicy()
-    timeouts = replace(policy.timeouts, step=replace(policy.timeouts.step, after_seconds=3.0))
+    timeouts = replace(policy.timeouts, step=replace(policy.timeouts.step, after_seconds=6.0))
     task_id = await bench.submit("sim-worker-streamed", policy=replace(policy, timeouts=timeouts))
     await bench.reached(task_id, facts.ModelFailure)
-    failure, *_ = await bench.bodies(task_id, facts.ModelFailure)
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.TIMED_OUT
+    (failure,) = await bench.bodies(task_id, facts.ModelFailure)
     assert failure.error_class == "INTERRUPTED"
-    await bench.cancel(task_id)
-    await bench.ended(task_id)
-    assert set(sent(bench, task_id).values()) == {1}
+    assert failure.usage.output_tokens > 0
+    assert sent(bench, task_id) == {f"{task_id}/1/1": 1}
+    await check_budget(bench, task_id, [failure.usage])
     await check_history(bench, task_id)
+
+
+async def test_a_drained_runner_first_ends_its_calls(bench: WorkerBench) -> None:
+    """Both replicas are restarted in the middle of a call: one of them makes it."""
+    task_id, _ = await begun(bench, workers=1)
+    async with watching(bench, task_id) as told:
+        await told.has(30)
+        before = len(told.text)
+        for name in bench.stack.options.names_of("models"):
+            await bench.stack.services[name].restart()
+        await bench.reached(task_id, facts.AssistantMessage)
+        check_text(told, more_than=before)
+    await check_paid_once(bench, task_id, claims=1)

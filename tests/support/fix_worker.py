@@ -167,7 +167,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "worker-streamed": [
         {
             "text": " ".join(f"word{number}" for number in range(160)),
-            "latency_ms": 8000,
+            "latency_ms": 12_000,
             "deltas": 160,
             "calls": [_append("append_record_unsafe", "once")],
         },

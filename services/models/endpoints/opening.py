@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from services.models.endpoints.routing import Endpoint
+from services.models.endpoints.routing import ModelEndpoint
 from services.models.endpoints.settings import EndpointSettings
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.model_providers.anthropic_models import API, AnthropicProvider
@@ -24,12 +24,14 @@ def open_endpoints(
     silence_seconds: float,
     prompt_caching: bool,
     counts_tokens: bool,
-) -> list[Endpoint]:
+) -> list[ModelEndpoint]:
     """Opens the endpoints of the file. Raises ConfigurationError for what a platform lacks."""
     opened = []
     for settings in endpoints:
         provider = _provider(settings, silence_seconds, prompt_caching=prompt_caching, counts_tokens=counts_tokens)
-        opened.append(Endpoint(settings, ModelClient({settings.vendor: provider}, timeout_seconds=timeout_seconds)))
+        opened.append(
+            ModelEndpoint(settings, ModelClient({settings.vendor: provider}, timeout_seconds=timeout_seconds))
+        )
     return opened
 
 
@@ -40,13 +42,13 @@ def open_default_endpoints(
     silence_seconds: float,
     prompt_caching: bool,
     counts_tokens: bool,
-) -> list[Endpoint]:
+) -> list[ModelEndpoint]:
     """Opens one endpoint for each provider whose variables are set, named as the provider."""
     opened = open_providers(
         providers, silence_seconds=silence_seconds, prompt_caching=prompt_caching, counts_tokens=counts_tokens
     )
     return [
-        Endpoint(
+        ModelEndpoint(
             EndpointSettings(name=vendor, vendor=vendor, rank=1),
             ModelClient({vendor: provider}, timeout_seconds=timeout_seconds),
         )

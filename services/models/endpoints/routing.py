@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from services.models.admission import LimitedCall
 from services.models.endpoints.settings import EndpointSettings
-from services.models.limits.key_queue import Caller, KeyFlight, KeyQueue
+from services.models.limits.key_queue import KeyFlight, KeyQueue, LineCaller
 from tenure.domain.budget import TokenUsage
 from tenure.domain.failover import Circuit, RankedEndpoint, WarmCaches, may_move, preferred_order
 from tenure.domain.models import vendor_of
@@ -37,7 +36,7 @@ NO_ENDPOINT: Final = (
 )
 
 
-class Endpoint:
+class ModelEndpoint:
     """An open endpoint, with its circuit."""
 
     def __init__(self, settings: EndpointSettings, client: ModelClient) -> None:
@@ -58,18 +57,18 @@ class Endpoint:
 class _Route(NamedTuple):
     """An endpoint for a call: its name of the model, and the calls that wait for its key."""
 
-    endpoint: Endpoint
+    endpoint: ModelEndpoint
     model: str
     queue: KeyQueue
 
 
-class Endpoints:
+class ModelEndpoints:
     """All endpoints of a process, with the calls that wait for them.
 
     `longest_wait_seconds`: how long a call waits for the rate limit of an endpoint before it looks for another one.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, longest_wait_seconds: float) -> None:
+    def __init__(self, endpoints: Sequence[ModelEndpoint], *, longest_wait_seconds: float) -> None:
         self._endpoints = list(endpoints)
         self._longest_wait_seconds = longest_wait_seconds
         self._queues: OrderedDict[tuple[str, str], KeyQueue] = OrderedDict()
@@ -144,9 +143,11 @@ class Endpoints:
         return closed[min(waits)[1] if short is None else short]
 
     def has_another(self, call: LimitedCall, refused_by: frozenset[str]) -> bool:
-        """Whether an endpoint that works has not refused the call."""
+        """Whether an endpoint that works and has no long line has not refused the call."""
         return any(
-            route.endpoint.name not in refused_by and math.isclose(route.endpoint.circuit.wait_seconds(monotonic()), 0)
+            route.endpoint.name not in refused_by
+            and not route.endpoint.circuit.wait_seconds(monotonic())
+            and route.queue.expected_wait_seconds(_size(call)) <= self._longest_wait_seconds
             for route in self._routes(call)
         )
 
@@ -208,7 +209,7 @@ class Endpoints:
 class EndpointPermit:
     """The permission to send one call, to one endpoint at first."""
 
-    def __init__(self, endpoints: Endpoints, call: LimitedCall, route: _Route, flight: KeyFlight) -> None:
+    def __init__(self, endpoints: ModelEndpoints, call: LimitedCall, route: _Route, flight: KeyFlight) -> None:
         self._endpoints, self._call, self._route, self._flight = endpoints, call, route, flight
 
     @property
@@ -293,8 +294,8 @@ class EndpointPermit:
             self._flight.end(usage if usage.total else None)
 
 
-def _caller(call: LimitedCall) -> Caller:
-    return Caller(call.tenant, call.priority, call.is_new)
+def _caller(call: LimitedCall) -> LineCaller:
+    return LineCaller(call.tenant, call.priority, call.is_new)
 
 
 def _size(call: LimitedCall) -> CallSize:

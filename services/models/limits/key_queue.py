@@ -30,7 +30,7 @@ _LONGEST_TIMER_SECONDS: Final = 60.0
 _SMALLEST: Final = CallSize(0, 0)
 
 
-class Caller(NamedTuple):
+class LineCaller(NamedTuple):
     """Whose call it is. `is_new`: the first one of its task."""
 
     tenant: str
@@ -47,7 +47,7 @@ class Caller(NamedTuple):
 class WaitingCall:
     """A call that waits. `went`: done when it may be sent."""
 
-    caller: Caller
+    caller: LineCaller
     size: CallSize
     went: asyncio.Future[KeyFlight]
     was_taken: bool = False
@@ -89,13 +89,13 @@ class KeyQueue:
         wait = self.limiter.wait_seconds(monotonic(), size)
         return max(wait if math.isfinite(wait) else 0.0, self.oldest_wait_seconds())
 
-    def take_now(self, caller: Caller, size: CallSize) -> KeyFlight | None:
+    def take_now(self, caller: LineCaller, size: CallSize) -> KeyFlight | None:
         """Returns a call that may go at once, unless others wait."""
         if self._lines or self.limiter.wait_seconds(monotonic(), size):
             return None
         return self._send(caller, size)
 
-    def enqueue(self, caller: Caller, size: CallSize) -> WaitingCall:
+    def enqueue(self, caller: LineCaller, size: CallSize) -> WaitingCall:
         """Lets a call wait. `leave` follows. Raises ModelCallFailed if too many calls wait."""
         if self.waiting >= MAX_WAITING:
             message = f"{MAX_WAITING} calls wait for the rate limit of this key and model already"
@@ -119,7 +119,7 @@ class KeyQueue:
             del self._lines[call.caller.line]
         self._let_go()
 
-    def _send(self, caller: Caller, size: CallSize) -> KeyFlight:
+    def _send(self, caller: LineCaller, size: CallSize) -> KeyFlight:
         self._position += 1
         self._running[caller.tenant] += 1
         return KeyFlight(self, caller, self.limiter.send(monotonic(), size))
@@ -157,7 +157,7 @@ class KeyQueue:
         portions = order_of_tiers(tiers, self._position, 1, FLOOR_SLOTS)
         return share(waiting, loads, Slots.open_to_all(1), portions)[0]
 
-    def landed(self, caller: Caller) -> None:
+    def landed(self, caller: LineCaller) -> None:
         """Takes the end of a flight of this caller."""
         self._running[caller.tenant] -= 1
         if not self._running[caller.tenant]:
@@ -172,7 +172,7 @@ class KeyQueue:
 class KeyFlight:
     """A call that may be sent now. `end` or `refuse` gives back what it did not take."""
 
-    def __init__(self, queue: KeyQueue, caller: Caller, flight: Flight) -> None:
+    def __init__(self, queue: KeyQueue, caller: LineCaller, flight: Flight) -> None:
         self._queue, self._caller, self._flight = queue, caller, flight
         self._headers: Mapping[str, str] = {}
         self._is_over = False
