@@ -14,8 +14,10 @@ BUF = str(Path(sys.executable).with_name("buf"))
 
 def breaking(repository: Path) -> str:
     """What `buf breaking` says of the contract in this folder, against the one of the previous release."""
-    command = [BUF, "breaking", "--against", str(CONTRACT)]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    command = [str(BUF), "breaking", "--against", str(CONTRACT)]
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, check=False
+    )
     return done.stdout + done.stderr
 
 
