@@ -1,22 +1,17 @@
-"""The model runner of deploy/, which is optional: beside deploy/compose.yaml, and in a folder of deploy/kubernetes."""
+"""The model runner beside deploy/compose.yaml. The Helm chart has it, too: test_helm_services.py."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
-import pytest
 import yaml
 
 from services.models.settings import ModelsSettings
 from tenure.runtime.settings import describe
 from tenure.serve import command_line
-from tests.contract.test_deploy_kubernetes import VERSIONS
 from tests.support.compose_file import DEPLOY, compose_services
 
-FOLDER = DEPLOY / "kubernetes" / "models"
 CLOSING_SECONDS = 30
 _FIELDS: Any = ModelsSettings.__dataclass_fields__
 DRAIN_SECONDS = _FIELDS["drain_seconds"].default
@@ -29,16 +24,6 @@ def known_variables() -> set[str]:
 def composed() -> dict[str, Any]:
     services: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.models.yaml").read_text())["services"]
     return services
-
-
-def documents() -> list[dict[str, Any]]:
-    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(FOLDER).glob("*.yaml"))]
-    return [document for text in texts for document in yaml.safe_load_all(text)]
-
-
-def named(kind: str, name: str) -> dict[str, Any]:
-    (document,) = [one for one in documents() if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    return document
 
 
 def is_secret(variable: str) -> bool:
@@ -66,25 +51,3 @@ def test_compose_knows_its_settings_and_has_no_secret() -> None:
     assert composed()["worker"]["environment"].keys() == {"TENURE_WORKER_MODELS_ADDRESS"}
     assert composed()["models"]["healthcheck"]["test"] == ["CMD", "python", *command_line("models", "health")[1:]]
     assert int(composed()["models"]["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS + CLOSING_SECONDS
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_understands_the_model_runner(version: str) -> None:
-    assert len(documents()) == 8
-    for document in documents():
-        kubernetes_validate.validate(document, version, strict=True)
-
-
-def test_kubernetes_runs_it_as_compose_does() -> None:
-    pod = named("Deployment", "models")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    variables = {one["name"] for one in container["env"]}
-    assert variables - known_variables() == {"POD_IP"}
-    assert not any(map(is_secret, variables))
-    required = {name for name in composed()["models"]["environment"] if name.endswith(("_FILE", "_ADDRESS"))}
-    assert required - variables == {"OPENAI_API_KEY_FILE"}
-    assert pod["terminationGracePeriodSeconds"] > DRAIN_SECONDS + CLOSING_SECONDS
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    rule = named("NetworkPolicy", "models")["spec"]["ingress"][0]
-    callers = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in rule["from"]}
-    assert callers == {"worker", "models"}

@@ -37,11 +37,16 @@ ALL = ["", *EXAMPLES]
 CLOSING_SECONDS = 30
 DRAIN_SECONDS = 10
 """Of a service without a setting for it."""
-PORTS = {"gateway": 8470, "coordinator": 8471, "checkpoint": 8472, "tools": 8473, "worker": 8474}
+PORTS = {"gateway": 8470, "coordinator": 8471, "checkpoint": 8472, "tools": 8473, "worker": 8474, "models": 8477}
 INTERNET = Outside(None, ("ipBlock",))
 STORE = ("namespaceSelector",)
 OWN_SECRETS = {"tenure-worker-shared": "worker", "tenure-worker-acme": "worker"}
 """Secrets of an example that are made as one of the folders is."""
+
+
+def services_of(name: str) -> set[str]:
+    """The services of an example: the model runner is optional."""
+    return {*SERVICES, "models"} if name == "production" else set(SERVICES)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +100,7 @@ def test_every_process_has_the_settings_it_needs(name: str, secrets: Path, tmp_p
             files = CertificateFiles(settings.common.tls)
             assert files.read().identity(files.installation).name.split("/")[-2] == service
             loaded.add(service)
-    assert loaded == set(SERVICES)
+    assert loaded == services_of(name)
 
 
 def test_configured_pools_and_tools_are_understood(tmp_path: Path) -> None:
@@ -137,7 +142,8 @@ def test_every_port_named_is_listened_on(name: str) -> None:
             addresses = {value for variable, value in variables.items() if variable.endswith("_LISTEN")}
             assert {f"0.0.0.0:{port}" for port in ports.values()} == addresses
             listened[component(template)] = ports
-    assert {service: ports["grpc"] for service, ports in listened.items()} == PORTS
+    expected = {service: port for service, port in PORTS.items() if service in services_of(name)}
+    assert {service: ports["grpc"] for service, ports in listened.items()} == expected
     for service in found.of_kind("Service").values():
         named = listened[service["spec"]["selector"]["app.kubernetes.io/component"]]
         for each in service["spec"]["ports"]:
@@ -185,8 +191,8 @@ def test_a_pod_has_time_to_drain_and_is_asked_for_health(name: str) -> None:
 
 
 def test_drain_times_that_services_have_are_set() -> None:
-    with_drain = {service for service in SERVICES if "drain_seconds" in settings_type(service).__dataclass_fields__}
-    pods = dict(manifests("").pods())
+    with_drain = {service for service in PORTS if "drain_seconds" in settings_type(service).__dataclass_fields__}
+    pods = dict(manifests("production").pods())
     set_here = {
         component(pod) for pod in pods.values() if f"TENURE_{component(pod).upper()}_DRAIN_SECONDS" in environment(pod)
     }
@@ -231,13 +237,22 @@ def test_no_secret_is_in_the_manifests(name: str) -> None:
         assert owners.setdefault(own, component(template)) == component(template), pod
 
 
+NAMES = {"model runner": "models"}
+"""What the map calls a service whose name is another."""
+
+
 def calls_of_the_map() -> dict[str, str]:
     """Whom each process calls, as the table of ARCHITECTURE.md says."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| .+ \| (.+) \|$", text, re.MULTILINE)
-    found = {name: calls for name, calls in rows if name in SERVICES}
-    assert set(found) == set(SERVICES)
+    rows = re.findall(r"^\| ([\w ]+) \| .+ \| (.+) \|$", text, re.MULTILINE)
+    found = {NAMES.get(name, name): calls for name, calls in rows if NAMES.get(name, name) in PORTS}
+    assert set(found) == set(PORTS)
     return found
+
+
+def is_called(service: str, calls: str) -> bool:
+    names = {service, *(name for name, named in NAMES.items() if named == service)} - set(NAMES.values())
+    return any(re.search(rf"\b{name}s?\b", calls) for name in names)
 
 
 def pods_of(name: str) -> dict[str, Pod]:
@@ -258,8 +273,8 @@ def test_processes_reach_what_the_map_says(name: str) -> None:
     expected = {
         (caller, callee, PORTS[callee])
         for caller, calls in calls_of_the_map().items()
-        for callee in SERVICES
-        if re.search(rf"\b{callee}s?\b", calls)
+        for callee in PORTS
+        if {caller, callee} <= services_of(name) and is_called(callee, calls)
     }
     assert connections(policies, list(pods.values())) == expected
 
@@ -280,7 +295,7 @@ def test_processes_leave_the_cluster_where_the_map_says() -> None:
         if service == "gateway":
             reached |= {8470: (), 8480: ()}
         assert entering(policies, pods[service]) == reached
-    for migration in ("migrate-checkpoint", "migrate-tools"):
+    for migration in ("migrate-checkpoint", "migrate-tools", "migrate-models"):
         assert leaving(policies, pods[migration]) == {Outside(5432, STORE)}
         assert entering(policies, pods[migration]) == {}
     plain = list(manifests("").of_kind("NetworkPolicy").values())

@@ -54,14 +54,13 @@ def _admits(rule: Document, side: str, other: Pod, port: int) -> bool:
 
 
 def connections(policies: list[Document], pods: list[Pod]) -> set[tuple[str, str, int]]:
-    """All (caller, callee, port) between different components that both sides allow."""
+    """All (caller, callee, port) that both sides allow."""
     return {
         (caller.name, callee.name, port)
         for caller in pods
         for callee in pods
         for port in callee.ports
-        if caller.name != callee.name
-        and any(_admits(rule, "to", callee, port) for rule in _rules(policies, caller, "egress"))
+        if any(_admits(rule, "to", callee, port) for rule in _rules(policies, caller, "egress"))
         and any(_admits(rule, "from", caller, port) for rule in _rules(policies, callee, "ingress"))
     }
 

@@ -7,15 +7,17 @@ coordinator: 8471
 checkpoint: 8472
 tools: 8473
 worker: 8474
+models: 8477
 {{- end }}
 
 {{/* Who calls whom, by callee: the map of ARCHITECTURE.md. */}}
 {{- define "tenure.callers" -}}
 gateway: []
 coordinator: [gateway, worker]
-checkpoint: [gateway, coordinator, worker]
+checkpoint: [gateway, coordinator, worker, models]
 tools: [gateway, coordinator, worker]
 worker: [gateway]
+models: [worker, models] # a replica relays to the one that makes the call
 {{- end }}
 
 {{- define "tenure.address" -}}
@@ -194,7 +196,7 @@ spec:
           securityContext: {{- .security | default (include "tenure.confined" .) | nindent 12 }}
           resources: {{- toYaml .values.resources | nindent 12 }}
           env:
-            {{- if eq .component "worker" }}
+            {{- if has .component (list "worker" "models") }}
             - { name: POD_IP, valueFrom: { fieldRef: { fieldPath: status.podIP } } }
             {{- end }}
             {{- range $variable, $value := $env }}

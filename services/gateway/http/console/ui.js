@@ -206,6 +206,12 @@ export function longText(text, limit = 2000) {
   return h("div", pre, more);
 }
 
+// Calls `work` again and again. Returns the function that ends that.
+export function every(milliseconds, work) {
+  const timer = setInterval(work, milliseconds);
+  return () => clearInterval(timer);
+}
+
 // Calls `work` at most once in `milliseconds`, and a last time after the last call.
 export function throttled(milliseconds, work) {
   let timer = null;

@@ -5,7 +5,7 @@ import { subscribe } from "../changes.js";
 import { fill, h } from "../dom.js";
 import { duration, number, oneLine, pretty, shortId, words } from "../format.js";
 import { stateMark } from "../states.js";
-import { button, changing, dialog, errorBox, facts, field, notice, throttled, timeMark } from "../ui.js";
+import { button, changing, dialog, errorBox, every, facts, field, notice, throttled, timeMark } from "../ui.js";
 import { section } from "./workers.js";
 
 export default async function schedulesPage(context) {
@@ -41,6 +41,7 @@ async function all(context) {
   });
   context.onLeave(load.cancel);
   context.onLeave(subscribe({ ready: load, change: load }));
+  context.onLeave(every(5000, load)); // a pause, for one, changes no task
   load();
 }
 
@@ -69,6 +70,7 @@ async function one(context, id) {
   });
   context.onLeave(load.cancel);
   context.onLeave(subscribe({ ready: load, change: load }));
+  context.onLeave(every(5000, load)); // a pause, for one, changes no task
   load();
 }
 

@@ -1,9 +1,10 @@
 // What a tenant used: tokens and money by day and by model, and its quotas.
 
 import { api, currentTenant, listIn, path } from "../api.js";
+import { subscribe } from "../changes.js";
 import { fill, h, setText } from "../dom.js";
 import { allTokens, count, duration, money, moneyExact, number, words } from "../format.js";
-import { errorBox } from "../ui.js";
+import { errorBox, throttled } from "../ui.js";
 import { bars } from "./plot.js";
 import { section } from "./workers.js";
 
@@ -42,7 +43,7 @@ export default async function usagePage(context) {
   ]);
   fill(context.root, h("div.head", h("h1", `Usage of ${tenant}`), days), message, summary, plots, quotas.element, models.element, roots.element);
 
-  async function load() {
+  const load = throttled(5000, async () => {
     try {
       context.setQuery(new URLSearchParams({ days: days.value }));
       const since = new Date(Math.floor(Date.now() / DAY_MS - Number(days.value) + 1) * DAY_MS).toISOString();
@@ -66,9 +67,15 @@ export default async function usagePage(context) {
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
     }
-  }
-  days.addEventListener("change", load);
-  await load();
+  });
+  const choose = () => {
+    load.cancel(); // another span is shown at once
+    load();
+  };
+  days.addEventListener("change", choose);
+  context.onLeave(load.cancel);
+  context.onLeave(subscribe({ ready: load, change: load }));
+  load();
 }
 
 const isMoney = (quota) => quota.limit_usd !== null || quota.used_usd !== null;

@@ -4,7 +4,7 @@ import { api, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h } from "../dom.js";
 import { count, number, oneLine, shortId, words } from "../format.js";
-import { button, changing, errorBox, facts, notice, throttled, timeMark } from "../ui.js";
+import { button, changing, errorBox, every, facts, notice, throttled, timeMark } from "../ui.js";
 import { pause } from "./schedules.js";
 import { section } from "./workers.js";
 
@@ -41,6 +41,7 @@ async function all(context) {
   });
   context.onLeave(load.cancel);
   context.onLeave(subscribe({ ready: load, change: load }));
+  context.onLeave(every(5000, load)); // a pause, for one, changes no task
   load();
 }
 
@@ -74,8 +75,7 @@ async function one(context, id) {
   });
   context.onLeave(load.cancel);
   context.onLeave(subscribe({ ready: load, change: load }));
-  const timer = setInterval(load, 5000);
-  context.onLeave(() => clearInterval(timer));
+  context.onLeave(every(5000, load));
   load();
 }
 
