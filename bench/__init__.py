@@ -37,6 +37,7 @@ watchers.py        watchers: a thousand streams of one gateway
 large_tables.py    large_tables: steps on empty tables and on those of a million ended tasks
 bulk_rows.py       copies the rows of a task, for large tables
 long_task.py       long_task: a takeover of a task with thousands of steps
+rate_limits.py     rate_limits: 200 agents at the rate limit of a key, with and without the model runner's limiter
 scale.py           scale: thousands of active tasks while workers are killed and services restarted
 scale_load.py      the model, the tasks and the people of scale.py
 scale_ledger.py    its pickups and takeovers, and lost and repeated work, from the ledger

@@ -210,7 +210,8 @@ class Stack:
             self._dialled("checkpoint"),
             self._dialled("tools"),
         )
-        self._tell(f"starting the coordinator{' and the model runner' * self.options.model_runner}")
+        runner = " and the model runner" if self.options.model_runner else ""
+        self._tell(f"starting the coordinator{runner}")
         await self._start_together("coordinator", "models")
         self._known_addresses.models = self._dialled("models")
         self._known_addresses.coordinator = self._dialled("coordinator")

@@ -8,7 +8,9 @@ servicer.py           ModelService: verifies the fencing token, and gives the ca
 work.py               what a call is made of; reads prompts
 rules.py              what a request and the newest call of its task come to
 store.py              the writes: admit requests, mark calls SENT, record ends
-admission.py          the seam of rate limits: when a call may be sent
+admission.py          the port: when a call may be sent, and to which endpoint
+endpoints/            the endpoints of the providers, and the way of a call to one of them
+limits/               waits for the rate limits of the providers' keys
 runs.py               the calls of this process
 ends.py               the ends of calls, as they are recorded and sent
 reading.py            gives one reader a call: the text so far, pieces, the end

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import Final, Self
 from uuid import UUID
 
@@ -27,11 +28,16 @@ _END_SECONDS: Final = 5.0
 
 
 class RunnerLife:
-    """The runner row of this process. The connection is used for nothing else, so that load does not delay renewals."""
+    """The runner row of this process. The connection is used for nothing else, so that load does not delay renewals.
 
-    def __init__(self, kept: DedicatedConnection, ttl_seconds: float) -> None:
+    `on_replicas`: takes the number of living runners with each renewal.
+    """
+
+    def __init__(
+        self, kept: DedicatedConnection, ttl_seconds: float, on_replicas: Callable[[int], None] = lambda _count: None
+    ) -> None:
         self.own_id: UUID = uuids.uuid7()
-        self._kept, self._ttl_seconds = kept, ttl_seconds
+        self._kept, self._ttl_seconds, self._on_replicas = kept, ttl_seconds, on_replicas
         self._address = ""
 
     @property
@@ -60,6 +66,8 @@ class RunnerLife:
             try:
                 async with self._kept.use() as postgres:
                     await postgres.execute(QUERIES.renew_runner, self._row(self._address))
+                    counted = await (await postgres.execute(QUERIES.count_runners)).fetchone()
+                self._on_replicas(counted[0] if counted else 1)
             except TryLater as error:
                 _log.warning("could not renew this model runner: %s", error)
                 await asyncio.sleep(_AGAIN_SECONDS)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from services.models.admission import ModelCallLimits, Unlimited
+from services.models.endpoints.opening import open_default_endpoints, open_endpoints
+from services.models.endpoints.routing import ModelEndpoints
+from services.models.endpoints.settings import read_endpoints
 from services.models.liveness import RunnerLife
 from services.models.relay import Relay
 from services.models.runs import RunBounds, Runs, RunWriters
@@ -23,8 +25,6 @@ from services.models.sweeping import GenerationSweep
 from services.models.usage_reports import ModelUsageReports
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
-from tenure.model_providers.client import ModelClient
-from tenure.model_providers.settings import open_providers
 from tenure.runtime import metrics
 from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.dedicated_connection import DedicatedConnection
@@ -80,13 +80,7 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     stores = await _open_stores(process, settings)
     await startup_guard(stores.pool, allow_unsafe=settings.allow_unsafe_postgres)
-    providers = open_providers(
-        settings.providers,
-        silence_seconds=settings.silence_seconds,
-        prompt_caching=settings.prompt_caching,
-        counts_tokens=settings.count_tokens,
-    )
-    model = await process.open(ModelClient(providers, timeout_seconds=settings.timeout_seconds))
+    endpoints = await process.open(_endpoints(settings))
     duties = await process.open(Duties())
     checkpoint = await process.open(
         open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT), peer="checkpoint")
@@ -95,12 +89,28 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     duties.start("usage reports", reports.run, silence_seconds=SILENCE_SECONDS)
     sweep = GenerationSweep(stores.pool, settings.retention_days)
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
-    liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds))
-    runs = await _serve(process, settings, security, stores, model, duties, liveness, reports)
+    liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
+    runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports)
     await process.run_until_stopped()
     _log.info("draining", extra=runs.count_by_state())
     await runs.drain(settings.drain_seconds)
     await reports.try_once(LAST_REPORTS_SECONDS)
+
+
+def _endpoints(settings: ModelsSettings) -> ModelEndpoints:
+    """Opens the endpoints of the file, or those of the providers' variables. Raises ConfigurationError."""
+    options: dict[str, Any] = {
+        "timeout_seconds": settings.timeout_seconds,
+        "silence_seconds": settings.silence_seconds,
+        "prompt_caching": settings.prompt_caching,
+        "counts_tokens": settings.count_tokens,
+    }
+    if settings.endpoints_file is None:
+        opened = open_default_endpoints(settings.providers, **options)
+    else:
+        allows_insecure = settings.providers.allow_insecure_models
+        opened = open_endpoints(read_endpoints(settings.endpoints_file, allows_insecure=allows_insecure), **options)
+    return ModelEndpoints(opened, longest_wait_seconds=settings.rate_limit_wait_seconds)
 
 
 async def _open_stores(process: Process, settings: ModelsSettings) -> _Stores:
@@ -118,18 +128,17 @@ async def _serve(
     settings: ModelsSettings,
     security: Security,
     stores: _Stores,
-    model: ModelClient,
+    endpoints: ModelEndpoints,
     duties: Duties,
     liveness: RunnerLife,
     reports: ModelUsageReports,
 ) -> Runs:
     """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
-    limits: ModelCallLimits = Unlimited()
     writers = RunWriters(
         sent_batcher(stores.sending, lambda: liveness.own_id), end_batcher(stores.ending, lambda: liveness.own_id)
     )
     bounds = RunBounds(settings.max_calls, settings.report_seconds)
-    runs = Runs(model, limits, writers, stores.pool, liveness.own_id, reports.note, bounds)
+    runs = Runs(endpoints, writers, stores.pool, liveness.own_id, reports.note, bounds)
     deciding = RequestBatcher(
         lambda: liveness.runner_id, lambda key: runs.find(key) is not None, runs.refuse_new, runs.begin
     )
@@ -147,9 +156,9 @@ async def _serve(
         limiter=settings.limit.limiter(),
     )
     tokens = TokenChecker(Verifier(settings.verifying_keys_file), Audience.MODELS, settings.common.tls.installation)
-    servicer = ModelServicer(tokens, requests, runs, relay, model, limits)
+    servicer = ModelServicer(tokens, requests, runs, relay, endpoints)
     server.add(SERVICE, add_ModelServiceServicer_to_server, servicer)
-    process.enter(metrics.on_sample(lambda: _sample(runs)))
+    process.enter(metrics.on_sample(lambda: _sample(runs, endpoints)))
     await process.open(server)
     await liveness.begin(settings.advertised(server.port))
     duties.start("renew model runner", liveness.renew, silence_seconds=SILENCE_SECONDS)
@@ -157,6 +166,10 @@ async def _serve(
     return runs
 
 
-def _sample(runs: Runs) -> None:
+def _sample(runs: Runs, endpoints: ModelEndpoints) -> None:
     for state, number in runs.count_by_state().items():
         metrics.gauge("tenure_models_calls", number, state=state)
+    for name, waiting in endpoints.waiting_by_endpoint().items():
+        metrics.gauge("tenure_models_rate_limit_waiting", waiting, endpoint=name)
+    for name, is_open in endpoints.open_circuits().items():
+        metrics.gauge("tenure_models_endpoint_circuit_open", is_open, endpoint=name)

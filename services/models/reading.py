@@ -59,7 +59,7 @@ class RunReader:
                 is_over = run.over.is_set()
                 has_text = False
                 for part in self._new_parts():
-                    has_text = True
+                    has_text = has_text or part.HasField("text")  # usage alone must not delay the first text
                     yield part
                 if is_over:
                     break

@@ -18,7 +18,7 @@ from services.models.work import CallWork, ModelCallKey
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, TenureError, TryLater, WrongState
 from tenure.domain.retry import FailureClass
-from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient
+from tenure.model_providers.client import ModelCall, ModelCallFailed
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
 from tenure.runtime.failpoints import failpoint
@@ -103,7 +103,6 @@ class Runs:
 
     def __init__(
         self,
-        model: ModelClient,
         limits: ModelCallLimits,
         writers: RunWriters,
         pool: Pool,
@@ -111,7 +110,7 @@ class Runs:
         report: Callable[[ModelUsageReport], None],
         bounds: RunBounds,
     ) -> None:
-        self._model, self._limits, self._writers, self._pool = model, limits, writers, pool
+        self._limits, self._writers, self._pool = limits, writers, pool
         self._runner_id, self._report, self._bounds = runner_id, report, bounds
         self._newest: dict[UUID, GenerationRun] = {}
         self._running: dict[asyncio.Task[None], GenerationRun] = {}
@@ -219,13 +218,13 @@ class Runs:
     async def _call(self, run: GenerationRun) -> bytes:
         """Sends the call and returns its end."""
         number = run.key.attempt.number
-        if run.state is ModelCallState.ACCEPTED:
-            run.permit = await self._limits.admit(run.work.limited)
-            if not await self._mark_sent(run):
-                return stopped_end(number, FailureClass.INTERRUPTED)
-        await failpoint("models.before_call")
         try:
-            answer = await self._model.answer(run.work.request, run.call)
+            if run.permit is None:
+                run.permit = await self._limits.admit(run.work.limited)
+            if run.state is ModelCallState.ACCEPTED and not await self._mark_sent(run):
+                return stopped_end(number, FailureClass.INTERRUPTED)
+            await failpoint("models.before_call")
+            answer = await run.permit.answer(run.work.request, run.call)
         except ModelCallFailed as error:
             run.failure = error
             return failure_end(number, error)

@@ -20,7 +20,6 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.retry import FailureClass
-from tenure.model_providers.client import ModelClient
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
 from tenure.runtime.rpc_server import draining
@@ -41,11 +40,10 @@ class ModelServicer(ModelServiceServicer):
         requests: Batcher[AdmittedRequest, Verdict],
         runs: Runs,
         relay: Relay,
-        model: ModelClient,
         limits: ModelCallLimits,
     ) -> None:
         self._tokens, self._requests, self._runs, self._relay = tokens, requests, runs, relay
-        self._model, self._limits = model, limits
+        self._limits = limits
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Makes a call, joins it, or answers from the record. Raises StaleEpoch, WrongState, TryLater."""
@@ -78,7 +76,7 @@ class ModelServicer(ModelServiceServicer):
     async def CountInputTokens(self, request: pb.CountInputTokensRequest, _context: Any) -> pb.CountInputTokensResponse:
         """Returns the provider's count of a prompt, if it has one."""
         self._check(request.token, 1, 1)
-        return pb.CountInputTokensResponse(input_tokens=await self._model.count(read_prompt(request.prompt)))
+        return pb.CountInputTokensResponse(input_tokens=await self._limits.count(read_prompt(request.prompt)))
 
     async def _admit(
         self, kind: Kind, claims: Claims, key: ModelCallKey, context: Any, work: CallWork | None = None

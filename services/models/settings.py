@@ -55,6 +55,14 @@ class ModelsSettings:
     retention_days: int = setting(
         "how long a task's newest call and its fence are kept after the last change", default=7, minimum=1, maximum=3650
     )
+    endpoints_file: Path | None = setting(
+        "TOML of the providers' endpoints, see docs/model_runner.md; without it each provider has one", default=None
+    )
+    rate_limit_wait_seconds: float = setting(
+        "how long a call waits for the rate limit of an endpoint before it looks for another one",
+        default=10.0,
+        minimum=0.1,
+    )
     limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_MODELS_LIMIT_")
     providers: ModelProviderSettings = group(ModelProviderSettings)
     common: CommonSettings = group(CommonSettings)

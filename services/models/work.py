@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from services.models.admission import LimitedCall, Permit
@@ -14,6 +14,8 @@ from tenure.model_providers.client import ModelRequest
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, seconds
+
+FIRST_STEP: Final = 1
 
 
 class ModelCallKey(NamedTuple):
@@ -49,6 +51,7 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
         PRIORITIES.to_domain(request.priority),
         request.prompt.ByteSize(),
         request.max_output_tokens,
+        is_new=key.attempt.step <= FIRST_STEP,
     )
     return CallWork(model_request, request.token, limited)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from services.worker.interrupts import TrustGate
-from services.worker.models import CallEvents, ClaimedAttempt, RunningCall
+from services.worker.models import CallEvents, ClaimedAttempt, FollowedCall
 from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, TryLater, Unavailable, WrongState
@@ -67,7 +67,7 @@ class RunnerModels:
         """Takes from a call whether its newest stream broke."""
         self._is_broken = is_broken
 
-    def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> RunningCall:
+    def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> FollowedCall:
         """Returns the call of the attempt. Its `answer` begins or joins it."""
         return RunnerCall(self._stub, self._trust, attempt, request, events, self.note_reach)
 
@@ -87,9 +87,9 @@ class RunnerModels:
 
     async def count(self, attempt: ClaimedAttempt, request: ModelRequest) -> int | None:
         """Returns the provider's count, or None. A failure is not an error: the worker's own bound remains."""
-        asked = pb.CountInputTokensRequest(token=attempt.token(), prompt=_prompt(request))
+        counting = pb.CountInputTokensRequest(token=attempt.token(), prompt=_prompt(request))
         try:
-            counted = await self._stub.CountInputTokens(asked, timeout=COUNT_TIMEOUT_SECONDS)
+            counted = await self._stub.CountInputTokens(counting, timeout=COUNT_TIMEOUT_SECONDS)
         except (TryLater, PeerFailed, InvalidRequest) as error:
             _log.warning("the model runner did not count a prompt", extra={"why": str(error)})
             return None

@@ -37,7 +37,7 @@ class CallEvents:
     on_wait: Callable[[], None]
 
 
-class RunningCall(Protocol):
+class FollowedCall(Protocol):
     """A model call: what is known of it while it runs, and its answer."""
 
     @property
@@ -62,7 +62,7 @@ class Models(Protocol):
     def in_reach(self) -> bool:
         """False while this worker cannot reach what makes its calls."""
 
-    def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> RunningCall:
+    def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> FollowedCall:
         """Returns the call of an attempt, which its `answer` makes."""
 
     async def cancel(self, attempt: ClaimedAttempt) -> ModelAnswer | None:
@@ -109,7 +109,7 @@ class DirectModels:
         """True: a provider that is away is a failure of the call, and the task is retried later."""
         return True
 
-    def call(self, _attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> RunningCall:
+    def call(self, _attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> FollowedCall:
         return DirectCall(self._client, request, ModelCall(events.on_text, events.on_usage))
 
     async def cancel(self, _attempt: ClaimedAttempt) -> ModelAnswer | None:

@@ -51,6 +51,7 @@ _MODEL: Final = {
     "provider": "the provider: anthropic, openai",
     "model": "the model as the task names it; beyond 50 models of a process `(others)`",
 }
+_ENDPOINT: Final = "the name of the endpoint"
 _QUEUE: Final = {"queue": "the queue; beyond 100 queues of a process `(others)`", "priority": "HIGH, NORMAL, LOW"}
 _TENANT: Final = {"tenant": "the tenant; beyond TENURE_METRICS_TENANTS tenants of a process `(others)`"}
 _SOURCE: Final = {"source": "the tool source"}
@@ -192,6 +193,45 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             _MODELS,
             "model calls that ended at this model runner",
             outcome="ANSWERED, or the class of the failure; OVERTAKEN: the record has another end, or a later call",
+        ),
+        _counter(
+            "tenure_models_endpoint_calls_total",
+            _MODELS,
+            "requests to the endpoints of the providers",
+            endpoint=_ENDPOINT,
+            outcome="ANSWERED, or the class of the failure",
+        ),
+        _counter(
+            "tenure_models_failovers_total",
+            _MODELS,
+            "calls that an endpoint refused and that moved to another one",
+            endpoint="the endpoint that refused",
+            error_class="the class of the failure",
+        ),
+        _gauge(
+            "tenure_models_endpoint_circuit_open",
+            _MODELS,
+            "1: the endpoint failed too often, and calls go to others",
+            endpoint=_ENDPOINT,
+        ),
+        _gauge(
+            "tenure_models_rate_limit_waiting",
+            _MODELS,
+            "calls that wait for the rate limit of the endpoint's key",
+            endpoint=_ENDPOINT,
+        ),
+        _seconds(
+            "tenure_models_rate_limit_wait_seconds",
+            _MODELS,
+            "how long calls waited that had to wait",
+            endpoint=_ENDPOINT,
+        ),
+        _counter(
+            "tenure_models_input_tokens_total",
+            _MODELS,
+            "input tokens that the provider stated; cached / (cached + uncached) is the share read from its cache",
+            endpoint=_ENDPOINT,
+            kind="cached: read from the provider's cache; uncached: all other input",
         ),
         _counter("tenure_models_calls_lost_total", _MODELS, "calls of model runners that this one found dead"),
         _counter(

@@ -98,6 +98,10 @@ insert into runners (runner_id, instance, host, address, ttl_seconds)
 values (%(runner_id)b, %(instance)b, %(host)b, %(address)b, %(ttl_seconds)b)
 on conflict (runner_id) do update set renewed_at = clock_timestamp();
 
+-- name: count_runners
+-- Counts the living runners, which share the rate limits of the keys.
+select count(*) from runners where renewed_at + ttl_seconds * interval '1 second' > clock_timestamp();
+
 -- name: replace_runners
 -- Deletes the runner that served this address of this host before: this process has the port now, so the other is gone.
 delete from runners where address = %(address)b and host = %(host)b and runner_id <> %(runner_id)b;
