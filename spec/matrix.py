@@ -133,7 +133,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _call_mutation("M_REPORT_CLAIM", "NCAN=1"),
     _call_mutation("M_WORKER_REPORT", "NCAN=1"),
 )
-"""About two minutes of one core, half of them for compilation."""
+"""About three minutes of one core, half of them for compilation."""
 
 LARGE: Final[tuple[Configuration, ...]] = (
     _task("everything", "P_ALL", HOLDS),
@@ -169,4 +169,4 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _calls("provider_fails", "P_ALL NX=1 NF=1", HOLDS),
     _calls("all_come_to_an_end", "P_LIVE PERFECT_FD=1 NX=1 NDR=1 NT=2 NCAN=1 NL=1 NE=3", HOLDS),
 )
-"""About ten more minutes, and up to 6 GB."""
+"""About twelve more minutes, and up to 6 GB."""
