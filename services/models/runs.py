@@ -188,6 +188,7 @@ class Runs:
         end = await self._ended(run)
         if end is None:
             return
+        run.work.forget_prompt()  # a prompt may be large, and the run is kept for a while
         try:
             await self._record(run, end)
         except TenureError as error:  # the process is closing, or the database refuses this end

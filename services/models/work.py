@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -33,6 +33,10 @@ class CallWork:
     token: token_pb2.FencingToken
     limited: LimitedCall
     permit: Permit | None = None
+
+    def forget_prompt(self) -> None:
+        """Drops what was sent, once the call has ended."""
+        self.request = replace(self.request, messages=(), texts=(), tools=(), system="")
 
 
 def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> CallWork:

@@ -146,8 +146,8 @@ class AnthropicProvider:
         if platform == BEDROCK:
             self._client = anthropic.AsyncAnthropicBedrock(aws_region=region or None, **common)
         elif platform == VERTEX:
-            given = {name: value for name, value in (("region", region), ("project_id", project)) if value}
-            self._client = anthropic.AsyncAnthropicVertex(**given, **common)
+            common |= {name: value for name, value in (("region", region), ("project_id", project)) if value}
+            self._client = anthropic.AsyncAnthropicVertex(**common)
         else:
             self._client = anthropic.AsyncAnthropic(api_key=api_key, **common)
 

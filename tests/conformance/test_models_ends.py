@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from typing import Any
 
-import grpc
 import pytest
 
 from devstack.postgres_process import PostgresProcess
 from services.models.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.runtime.sql import migrate
-from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
-from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceServicer, add_CheckpointServiceServicer_to_server
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import StartModels
 from tests.support.fix_simulator import SimulatorControl
-from tests.support.fix_tools import Grants, Owner
+from tests.support.fix_tools import Grants
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -132,46 +128,3 @@ async def test_an_end_waits_for_postgres(
     assert end.HasField("answer")
     assert (await runner.generate(grants.claim(owner.task_id, epoch=11), **SLOW).ended()) == end
     assert len(simulator.calls()) == 1
-
-
-class _Ledger(CheckpointServiceServicer):
-    """Takes reports of usage as the ledger does: the first one comes while the attempt is open."""
-
-    def __init__(self) -> None:
-        self.reports: list[checkpoint_pb.ReportUsageRequest] = []
-
-    async def ReportUsage(
-        self, request: checkpoint_pb.ReportUsageRequest, _context: Any
-    ) -> checkpoint_pb.ReportUsageResponse:
-        self.reports.append(request)
-        return checkpoint_pb.ReportUsageResponse()
-
-
-async def test_usage_that_no_worker_received_is_reported(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
-) -> None:
-    slow(simulator, 1500)
-    ledger, server = _Ledger(), grpc.aio.server()  # type: ignore[abstract]  # one method is enough
-    add_CheckpointServiceServicer_to_server(ledger, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        runner = await model_runner(checkpoint_address=f"127.0.0.1:{port}", report_seconds=1)
-        received, abandoned = grants.claim(), grants.claim()
-        await (await runner.generate(abandoned, **SLOW).speaking()).disconnect()
-        await runner.generate(received, **SLOW).ended()
-        await until(lambda: bool(ledger.reports))
-        await runner.process.stop()  # the last chance of a second report
-    finally:
-        await server.stop(0)
-    (report,) = ledger.reports
-    _check_report(report, abandoned, simulator)
-
-
-def _check_report(report: checkpoint_pb.ReportUsageRequest, owner: Owner, simulator: SimulatorControl) -> None:
-    assert report.token == owner.token
-    assert (report.step, report.attempt_number) == (1, 1)
-    (billed,) = [call for call in simulator.calls() if call["attempt"].startswith(owner.task_id)]
-    assert report.usage.output_tokens == billed["output_tokens"]
-    assert report.usage.input_tokens == billed["input_tokens"]
-    assert report.provider_request_id == billed["request_id"]

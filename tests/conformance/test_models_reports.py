@@ -10,7 +10,9 @@ import grpc
 import pytest
 
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import StartModels
+from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -80,3 +82,25 @@ async def test_the_next_call_of_another_owner_proves_nothing(
     await runner.generate(owner, 1).ended()
     await runner.generate(grants.claim(owner.task_id, epoch=11), 2).ended()
     assert [(await ledger.next())[:2] for _ in range(2)] == [(1, 1), (2, 1)]
+
+
+async def test_a_call_without_a_reader_is_reported_as_billed(
+    model_runner: StartModels, grants: Grants, ledger: ReportReceiver, simulator: SimulatorControl
+) -> None:
+    slow(simulator, 1500)
+    runner = await model_runner(checkpoint_address=ledger.address, report_seconds=0.1)
+    await (await runner.generate(grants.claim(), **SLOW).speaking()).disconnect()
+    reported = await ledger.next()
+    (billed,) = simulator.calls()
+    assert billed["ending"] == "complete"
+    assert reported == (1, 1, billed["output_tokens"])
+
+
+async def test_a_drained_runner_reports_before_it_ends(
+    model_runner: StartModels, grants: Grants, ledger: ReportReceiver, simulator: SimulatorControl
+) -> None:
+    slow(simulator, 60_000)
+    runner = await model_runner(checkpoint_address=ledger.address, drain_seconds=0.5)
+    await runner.generate(grants.claim(), **SLOW).speaking()
+    assert await runner.process.stop() == 0
+    assert (await ledger.next())[:2] == (1, 1)

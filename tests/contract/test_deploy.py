@@ -214,7 +214,7 @@ def test_the_setup_makes_secrets_for_their_owner_only(secrets: Path) -> None:
     assert not any(b"PRIVATE" in content for content in in_public.values())
     assert (secrets / "worker" / "anthropic-api-key").read_text() == "sk-planted"
     passwords = {(secrets / "postgres" / name).read_text() for name in (*prepare.DATABASE_ROLES, "superuser")}
-    assert len(passwords) == 5
+    assert len(passwords) == 7
 
 
 def test_the_setup_replaces_nothing_and_completes(tmp_path: Path) -> None:

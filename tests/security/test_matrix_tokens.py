@@ -277,7 +277,6 @@ FIRST: Final = {
 LAST: Final = {
     **FIRST,
     "CheckpointService/Open": "FAILED_PRECONDITION/WRONG_STATE",
-    "CheckpointService/ReportUsage": "NOT_FOUND/NOT_FOUND",  # it made no model call in that step
     "ModelService/CancelGeneration": "FAILED_PRECONDITION/ATTEMPT_SUPERSEDED",
     "ModelService/Generate": "FAILED_PRECONDITION/ATTEMPT_SUPERSEDED",  # a later step has begun
     "ToolService/Fence": "OK",  # it closes again what it has closed
