@@ -39,6 +39,7 @@ long_task.py       long_task: a takeover of a task with thousands of steps
 scale.py           scale: thousands of active tasks while workers are killed and services restarted
 scale_load.py      the model, the tasks and the people of scale.py
 scale_ledger.py    its pickups and takeovers, and lost and repeated work, from the ledger
+sizing.py          `python -m bench.sizing`: the model of docs/sizing.md
 process_use.py     processor time and memory by kind of process, while processes are replaced
 memory.py          memory of a process
 peers/             `make bench-peers`: other engines beside Tenure, in one run
