@@ -48,8 +48,10 @@ COSTS: Final[Mapping[str, Cost]] = {
     "Postgres": Cost(step=2_410, pickup=860, process_mib=82, active_kib=40.5),
     "etcd": Cost(step=310, pickup=580, process_mib=20, active_kib=16.5),
 }
-WAL_BYTES_A_STEP: Final = 20_000
-LEDGER_BYTES_A_STEP: Final = 6_000
+WAL_BYTES_A_STEP: Final = 6_600
+LEDGER_BYTES_A_STEP: Final = 2_700
+MEASURED_BODY_BYTES: Final = 2_400
+"""The bodies of a step in the run that measured the two above."""
 ENTRIES_A_STEP: Final = 4
 
 
@@ -158,7 +160,7 @@ class Stores:
 
 def stores(load: Load) -> Stores:
     """Returns the writes of this load. `renewals` and `grant_txns`: of etcd, a second."""
-    extra = (load.bodies_kib - 5.0) * 1024
+    extra = load.bodies_kib * 1024 - MEASURED_BODY_BYTES
     workers = next(need.processes for need in needs(load) if need.service == "worker")
     return Stores(
         wal_mb=load.steps * (WAL_BYTES_A_STEP + extra) / 1e6,
