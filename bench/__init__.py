@@ -41,6 +41,7 @@ rate_limits.py     rate_limits: 200 agents at the rate limit of a key, with and 
 scale.py           scale: thousands of active tasks while workers are killed and services restarted
 scale_load.py      the model, the tasks and the people of scale.py
 scale_ledger.py    its pickups and takeovers, and lost and repeated work, from the ledger
+sizing.py          `python -m bench.sizing`: the model of docs/sizing.md
 process_use.py     processor time and memory by kind of process, while processes are replaced
 memory.py          memory of a process
 peers/             `make bench-peers`: other engines beside Tenure, in one run

@@ -83,6 +83,7 @@ class NewEntryRow(NamedTuple):
     """An entry to insert."""
 
     task_id: str
+    root_task_id: str
     sequence: int
     tenant: str
     epoch: int
@@ -165,7 +166,19 @@ class Draft:
         row.sequence += 1
         epoch, claim_id = (row.epoch, row.claim_id) if by_claim else (0, "")
         self.entries.append(
-            NewEntryRow(row.task_id, row.sequence, row.tenant, epoch, claim_id, row.attempt, step, kind, actor, body)
+            NewEntryRow(
+                task_id=row.task_id,
+                root_task_id=row.root_task_id,
+                sequence=row.sequence,
+                tenant=row.tenant,
+                epoch=epoch,
+                claim_id=claim_id,
+                attempt=row.attempt,
+                step=step,
+                kind=kind,
+                actor=actor,
+                body=body,
+            )
         )
 
     def reserve(self, request: ReserveRequest, granted: Granted, actor: str) -> None:

@@ -7,7 +7,7 @@ that ends later leaves a sub-agent event (sub_agent_events.py). So the wait ends
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.commit.task_row import current_wait
@@ -37,8 +37,7 @@ async def awaited(connection: Connection, draft: Draft, wait: Wait | None) -> Su
     """Returns the sub-agents that a wait is for, read under the parent's lock; None for another kind of wait."""
     if wait is None or wait.kind is not WaitKind.SUB_AGENTS:
         return None
-    parameters = {"task_id": draft.row.task_id, "call_id": wait.call_id, "with_results": True}
-    rows = await fetch_all(connection, SUB_AGENTS.sub_agents_of, parameters)
+    rows = await _sub_agents_of(connection, draft, wait, with_results=True)
     sub_agents = [
         SubAgent(task_id, TaskState(state), reason, message, result.decode())
         for task_id, state, reason, message, result, _ in rows
@@ -48,9 +47,15 @@ async def awaited(connection: Connection, draft: Draft, wait: Wait | None) -> Su
 
 async def are_awaited(connection: Connection, draft: Draft, wait: Wait) -> bool:
     """Whether one of the sub-agents has not ended. Reads no results, because they may be long."""
-    parameters = {"task_id": draft.row.task_id, "call_id": wait.call_id, "with_results": False}
-    states = [TaskState(row[1]) for row in await fetch_all(connection, SUB_AGENTS.sub_agents_of, parameters)]
+    states = [TaskState(row[1]) for row in await _sub_agents_of(connection, draft, wait, with_results=False)]
     return not all(SubAgent("", state).has_ended for state in states)
+
+
+async def _sub_agents_of(
+    connection: Connection, draft: Draft, wait: Wait, *, with_results: bool
+) -> list[tuple[Any, ...]]:
+    place = {"task_id": draft.row.task_id, "root_task_id": draft.row.root_task_id, "call_id": wait.call_id}
+    return await fetch_all(connection, SUB_AGENTS.sub_agents_of, {**place, "with_results": with_results})
 
 
 def wait_for(draft: Draft, wait: Wait | None, sub_agents: SubAgents | None) -> Wait | None:
