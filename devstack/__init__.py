@@ -11,6 +11,7 @@ die_with_parent.py   a launcher, with which the kernel kills a child when the st
 listening.py         which process listens at a port (Linux)
 service_process.py   the services and the simulator as child processes
 supervisor.py        restarts parts that die, for `tenure dev`
+rolling.py           restarts every process of a stack in turn, as a rolling upgrade does
 all_services.py      the five services without stores, for `tenure serve all`
 
 stores.py            Postgres and etcd of a stack: embedded, or those that the options name
