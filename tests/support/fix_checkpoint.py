@@ -29,6 +29,7 @@ import pytest
 from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.standby import StandbySettings
 from services.checkpoint.traces.settings import TraceSettings
 from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
@@ -235,6 +236,7 @@ class MakeCheckpoint(Protocol):
         default_max_usd: float = 10.0,
         lower_tier_share: float = 0.05,
         traces: TraceSettings | None = None,
+        standby: StandbySettings | None = None,
     ) -> Checkpoint: ...
 
 
@@ -273,6 +275,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             default_max_usd: float = 10.0,
             lower_tier_share: float = 0.05,
             traces: TraceSettings | None = None,
+            standby: StandbySettings | None = None,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
@@ -286,6 +289,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "default_max_usd": default_max_usd,
                 "lower_tier_share": lower_tier_share,
                 "traces": traces or TraceSettings(),
+                "standby": standby or StandbySettings(),
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))
