@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 import anthropic
 
-from services.worker.model_http import open_http_client
 from tenure.domain.tools import ToolDefinition
+from tenure.model_providers.http import open_http_client
 
 GOAL: Final = "measure"
 MAX_TOKENS: Final = 8192

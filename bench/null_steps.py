@@ -72,7 +72,7 @@ async def task_maker(path: DataPath) -> AsyncIterator[TaskMaker]:
     ):
         claims: dict[str, Any] = {}
         if path.tls:
-            audiences = (Audience.CHECKPOINT, Audience.TOOLS)
+            audiences = (Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)
             claims = {"holder": PROCESSES[Role.WORKER], "audiences": audiences, "installation": DEFAULT_INSTALLATION}
         yield TaskMaker(worker, path.signer, gateway=gateway, coordinator=coordinator, **claims)
 

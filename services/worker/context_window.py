@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from services.worker.claim_ledger import ClaimLedger
 from services.worker.dependencies import ModelDefaults
-from services.worker.message_texts import MessageTexts, as_json
-from services.worker.model import MIN_TOKENS
 from tenure.domain.compaction import (
     SUMMARY_SYSTEM,
     NextCompaction,
@@ -23,6 +21,8 @@ from tenure.domain.conversation import Message
 from tenure.domain.task import TaskSpec
 from tenure.domain.text_tokens import BYTES_PER_TOKEN, text_tokens
 from tenure.domain.turn import CallModel
+from tenure.model_providers.client import MIN_TOKENS
+from tenure.model_providers.message_texts import MessageTexts, as_json
 
 # The upper bound of a request's input in tokens, computed without the provider.
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import LedgerClient
-from services.worker.model import ModelClient
 from services.worker.own_calls import OwnRuns
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
 from tenure.control import Function
+from tenure.model_providers.client import ModelClient
 
 
 @dataclass(frozen=True, slots=True)

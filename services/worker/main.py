@@ -27,8 +27,6 @@ from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
 from services.worker.live_server import LiveServicer
-from services.worker.model import ModelClient
-from services.worker.model_providers import ModelProviderSettings, open_providers
 from services.worker.own_calls import OwnRuns
 from services.worker.replay import RecordedCalls, RecordedTools
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
@@ -50,6 +48,8 @@ from tenure.domain.task import (
     Priority,
     offered_loop,
 )
+from tenure.model_providers.client import ModelClient
+from tenure.model_providers.settings import ModelProviderSettings, open_providers
 from tenure.runtime import metrics
 from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.process import Duties, Process

@@ -13,7 +13,6 @@ from services.worker.claim_ledger import ClaimLedger, StepEntry, size_bytes
 from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
-from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
 from services.worker.model_attempt import (
     MIN_OUTPUT_TOKENS,
     AttemptWatch,
@@ -29,6 +28,7 @@ from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
+from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.

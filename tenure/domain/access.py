@@ -29,6 +29,7 @@ class Role(StrEnum):
     CHECKPOINT = "CHECKPOINT"
     TOOLS = "TOOLS"
     OPERATOR = "OPERATOR"
+    MODELS = "MODELS"
 
 
 class Permission(StrEnum):

@@ -79,6 +79,7 @@ class Audience(StrEnum):
     TOOLS = "TOOLS"
     PROVIDER = "PROVIDER"
     LEASE = "LEASE"  # LeaseService, and the resource that a named lease guards
+    MODELS = "MODELS"
 
 
 @dataclass(frozen=True, slots=True)

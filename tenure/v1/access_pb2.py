@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tenure/v1/access.proto\x12\ttenure.v1\x1a google/protobuf/descriptor.proto\"\xb6\x01\n\x06\x41\x63\x63\x65ss\x12\x1e\n\x05roles\x18\x01 \x03(\x0e\x32\x0f.tenure.v1.Role\x12)\n\npermission\x18\x02 \x01(\x0e\x32\x15.tenure.v1.Permission\x12%\n\x05scope\x18\x03 \x01(\x0e\x32\x16.tenure.v1.AccessScope\x12\x16\n\x0etoken_required\x18\x04 \x01(\x08\x12\x0f\n\x07\x61udited\x18\x05 \x01(\x08\x12\x11\n\tlong_poll\x18\x06 \x01(\x08*\x8d\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_GATEWAY\x10\x01\x12\x14\n\x10ROLE_COORDINATOR\x10\x02\x12\x0f\n\x0bROLE_WORKER\x10\x03\x12\x13\n\x0fROLE_CHECKPOINT\x10\x04\x12\x0e\n\nROLE_TOOLS\x10\x05\x12\x11\n\rROLE_OPERATOR\x10\x06*\xa0\x01\n\nPermission\x12\x1a\n\x16PERMISSION_UNSPECIFIED\x10\x00\x12\x13\n\x0fPERMISSION_READ\x10\x01\x12\x14\n\x10PERMISSION_WRITE\x10\x02\x12\x16\n\x12PERMISSION_APPROVE\x10\x03\x12\x1b\n\x17PERMISSION_TENANT_ADMIN\x10\x04\x12\x16\n\x12PERMISSION_OPERATE\x10\x05*J\n\x0b\x41\x63\x63\x65ssScope\x12\x1c\n\x18\x41\x43\x43\x45SS_SCOPE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41\x43\x43\x45SS_SCOPE_INSTALLATION\x10\x01:C\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xa2\x90\x03 \x01(\x0b\x32\x11.tenure.v1.Accessb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tenure/v1/access.proto\x12\ttenure.v1\x1a google/protobuf/descriptor.proto\"\xb6\x01\n\x06\x41\x63\x63\x65ss\x12\x1e\n\x05roles\x18\x01 \x03(\x0e\x32\x0f.tenure.v1.Role\x12)\n\npermission\x18\x02 \x01(\x0e\x32\x15.tenure.v1.Permission\x12%\n\x05scope\x18\x03 \x01(\x0e\x32\x16.tenure.v1.AccessScope\x12\x16\n\x0etoken_required\x18\x04 \x01(\x08\x12\x0f\n\x07\x61udited\x18\x05 \x01(\x08\x12\x11\n\tlong_poll\x18\x06 \x01(\x08*\x9e\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_GATEWAY\x10\x01\x12\x14\n\x10ROLE_COORDINATOR\x10\x02\x12\x0f\n\x0bROLE_WORKER\x10\x03\x12\x13\n\x0fROLE_CHECKPOINT\x10\x04\x12\x0e\n\nROLE_TOOLS\x10\x05\x12\x11\n\rROLE_OPERATOR\x10\x06\x12\x0f\n\x0bROLE_MODELS\x10\x07*\xa0\x01\n\nPermission\x12\x1a\n\x16PERMISSION_UNSPECIFIED\x10\x00\x12\x13\n\x0fPERMISSION_READ\x10\x01\x12\x14\n\x10PERMISSION_WRITE\x10\x02\x12\x16\n\x12PERMISSION_APPROVE\x10\x03\x12\x1b\n\x17PERMISSION_TENANT_ADMIN\x10\x04\x12\x16\n\x12PERMISSION_OPERATE\x10\x05*J\n\x0b\x41\x63\x63\x65ssScope\x12\x1c\n\x18\x41\x43\x43\x45SS_SCOPE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41\x43\x43\x45SS_SCOPE_INSTALLATION\x10\x01:C\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xa2\x90\x03 \x01(\x0b\x32\x11.tenure.v1.Accessb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.access_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLE']._serialized_start=257
-  _globals['_ROLE']._serialized_end=398
-  _globals['_PERMISSION']._serialized_start=401
-  _globals['_PERMISSION']._serialized_end=561
-  _globals['_ACCESSSCOPE']._serialized_start=563
-  _globals['_ACCESSSCOPE']._serialized_end=637
+  _globals['_ROLE']._serialized_end=415
+  _globals['_PERMISSION']._serialized_start=418
+  _globals['_PERMISSION']._serialized_end=578
+  _globals['_ACCESSSCOPE']._serialized_start=580
+  _globals['_ACCESSSCOPE']._serialized_end=654
   _globals['_ACCESS']._serialized_start=72
   _globals['_ACCESS']._serialized_end=254
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,8 @@ class _RoleEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], 
     """Runs tool calls under fencing tokens."""
     ROLE_OPERATOR: _Role.ValueType  # 6
     """A person or program that operates the installation."""
+    ROLE_MODELS: _Role.ValueType  # 7
+    """Makes model calls under fencing tokens."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """The role of a process of the installation, the second part of the SPIFFE ID in its certificate."""
@@ -59,6 +61,8 @@ ROLE_TOOLS: Role.ValueType  # 5
 """Runs tool calls under fencing tokens."""
 ROLE_OPERATOR: Role.ValueType  # 6
 """A person or program that operates the installation."""
+ROLE_MODELS: Role.ValueType  # 7
+"""Makes model calls under fencing tokens."""
 
 class _Permission:
     ValueType = typing.NewType("ValueType", builtins.int)

@@ -502,6 +502,11 @@ class OpenRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: builtins.int
+    JOINS_MODEL_CALLS_FIELD_NUMBER: builtins.int
+    joins_model_calls: builtins.bool
+    """The worker uses the model runner, so that it can join a call that outlives the former owner. Without it, Open
+    settles such a call as lost.
+    """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -510,10 +515,11 @@ class OpenRequest(message.Message):
         self,
         *,
         token: token_pb2.FencingToken | None = ...,
+        joins_model_calls: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["joins_model_calls", b"joins_model_calls", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -746,6 +752,7 @@ class Reserve(message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     MIN_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     SUMMARY_THROUGH_STEP_FIELD_NUMBER: builtins.int
+    OUTLIVES_WORKER_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -760,6 +767,8 @@ class Reserve(message.Message):
     """The minimum output that is worth a call."""
     summary_through_step: builtins.int
     """As ModelAttempt.summary_through_step."""
+    outlives_worker: builtins.bool
+    """As ModelAttempt.outlives_worker."""
     def __init__(
         self,
         *,
@@ -770,10 +779,11 @@ class Reserve(message.Message):
         max_output_tokens: builtins.int = ...,
         min_output_tokens: builtins.int = ...,
         summary_through_step: builtins.int = ...,
+        outlives_worker: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "min_output_tokens", b"min_output_tokens", "model", b"model", "step", b"step", "summary_through_step", b"summary_through_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "min_output_tokens", b"min_output_tokens", "model", b"model", "outlives_worker", b"outlives_worker", "step", b"step", "summary_through_step", b"summary_through_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -249,6 +249,7 @@ class ModelAttempt(message.Message):
     RESERVED_NANO_USD_FIELD_NUMBER: builtins.int
     PRICES_FIELD_NUMBER: builtins.int
     BUDGET_FIELD_NUMBER: builtins.int
+    OUTLIVES_WORKER_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """The attempt of this step's call; counts from 1."""
     model: builtins.str
@@ -263,6 +264,10 @@ class ModelAttempt(message.Message):
     """Not 0: not a turn of the agent. The call requests a summary of the conversation through this step, see Compaction."""
     reserved_nano_usd: builtins.int
     """The reserved money, in nano US dollars: the most that the call may cost."""
+    outlives_worker: builtins.bool
+    """A model runner makes the call. It outlives its worker: the attempt stays open when the claim is lost or given back,
+    and the next owner joins the call.
+    """
     @builtins.property
     def prices(self) -> task_pb2.ModelPrices:
         """The prices by which the call is settled; absent: the model's price is unknown, and the call costs nothing."""
@@ -283,10 +288,11 @@ class ModelAttempt(message.Message):
         reserved_nano_usd: builtins.int = ...,
         prices: task_pb2.ModelPrices | None = ...,
         budget: task_pb2.BudgetStatus | None = ...,
+        outlives_worker: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "prices", b"prices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "budget", b"budget", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "prices", b"prices", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "budget", b"budget", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "outlives_worker", b"outlives_worker", "prices", b"prices", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

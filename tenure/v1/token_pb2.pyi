@@ -37,6 +37,8 @@ class _TokenAudienceEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TokenAud
     """Tool providers and HTTP tools. No service of Tenure accepts such a token."""
     TOKEN_AUDIENCE_LEASE: _TokenAudience.ValueType  # 4
     """LeaseService, and the resource that a named lease guards."""
+    TOKEN_AUDIENCE_MODELS: _TokenAudience.ValueType  # 5
+    """The model runner."""
 
 class TokenAudience(_TokenAudience, metaclass=_TokenAudienceEnumTypeWrapper):
     """The services that accept a token."""
@@ -51,6 +53,8 @@ TOKEN_AUDIENCE_PROVIDER: TokenAudience.ValueType  # 3
 """Tool providers and HTTP tools. No service of Tenure accepts such a token."""
 TOKEN_AUDIENCE_LEASE: TokenAudience.ValueType  # 4
 """LeaseService, and the resource that a named lease guards."""
+TOKEN_AUDIENCE_MODELS: TokenAudience.ValueType  # 5
+"""The model runner."""
 
 @typing.final
 class FencingToken(message.Message):

@@ -37,10 +37,12 @@ def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb
 
 
 def sign_task_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb2.FencingToken:
-    """Returns the token of a task's claim: for the checkpoint service and the tool service, with the one for tool
-    providers in it.
+    """Returns the token of a task's claim: for the checkpoint service, the tool service and the model runner, with the
+    one for tool providers in it.
     """
-    token = sign_claims(signer, replace(claims, audiences=(Audience.CHECKPOINT, Audience.TOOLS)), issued_at)
+    token = sign_claims(
+        signer, replace(claims, audiences=(Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)), issued_at
+    )
     for_providers = replace(claims, audiences=(Audience.PROVIDER,), tools=None)
     token.provider_token.CopyFrom(sign_claims(signer, for_providers, issued_at))
     return token

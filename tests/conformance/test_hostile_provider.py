@@ -24,10 +24,8 @@ from devstack.simulator.hostile import hostile_answer
 from devstack.simulator.request_checks import check_create
 from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
-from services.worker.model import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelRequest
 from services.worker.model_attempt import billed
 from services.worker.model_step import answer_entries, failure_entry
-from services.worker.model_stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.conversation import with_own_ids
 from tenure.domain.fold import ResumePoint
@@ -37,6 +35,8 @@ from tenure.domain.task import TaskSpec
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import CallModel, next_action
+from tenure.model_providers.client import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelRequest
+from tenure.model_providers.stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.v1 import ledger_pb2, live_pb2
 from tenure.wire.checkpoint_service import is_one_portion
 from tenure.wire.ledger import entry_to_domain, new_entry

@@ -15,13 +15,13 @@ from typing import Any
 
 from devstack.simulator.hostile import call_of, stream_of, written
 from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
-from services.worker.model_stream import MAX_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
 from tenure.domain.task import TaskPolicy
 from tenure.domain.tools import OutcomeStatus
+from tenure.model_providers.stream import MAX_TOKENS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.checkpoint_service import MAX_ENTRIES

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelProvider, ModelRequest
-from services.worker.model_anthropic import AnthropicProvider
 from services.worker.model_attempt import billed
-from services.worker.model_openai import OpenAIProvider
-from services.worker.model_stream import MAX_CONTENT_BYTES
 from tenure.domain import entries
 from tenure.domain.conversation import text_block, text_of, with_own_ids
 from tenure.domain.models import ANTHROPIC, OPENAI
+from tenure.model_providers.anthropic_models import AnthropicProvider
+from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelProvider, ModelRequest
+from tenure.model_providers.openai_models import OpenAIProvider
+from tenure.model_providers.stream import MAX_CONTENT_BYTES
 from tests.support.model_clients import model_client
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 

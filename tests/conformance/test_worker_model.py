@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from services.worker.context_window import InputEstimate
-from services.worker.model import ModelCall, ModelCallFailed, ModelRequest
 from tenure.domain.conversation import text_of
 from tenure.domain.models import ANTHROPIC
+from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest
 from tests.support.fix_simulator import running_simulator
 from tests.support.model_clients import model_client
 from tests.support.patience import PATIENCE_SECONDS

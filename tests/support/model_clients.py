@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.worker.model import ModelClient
-from services.worker.model_anthropic import AnthropicProvider
-from services.worker.model_openai import OpenAIProvider
 from tenure.domain.models import ANTHROPIC, OPENAI
+from tenure.model_providers.anthropic_models import AnthropicProvider
+from tenure.model_providers.client import ModelClient
+from tenure.model_providers.openai_models import OpenAIProvider
 from tests.support.patience import CALL_SECONDS
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devstack.simulator.chat_endpoint import to_messages_body
-from services.worker.chat_messages import EMPTY_RESULT, ERROR_HEAD, chat_messages, chat_tools
 from tenure.domain.conversation import text_block
 from tenure.domain.models import vendor_of
+from tenure.model_providers.chat_messages import EMPTY_RESULT, ERROR_HEAD, chat_messages, chat_tools
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 JSON = st.recursive(

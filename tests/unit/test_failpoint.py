@@ -199,7 +199,7 @@ def sources() -> list[Path]:
 
 
 def service_of(file: Path) -> str:
-    """`services/worker/model.py` is the worker's."""
+    """`tenure/model_providers/client.py` is the worker's."""
     return file.relative_to(ROOT).parts[1]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.worker.model import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
 from services.worker.transitions import RetryModelCall, after_failure, is_late
 from tenure.domain.entries import ModelFailure, Transition
 from tenure.domain.retry import MODEL_CALL_TRIES, RETRYABLE, FailureClass, RetryPolicy, class_of_status
 from tenure.domain.states import Reason, TaskState
+from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
 
 POLICY = RetryPolicy(max_attempts=1, initial_seconds=4.0)
 LASTING = {

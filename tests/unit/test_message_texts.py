@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from services.worker.context_window import InputEstimate, likely_tokens
-from services.worker.message_texts import MessageTexts, as_json
-from services.worker.model import ModelRequest
-from services.worker.model_anthropic import AnthropicProvider, Prompt, marked
 from tenure.domain.text_tokens import text_tokens
+from tenure.model_providers.anthropic_models import AnthropicProvider, Prompt, marked
+from tenure.model_providers.client import ModelRequest
+from tenure.model_providers.message_texts import MessageTexts, as_json
 
 SYSTEM = "Be brief. Grüße."
 TOOLS = [{"name": "list_files", "description": "Lists.", "input_schema": {"type": "object"}}]

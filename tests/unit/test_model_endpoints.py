@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.model_providers import AnthropicSettings, ModelProviderSettings, OpenAISettings
+from tenure.model_providers.settings import AnthropicSettings, ModelProviderSettings, OpenAISettings
 
 PROBLEM = (
     "{name}_BASE_URL: others could read the prompts and the key on their way to http://llm.internal:8000/…: "

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.worker.model_stream import MAX_CONTENT_BYTES, MAX_TOKENS, AnswerFold, MalformedAnswer
 from tenure.domain.conversation import with_own_ids
+from tenure.model_providers.stream import MAX_CONTENT_BYTES, MAX_TOKENS, AnswerFold, MalformedAnswer
 
 
 def start(**usage: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.worker.model_stream import (
+from tenure.model_providers.stream import (
     MAX_DEPTH,
     MAX_EVENT_BYTES,
     ErrorEvent,

@@ -10,7 +10,7 @@ import pytest
 
 from devstack.simulator.request_checks import check_create
 from devstack.simulator.tokens import PromptCache, count_request, prompt_hash
-from services.worker.model_anthropic import Prompt, marked
+from tenure.model_providers.anthropic_models import Prompt, marked
 
 TOOLS = [{"name": name, "description": "x" * 4000, "input_schema": {"type": "object"}} for name in ("a", "b")]
 

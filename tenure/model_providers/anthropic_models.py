@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, cast
 import anthropic
 import httpx2
 
-from services.worker.message_texts import as_json
-from services.worker.model import (
+from tenure.domain.conversation import Message
+from tenure.model_providers.client import (
     LibraryErrors,
     ModelCall,
     ModelCallFailed,
@@ -25,9 +25,9 @@ from services.worker.model import (
     refused,
     text_in,
 )
-from services.worker.model_http import open_http_client
-from services.worker.model_stream import MalformedAnswer, shown
-from tenure.domain.conversation import Message
+from tenure.model_providers.http import open_http_client
+from tenure.model_providers.message_texts import as_json
+from tenure.model_providers.stream import MalformedAnswer, shown
 
 # Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
 # the price.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.worker.model_stream import (
+from tenure.model_providers.stream import (
     AnswerFold,
     ErrorEvent,
     Event,

@@ -18,8 +18,14 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 import httpx2
 
-from services.worker.model_http import HTTP_ERRORS
-from services.worker.model_stream import (
+from tenure.domain.budget import TokenUsage
+from tenure.domain.conversation import Message
+from tenure.domain.entries import ContentBlock
+from tenure.domain.models import vendor_of
+from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
+from tenure.domain.tool_arguments import escaped, strict_json
+from tenure.model_providers.http import HTTP_ERRORS
+from tenure.model_providers.stream import (
     MAX_TOKENS,
     AnswerFold,
     ErrorEvent,
@@ -28,12 +34,6 @@ from services.worker.model_stream import (
     MalformedAnswer,
     shown,
 )
-from tenure.domain.budget import TokenUsage
-from tenure.domain.conversation import Message
-from tenure.domain.entries import ContentBlock
-from tenure.domain.models import vendor_of
-from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
-from tenure.domain.tool_arguments import escaped, strict_json
 from tenure.runtime import metrics
 
 _log: Final = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import openai
 
-from services.worker.chat_messages import chat_messages, chat_tools
-from services.worker.chat_stream import ChatStream
-from services.worker.model import (
+from tenure.model_providers.chat_messages import chat_messages, chat_tools
+from tenure.model_providers.chat_stream import ChatStream
+from tenure.model_providers.client import (
     LibraryErrors,
     ModelCall,
     ModelCallFailed,
@@ -23,7 +23,7 @@ from services.worker.model import (
     refused,
     text_in,
 )
-from services.worker.model_http import open_http_client
+from tenure.model_providers.http import open_http_client
 
 _STATUS_OF_KIND: Final = {
     "insufficient_quota": 402,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.worker.model import ModelProvider
-from services.worker.model_anthropic import API, PLATFORMS, AnthropicProvider, missing_extra
 from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
 from tenure.domain.outbound import is_clear_text, origin_only
+from tenure.model_providers.anthropic_models import API, PLATFORMS, AnthropicProvider, missing_extra
+from tenure.model_providers.client import ModelProvider
 from tenure.runtime.settings import ConfigurationError, Secret, group, setting
 
 NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the libraries insist on sending one
@@ -92,7 +92,7 @@ def open_providers(
             problem = f"TENURE_WORKER_ANTHROPIC_PLATFORM={settings.anthropic_platform}: {error}"
             raise ConfigurationError([problem]) from error
     if settings.is_set(OPENAI):
-        from services.worker.model_openai import OpenAIProvider
+        from tenure.model_providers.openai_models import OpenAIProvider
 
         providers[OPENAI] = OpenAIProvider(
             api_key=settings.openai.api_key.reveal() or NO_KEY,

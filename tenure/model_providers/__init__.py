@@ -1,0 +1,13 @@
+"""The model providers: one client for the models of Anthropic and of OpenAI-compatible endpoints.
+
+The worker calls models with it directly, and the model runner for the workers that use it.
+
+client.py            the client and the port to a provider
+stream.py            the provider's event stream, folded into an answer and its usage
+anthropic_models.py  the provider Anthropic, on three platforms
+openai_models.py     the provider OpenAI, and compatible endpoints
+chat_messages.py     conversations in the form of OpenAI; chat_stream.py their answers
+message_texts.py     messages as JSON, written once
+http.py              the HTTP client
+settings.py          the settings of the providers
+"""
