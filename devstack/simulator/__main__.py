@@ -13,6 +13,7 @@ from tenure.runtime.fast_start import imports_kept
 with imports_kept():
     from devstack.simulator.scenario import ScenarioError
     from devstack.simulator.simulator import ModelSimulator
+    from tenure.runtime.process import allow_many_open_files
 
 
 def _arguments() -> argparse.Namespace:
@@ -47,6 +48,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
+    allow_many_open_files()
     try:
         asyncio.run(_serve(_arguments()))
     except (ScenarioError, OSError) as error:

@@ -8,6 +8,7 @@ import http
 import json
 import logging
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -144,7 +145,7 @@ def request_ids(request_id: str) -> dict[str, str]:
 
 LOGGER = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 16_384
 BACKLOG = 1024
 # How long the body of a refused request is still read: an immediate close would reset the connection before the client
 # has read the answer.
@@ -271,6 +272,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         self._server.connections.add(self)
         if len(self._server.connections) > MAX_CONNECTIONS:
+            sys.stderr.write(f"model simulator: refused a connection, because it has {MAX_CONNECTIONS} already\n")
             transport.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:

@@ -15,8 +15,9 @@ Each round trip ends with a Sync. Between two of them Postgres sees the session 
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -176,11 +177,16 @@ class _Queued:
 
 @dataclass(slots=True)
 class PreparedStatements:
-    """The statements that one session of Postgres has prepared, by text and types of the parameters."""
+    """The statements that one session of Postgres has prepared, by text and types of the parameters.
+
+    The session may lose them: psycopg sends DEALLOCATE ALL after its own ROLLBACK, and a pooler may change the session.
+    The next run then fails with InvalidSqlStatementName, which is a conflict to be tried again, and prepares anew.
+    """
 
     connection: BoundedConnection
     transformer: abc.Transformer = field(init=False)
     _names: dict[tuple[bytes, tuple[int, ...]], bytes] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
         self.transformer = Transformer(self.connection)
@@ -202,7 +208,11 @@ class PreparedStatements:
 
     async def run(self, queued: Sequence[_Queued]) -> None:
         """Runs statements in one round trip. Raises the error of the first that failed; those after it did not run."""
-        await self.connection.wait(self._exchange(queued))
+        try:
+            await self.connection.wait(self._exchange(queued))
+        except errors.InvalidSqlStatementName:
+            self._names.clear()
+            raise
 
     def _exchange(self, queued: Sequence[_Queued]) -> Generator[Wait, Ready, None]:
         """Sends the statements, then receives their results. Leaves the pipeline mode, in which psycopg cannot work."""
@@ -240,7 +250,7 @@ class PreparedStatements:
             key = (one.text, one.types)
             name = self._names.get(key) or fresh.get(key)
             if name is None:
-                name = f"tenure_{len(self._names) + len(fresh)}".encode()
+                name = b"tenure_%d" % next(self._numbers)  # never twice: a lost statement may exist after all
                 fresh[key] = prepared[index] = name
                 pgconn.send_prepare(name, one.text, one.types)
             pgconn.send_query_prepared(name, one.values, one.formats, Format.BINARY)

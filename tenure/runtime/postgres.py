@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 
 class TransactionConflict(Unavailable):
-    """Postgres rolled the transaction back because of another one. Nothing was written; it may be repeated at once."""
+    """Postgres rolled the transaction back because of another one, or of statements that the session had lost.
+
+    Nothing was written; it may be repeated at once.
+    """
 
     default_reason = "TRANSACTION_CONFLICT"
 
@@ -62,7 +65,8 @@ _NOTHING_DONE: Final = {
     "57014": "STATEMENT_TIMEOUT",
     "57P03": "STARTING_UP",
 }
-_CONFLICTS: Final = frozenset(("40001", "40P01"))
+# 26000: the session lost its prepared statements, see PreparedStatements.
+_CONFLICTS: Final = frozenset(("40001", "40P01", "26000"))
 # The server ended the connection. A commit in flight may or may not have been carried out.
 _CONNECTION_ENDED: Final = frozenset(("57P01", "57P02", "57P05", "25P03", "25P04"))
 
@@ -330,7 +334,8 @@ async def configure_session(postgres: BoundedConnection, options: PoolOptions, s
     postgres.longest_wait_seconds = options.statement_timeout_seconds + WAIT_MARGIN_SECONDS
     settings = options.session_settings(schema)
     statement = "select set_config(name, value, false) from unnest(%b::text[], %b::text[]) as s(name, value)"
-    await postgres.execute(statement, (list(settings), list(settings.values())))
+    # Not prepared: psycopg would deallocate all statements of the session after a ROLLBACK of its own.
+    await postgres.execute(statement, (list(settings), list(settings.values())), prepare=False)
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -333,6 +334,8 @@ def _log_failure(error: Exception, failures: int) -> None:
 
 
 _Opened = TypeVar("_Opened")
+MOST_OPEN_FILES: Final = 10_240 if sys.platform == "darwin" else 65_536
+"""macOS says that there is no limit, and refuses to set one above this."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -420,8 +423,16 @@ def _uncancel() -> None:
     task.uncancel()
 
 
+def allow_many_open_files() -> None:
+    """Raises the soft limit of open files to the hard one: one connection a model call or watcher passes 1,024 soon."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def run(main: Callable[[Process], Awaitable[None]], *, closing_timeout_seconds: float = 30.0) -> ExitCode:
     """Runs `main` to its end and returns the exit code. Logs or prints the error of `main` and does not raise it."""
+    allow_many_open_files()
     try:
         with asyncio.Runner() as runner:
             runner.run(Process(closing_timeout_seconds).supervise(main))

@@ -11,7 +11,9 @@ import pytest
 
 from tenure.domain.errors import Unavailable
 from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import PoolOptions
+from tenure.runtime.postgres import Connection, PoolOptions, TransactionConflict, in_transaction, open_pool
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.runtime.postgres import transaction as transaction_of
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import CALL_SECONDS
 
@@ -229,3 +231,37 @@ async def test_a_failed_single_statement_leaves_the_session_usable(dsn: str) -> 
                 await statements.execute(FAILING)
             assert await (await statements.execute(ALL)).fetchall() == [(1, "one")]
         assert await session(connection) == before
+
+
+async def test_lost_statements_are_prepared_again(dsn: str) -> None:
+    async with open_pool(dsn, options=PoolOptions(min_size=1, max_size=1)) as pool:
+
+        async def write_one(transaction: Connection) -> None:
+            await transaction.execute(INSERT, {"id": await count_of(transaction) + 1, "body": "one"})
+
+        await in_transaction(pool, write_one)
+        async with pool_connection(pool) as postgres:
+            await postgres.execute("deallocate all")
+        with pytest.raises(TransactionConflict):
+            async with transaction_of(pool) as transaction:
+                await write_one(transaction)
+        async with pool_connection(pool) as postgres:
+            await postgres.execute("deallocate all")
+        await in_transaction(pool, write_one)
+        assert await notes_of_others(dsn) == [(1, "one"), (2, "one")]
+
+
+async def count_of(transaction: Connection) -> int:
+    return len(await (await transaction.execute(ALL)).fetchall())
+
+
+async def test_an_own_rollback_of_psycopg_costs_no_statement(dsn: str) -> None:
+    async with open_pool(dsn, options=PoolOptions(min_size=1, max_size=1)) as pool:
+        async with transaction_of(pool) as transaction:
+            assert await count_of(transaction) == 0
+        with suppress(psycopg.errors.DivisionByZero):
+            async with pool.connection() as postgres:  # which psycopg rolls back
+                await postgres.execute("begin", prepare=False)
+                await postgres.execute("select 1 / 0", prepare=False)
+        async with transaction_of(pool) as transaction:
+            assert await count_of(transaction) == 0
