@@ -44,6 +44,13 @@ class ShortTask:
         return path
 
 
+def prices_variable(folder: Path) -> dict[str, str]:
+    """Writes a price of the model, and returns the variable for the checkpoint service. Without one an alert fires."""
+    path = folder / "prices.toml"
+    path.write_text(f"[models.sim-{NAME}]\ninput = 1\noutput = 1\n")
+    return {"TENURE_CHECKPOINT_PRICES_FILE": str(path)}
+
+
 @dataclass(slots=True)
 class OpenLoad:
     """Submits tasks until it is cancelled. The client repeats a request to another replica; `failed` are its errors.
