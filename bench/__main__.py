@@ -38,8 +38,8 @@ NAMES: Final = (
     "streaming",
     "watchers",
 )
-LONG_NAMES: Final = ("large_tables", "long_task", "model_calls", "rate_limits", "scale")
-"""Measurements of 5 to 20 minutes each, which run only when they are named."""
+LONG_NAMES: Final = ("large_tables", "long_task", "model_calls", "rate_limits", "scale", "rolling", "hour")
+"""Measurements of 5 minutes to an hour each, which run only when they are named."""
 COMPARED: Final = ("commits", "one_agent", "steps", "programs")
 """The measurements with ratios of the baseline."""
 Measure = Callable[[Options], Awaitable[list[Section]]]
@@ -60,7 +60,8 @@ def main() -> int:
     folder.chmod(0o711)  # Postgres refuses to run as root: it enters under another account
     try:
         machine, began = look(folder), time.monotonic()
-        sections = asyncio.run(_measure(_load(_names(arguments)), Options(folder, _size(arguments), _print_progress)))
+        options = Options(folder, _size(arguments), _print_progress, arguments.minutes)
+        sections = asyncio.run(_measure(_load(_names(arguments)), options))
     except Exception:
         _print_progress(f"the measurement failed; its data and logs are kept in {folder}")
         raise
@@ -135,7 +136,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="the directory, and so the disk, to measure on (default: TMPDIR)"
     )
+    parser.add_argument("--minutes", type=float, metavar="N", help="how long `hour` runs (default: 60; --quick: 3)")
     arguments = parser.parse_args()
+    if arguments.minutes is not None and arguments.minutes < 1:
+        parser.error("--minutes must be at least 1")
     if arguments.names and (arguments.check or arguments.accept):
         parser.error("--check and --accept measure all ratios of the baseline: give no names with them")
     known = (*NAMES, *LONG_NAMES)

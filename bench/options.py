@@ -26,11 +26,15 @@ class Size(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`folder` is empty at first; each measurement creates its own below it. `tell` prints a progress text."""
+    """`folder` is empty at first; each measurement creates its own below it. `tell` prints a progress text.
+
+    `minutes`: how long `hour` runs, if not as long as its size says.
+    """
 
     folder: Path
     size: Size
     tell: Tell
+    minutes: float | None = None
 
     def choose(self, *, smoke: _Value, quick: _Value, full: _Value) -> _Value:
         """Returns the value for the size of this run."""

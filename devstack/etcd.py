@@ -134,6 +134,21 @@ class EtcdProcess:
         return None if self._process is None else self._process.poll()
 
     @property
+    def binary(self) -> Path:
+        """The program. Its release has `etcdctl` and `etcdutl` beside it."""
+        return self._binary
+
+    @property
+    def store(self) -> Path:
+        """The folder with its data."""
+        return self.member.data_dir.resolve() / "store"
+
+    @property
+    def peer_url(self) -> str:
+        """The URL for the other members."""
+        return f"http://{HOST}:{self.member.peer_port}"
+
+    @property
     def version(self) -> str:
         """The release of the binary, such as `3.5.1`."""
         return etcd_version(self._binary)
@@ -208,10 +223,10 @@ class EtcdProcess:
 
     @property
     def _store_argument(self) -> str:
-        return f"--data-dir={self.member.data_dir.resolve() / 'store'}"
+        return f"--data-dir={self.store}"
 
     def _command(self) -> list[str]:
-        client_url, peer_url = f"http://{self.endpoint}", f"http://{HOST}:{self.member.peer_port}"
+        client_url, peer_url = f"http://{self.endpoint}", self.peer_url
         return [
             str(self._binary),
             f"--name={self.member.name}",

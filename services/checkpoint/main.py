@@ -34,6 +34,8 @@ from services.checkpoint.retention.pruning import TaskPruner
 from services.checkpoint.schedules.servicer import ScheduleServicer
 from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, LedgerDependencies
+from services.checkpoint.standby import PREFIX as STANDBY_PREFIX
+from services.checkpoint.standby import LedgerReads, Standby, StandbySettings
 from services.checkpoint.submit.forking import PreparedForks
 from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.task_defaults import TaskDefaults
@@ -130,6 +132,7 @@ class CheckpointSettings:
         maximum=0.5,
     )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
+    standby: StandbySettings = group(StandbySettings, STANDBY_PREFIX)
     traces: TraceSettings = group(TraceSettings, TRACES_PREFIX)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     smtp: SmtpSettings = group(SmtpSettings, SMTP_PREFIX)
@@ -153,6 +156,7 @@ class CheckpointSettings:
         if self.webhook.turn_seconds < 2 * self.smtp.longest_seconds:
             yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
         yield from dsn_problems(self.common, "TENURE_CHECKPOINT_POSTGRES_DSN", self.postgres_dsn)
+        yield from dsn_problems(self.common, f"{STANDBY_PREFIX}DSN", self.standby.dsn)
         if self.notifications_dsn.reveal():
             yield from dsn_problems(self.common, "TENURE_CHECKPOINT_NOTIFICATIONS_DSN", self.notifications_dsn)
 
@@ -230,10 +234,22 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         audit=audit,
         limiter=settings.limit.limiter(),
     )
-    watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
+    reads = _reads(duties, pool, settings)
+    watching, changes = EntryWatch(reads, hub), ChangeStream(pool, hub)
     depths = _look(duties, pool)
     ledger = LedgerDependencies(
-        pool, tokens, batcher, opener, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
+        pool,
+        reads,
+        tokens,
+        batcher,
+        opener,
+        watching,
+        changes,
+        refusals,
+        replicas.announce,
+        server.stopping,
+        defaults,
+        depths,
     )
     server.add(
         "tenure.v1.CheckpointService",
@@ -250,6 +266,15 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
     return server
+
+
+def _reads(duties: Duties, pool: Pool, settings: CheckpointSettings) -> LedgerReads:
+    """Starts the duty that follows the standby, if there is one. Returns where reads run."""
+    if not settings.standby.dsn.reveal():
+        return LedgerReads(pool)
+    standby = Standby(settings.standby, pool, settings.in_session)
+    duties.start("standby", standby.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    return LedgerReads(pool, standby)
 
 
 def _look(duties: Duties, pool: Pool) -> QueueDepths:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.commit.draft import calls_in_doubt
 from services.checkpoint.commit.task_row import shown_wait
-from services.checkpoint.entries import read_page
+from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import FORKS, OUTPUTS, QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.standby import LedgerReads
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
@@ -190,9 +191,9 @@ async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
 
 
 async def list_tasks(
-    pool: Pool, tenant: str, request: pb.CheckpointServiceListTasksRequest
+    reads: LedgerReads, tenant: str, request: pb.CheckpointServiceListTasksRequest
 ) -> pb.CheckpointServiceListTasksResponse:
-    """Returns one page. Large specs may make it shorter than requested: the token says whether there is more."""
+    """Returns one page, which may be stale. Large specs may make it shorter: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
     listing, first = _listing(request)
     place, place_task_id = _read_token(request.page_token, first)
@@ -203,13 +204,18 @@ async def list_tasks(
         **filter_parameters(request.filter),
         "page_size": page_size,
     }
-    async with ledger_connection(pool) as connection:
+
+    async def read(connection: Connection) -> tuple[list[tuple[Any, ...]], list[task_pb2.Task]]:
         places = await fetch_all(connection, listing, parameters)
-        tasks = await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
+        return places, await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
+
+    (places, tasks), as_of = await reads.stale(read, fresh=request.fresh)
     more = len(places) == page_size or len(tasks) < len(places)
     last = places[len(tasks) - 1] if tasks and more else None
     token = "" if last is None else _write_token(place=last[1], task_id=last[0])
-    return pb.CheckpointServiceListTasksResponse(tasks=tasks, next_page_token=token)
+    return pb.CheckpointServiceListTasksResponse(
+        tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of)
+    )
 
 
 def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tuple[str, str]]:
@@ -242,36 +248,47 @@ async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[st
     return tasks
 
 
-async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
+async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
     """A page, oldest first. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
-        place = await position_of(connection, tenant, request.task_id)
-        entries = await read_page(
-            connection,
-            request.task_id,
-            after=request.after_sequence,
-            until=place.sequence,
-            page_size=request.page_size or DEFAULT_ENTRIES,
-            page_bytes=LIST_BYTES // 2,
-            kinds=request.kinds,
-        )
-        if (
-            not entries and not request.kinds and request.after_sequence < place.sequence
-        ):  # the task was pruned since it was read
+    place, entries = await entries_after(
+        reads,
+        tenant,
+        request.task_id,
+        request.after_sequence,
+        page_size=request.page_size or DEFAULT_ENTRIES,
+        page_bytes=LIST_BYTES // 2,
+        kinds=request.kinds,
+    )
+    if not entries and not request.kinds and request.after_sequence < place.sequence:  # the task was pruned meanwhile
+        async with ledger_connection(reads.primary) as connection:
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
     return pb.ListEntriesResponse(entries=entries, more=more)
 
 
 async def entries_after(
-    pool: Pool, tenant: str, task_id: str, after: int
+    reads: LedgerReads,
+    tenant: str,
+    task_id: str,
+    after: int,
+    *,
+    page_size: int = PAGE_ENTRIES,
+    page_bytes: int = PAGE_BYTES,
+    kinds: Sequence[str] = (),
 ) -> tuple[LedgerPosition, list[ledger_pb2.Entry]]:
-    """Returns the end of the ledger and the next page after a sequence. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    """Returns the end of the ledger and the next page after a sequence. Raises NotFound.
+
+    `kinds`: only entries of these kinds; empty: all. The end is the primary's, so the page is never stale, wherever
+    it was read.
+    """
+    async with ledger_connection(reads.primary) as connection:
         place = await position_of(connection, tenant, task_id)
         if place.sequence <= after:
             return place, []
-        return place, await read_page(connection, task_id, after=after, until=place.sequence)
+        limits = {"after": after, "until": place.sequence, "page_size": page_size, "page_bytes": page_bytes}
+        if kinds or not reads.may_catch_up(place.sequence - after):
+            return place, await read_page(connection, task_id, **limits, kinds=kinds)
+    return place, await reads.page(tenant, task_id, **limits)
 
 
 async def position_of(connection: Connection, tenant: str, task_id: str) -> LedgerPosition:

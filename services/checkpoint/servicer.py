@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.prepared import PreparedCommit
     from services.checkpoint.queue.depth import QueueDepths
     from services.checkpoint.queue.offering import Offering
+    from services.checkpoint.standby import LedgerReads
     from services.checkpoint.task_defaults import TaskDefaults
     from services.checkpoint.watch.announcement import Announcement
     from services.checkpoint.watch.change_stream import ChangeStream
@@ -46,6 +47,7 @@ class LedgerDependencies:
     """The dependencies of the RPC methods."""
 
     pool: Pool
+    reads: LedgerReads
     tokens: TokenChecker
     batcher: Batcher[PreparedCommit, pb.CommitResponse]
     opener: LedgerOpener
@@ -119,10 +121,10 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def ListTasks(
         self, request: pb.CheckpointServiceListTasksRequest, context: Context
     ) -> pb.CheckpointServiceListTasksResponse:
-        return await reads.list_tasks(self._ledger.pool, current_tenant(), request)
+        return await reads.list_tasks(self._ledger.reads, current_tenant(), request)
 
     async def ListEntries(self, request: pb.ListEntriesRequest, context: Context) -> pb.ListEntriesResponse:
-        return await reads.list_entries(self._ledger.pool, current_tenant(), request)
+        return await reads.list_entries(self._ledger.reads, current_tenant(), request)
 
     async def WatchEntries(
         self, request: pb.WatchEntriesRequest, context: Context

@@ -168,10 +168,15 @@ class TaskServicer(TaskServiceServicer):
 
     async def ListTasks(self, request: api.ListTasksRequest, _context: Any) -> api.ListTasksResponse:
         ledger_request = ledger.CheckpointServiceListTasksRequest(
-            filter=request.filter, page_size=request.page_size, page_token=request.page_token, order=request.order
+            filter=request.filter,
+            page_size=request.page_size,
+            page_token=request.page_token,
+            order=request.order,
+            fresh=request.fresh,
         )
         page = await with_retries(lambda: self._peers.checkpoint.ListTasks(ledger_request))
-        return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token)
+        as_of = page.as_of_time if page.HasField("as_of_time") else None
+        return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token, as_of_time=as_of)
 
     async def ListTaskEntries(self, request: api.ListTaskEntriesRequest, _context: Any) -> api.ListTaskEntriesResponse:
         ledger_request = ledger.ListEntriesRequest(

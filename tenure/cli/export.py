@@ -77,7 +77,7 @@ def export(
 
 
 async def _lines(client: Client, task_filter: task_pb2.TaskFilter, limit: int) -> AsyncIterator[str]:
-    async for task in client.list_tasks(task_filter, limit=limit):
+    async for task in client.list_tasks(task_filter, limit=limit, fresh=True):
         try:
             entries = [entry async for entry in client.entries(task.task_id)]
         except NotFound:  # pruned meanwhile

@@ -231,7 +231,7 @@ async def find_task(client: Client, id_or_prefix: str) -> str:
         return str(uuid.UUID(prefix))
     task_ids: list[str] = []
     if re.fullmatch(r"[0-9a-f-]+", prefix):
-        listed = client.list_tasks(limit=SEARCHED_TASKS)
+        listed = client.list_tasks(limit=SEARCHED_TASKS, fresh=True)
         task_ids = [task.task_id async for task in listed if task.task_id.startswith(prefix)]
     if len(task_ids) > 1:
         named = ", ".join(distinct_ids(task_ids[:NAMED_AT_MOST]).values()) + (

@@ -156,7 +156,7 @@ def list_tasks(
     async def work(client: Client) -> None:
         if forks_of:
             task_filter.forked_from_task_id = await find_task(client, forks_of)
-        listed = client.list_tasks(task_filter, limit=limit)
+        listed = client.list_tasks(task_filter, limit=limit, fresh=True)
         if context.as_json:
             async for task in listed:
                 context.emit(task)
@@ -327,7 +327,7 @@ def tree(context: Context, task: str) -> None:
     async def work(client: Client) -> None:
         given_task = await client.get(await find_task(client, task))
         task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
-        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS)]
+        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
         tasks.sort(key=lambda one: (one.depth, call_order(one)))
         if context.as_json:
             for one in tasks:

@@ -58,7 +58,7 @@ def trace(context: Context, task: str) -> None:
     async def work(client: Client) -> None:
         given_task = await client.get(await find_task(client, task))
         task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
-        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS)]
+        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
         spans = [span for one in _below(given_task, tasks) for span in await _spans(client, one)]
         if context.as_json:
             for span in sorted(spans, key=lambda span: span.started_ns):

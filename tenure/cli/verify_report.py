@@ -66,7 +66,7 @@ async def chosen(client: Client, named: Sequence[str], since: float | None, limi
     if named:
         return
     oldest = 0.0 if since is None else time.time() - since
-    async with aclosing(client.list_tasks(limit=limit)) as listed:
+    async with aclosing(client.list_tasks(limit=limit, fresh=True)) as listed:
         async for task in listed:
             if unix_seconds(task.create_time) < oldest:
                 return

@@ -190,12 +190,17 @@ class Client(
         *,
         limit: int = 50,
         order: task_pb2.TaskOrder.ValueType = task_pb2.TASK_ORDER_NEWEST,
+        fresh: bool = False,
     ) -> AsyncGenerator[task_pb2.Task]:
-        """Yields at most `limit` tasks, by default the newest first."""
+        """Yields at most `limit` tasks, by default the newest first. `fresh`: none may be missing because a standby was
+        asked.
+        """
         token = ""
         while limit > 0:
             page_size = min(LIST_PAGE, limit)
-            request = api.ListTasksRequest(filter=task_filter, page_size=page_size, page_token=token, order=order)
+            request = api.ListTasksRequest(
+                filter=task_filter, page_size=page_size, page_token=token, order=order, fresh=fresh
+            )
             page = await self.list_page(request)
             for task in page.tasks:
                 yield task

@@ -384,6 +384,15 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             "failed uses of Postgres",
             reason="the reason code; BUG: a fault of the statement",
         ),
+        _gauge("tenure_standby_usable", _CHECKPOINT, "1: reads may use the standby, if one is configured"),
+        _gauge("tenure_standby_lag_seconds", _CHECKPOINT, "how old the data of the standby is"),
+        _counter(
+            "tenure_standby_reads_total",
+            _CHECKPOINT,
+            "reads at the standby",
+            kind="list, entries",
+            source="standby, or primary after a failure",
+        ),
         _seconds("tenure_etcd_call_seconds", _COORDINATOR, "answered calls to etcd", kind="read, write"),
         _counter(
             "tenure_etcd_failures_total",

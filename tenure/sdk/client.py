@@ -13,7 +13,7 @@ from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, Ag
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
-from tenure.sdk.from_wire import change_event, json_of, task_info
+from tenure.sdk.from_wire import change_event, json_of, task_page
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
 from tenure.sdk.submit_request import (
@@ -325,17 +325,19 @@ class Client:
         forked_from_task_id: str = "",
         page_size: int = 50,
         page_token: str = "",
+        fresh: bool = False,
     ) -> TaskPage:
         """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
 
-        page_size: 1 to 500. page_token: of the previous page; empty: the first page. Otherwise as `tasks`.
+        page_size: 1 to 500. page_token: of the previous page; empty: the first page. fresh: the page must not be stale,
+        where the server has a standby. Otherwise as `tasks`.
         """
         wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
-        request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token)
+        request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
         with self._connection.errors():
             client = self._connection.client()
             page = await client.list_page(request)
-            return TaskPage(tuple(task_info(task) for task in page.tasks), page.next_page_token)
+            return task_page(page)
 
     async def changes(
         self,

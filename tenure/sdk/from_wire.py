@@ -21,6 +21,7 @@ from tenure.sdk.task_info import (
     TaskFile,
     TaskInfo,
     TaskLimits,
+    TaskPage,
     TaskWait,
 )
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
@@ -79,6 +80,12 @@ def json_of(text: str) -> Any:
 
 
 # Tasks.
+
+
+def task_page(page: api.ListTasksResponse) -> TaskPage:
+    """Returns a page of tasks. Raises ServerFailed for a state that only a newer gateway knows."""
+    as_of = optional_time(page.as_of_time) if page.HasField("as_of_time") else None
+    return TaskPage(tuple(map(task_info, page.tasks)), page.next_page_token, as_of)
 
 
 def task_info(task: task_pb2.Task) -> TaskInfo:

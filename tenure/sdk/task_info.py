@@ -176,10 +176,14 @@ class TaskInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class TaskPage(PublicValue):
-    """A page of tasks. `next_page_token`: pass it to `client.tasks_page` for the next one; empty: there is none."""
+    """A page of tasks. `next_page_token`: pass it to `client.tasks_page` for the next one; empty: there is none.
+
+    `as_of`: the page was read at a standby, and has everything up to this moment; None: it is not stale.
+    """
 
     tasks: tuple[TaskInfo, ...]
     next_page_token: str
+    as_of: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

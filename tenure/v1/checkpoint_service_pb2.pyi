@@ -1100,12 +1100,15 @@ class CheckpointServiceListTasksRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     ORDER_FIELD_NUMBER: builtins.int
+    FRESH_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """The maximum number; 0: 50, at most 500."""
     page_token: builtins.str
     """From the previous page."""
     order: task_pb2.TaskOrder.ValueType
     """The order; a page_token is valid only for its order."""
+    fresh: builtins.bool
+    """The page must not be stale: it is read at the primary, also if there is a standby."""
     @builtins.property
     def filter(self) -> task_pb2.TaskFilter:
         """Only these tasks."""
@@ -1117,10 +1120,11 @@ class CheckpointServiceListTasksRequest(message.Message):
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
         order: task_pb2.TaskOrder.ValueType = ...,
+        fresh: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter", "order", b"order", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter", "fresh", b"fresh", "order", b"order", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1132,21 +1136,27 @@ class CheckpointServiceListTasksResponse(message.Message):
 
     TASKS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    AS_OF_TIME_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
     """For the next page; empty: no more."""
     @builtins.property
     def tasks(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.Task]:
         """In the requested order."""
 
+    @builtins.property
+    def as_of_time(self) -> timestamp_pb2.Timestamp:
+        """The page was read at a standby, and has everything up to this moment; absent: it is not stale."""
+
     def __init__(
         self,
         *,
         tasks: abc.Iterable[task_pb2.Task] | None = ...,
         next_page_token: builtins.str = ...,
+        as_of_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time", "next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,6 +29,7 @@ import pytest
 from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.standby import StandbySettings
 from services.checkpoint.traces.settings import TraceSettings
 from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
@@ -236,6 +237,7 @@ class MakeCheckpoint(Protocol):
         lower_tier_share: float = 0.05,
         traces: TraceSettings | None = None,
         notifications_dsn: str = "",
+        standby: StandbySettings | None = None,
     ) -> Checkpoint: ...
 
 
@@ -275,6 +277,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             lower_tier_share: float = 0.05,
             traces: TraceSettings | None = None,
             notifications_dsn: str = "",
+            standby: StandbySettings | None = None,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
@@ -289,6 +292,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "lower_tier_share": lower_tier_share,
                 "traces": traces or TraceSettings(),
                 "notifications_dsn": Secret(notifications_dsn),
+                "standby": standby or StandbySettings(),
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))

@@ -14,17 +14,17 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from services.checkpoint.standby import LedgerReads
     from services.checkpoint.watch.appended_entries import AppendedEntries
     from services.checkpoint.watch.hub import Hub
-    from tenure.runtime.postgres import Pool
     from tenure.v1 import ledger_pb2
 
 
 class EntryWatch:
     """The streams of a process. They end once the hub is closed; clients resume at another replica by sequence."""
 
-    def __init__(self, pool: Pool, hub: Hub) -> None:
-        self._pool = pool
+    def __init__(self, reads: LedgerReads, hub: Hub) -> None:
+        self._ledger = reads
         self._hub = hub
         self._reads = metrics.cell("tenure_watch_reads_total")
 
@@ -80,14 +80,14 @@ class EntryWatch:
         """
         if appended_entries is None:
             self._reads.value += 1
-            return await entries_after(self._pool, tenant, task_id, after)
+            return await entries_after(self._ledger, tenant, task_id, after)
         place = LedgerPosition(appended_entries[-1].last, appended_entries[-1].closes)
         return place, [entry for appended in appended_entries for entry in appended.entries]
 
     async def _place(self, tenant: str, task_id: str, after: int) -> LedgerPosition:
         """Returns the end of the ledger. Raises NotFound, or OutOfRange for a sequence after the end."""
         self._reads.value += 1
-        async with ledger_connection(self._pool) as connection:
+        async with ledger_connection(self._ledger.primary) as connection:
             place = await position_of(connection, tenant, task_id)
         if after > place.sequence:
             raise OutOfRange(f"the ledger ends at {place.sequence}", reason="CURSOR_EXPIRED")

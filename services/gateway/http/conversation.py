@@ -60,7 +60,7 @@ class ChatThread:
         token, more = "", True
         while more:
             request = api.ListTasksRequest(
-                filter=task_pb2.TaskFilter(source=source), page_size=_TASKS_PAGE, page_token=token
+                filter=task_pb2.TaskFilter(source=source), page_size=_TASKS_PAGE, page_token=token, fresh=True
             )
             listed = await self._call.one(self._call.stubs.tasks.ListTasks, request)
             tasks: list[task_pb2.Task] = [task for task in listed.tasks if task.spec.source.exclusive]

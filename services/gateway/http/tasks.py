@@ -14,7 +14,7 @@ from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
 from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
-from tenure.sdk.from_wire import entry_event, task_file, task_info
+from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
 from tenure.sdk.submit_request import (
     ARGUMENTS,
     agent_of,
@@ -255,4 +255,4 @@ async def _page(
 ) -> TaskPage:
     request = api.ListTasksRequest(filter=wanted, page_size=page.page_size, page_token=page.page_token, order=order)
     listed = await call.one(call.stubs.tasks.ListTasks, request)
-    return TaskPage(tuple(map(task_info, listed.tasks)), listed.next_page_token)
+    return task_page(listed)

@@ -1,0 +1,50 @@
+"""A snapshot of the embedded etcd, and its restore, with the programs of etcd's own release."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from devstack.etcd import EtcdMissingError, EtcdProcess, EtcdStartError, environment
+
+PROGRAM_SECONDS: Final = 60.0
+
+
+def save_snapshot(etcd: EtcdProcess, file: Path) -> None:
+    """Saves what a running etcd has now. Raises EtcdMissingError without `etcdctl`, and EtcdStartError if it fails."""
+    _run(etcd, "etcdctl", f"--endpoints=http://{etcd.endpoint}", "snapshot", "save", str(file))
+
+
+def restore_snapshot(etcd: EtcdProcess, file: Path) -> None:
+    """Replaces the data of a member that is alone and does not run. Its revisions go back to those of the snapshot.
+
+    Raises EtcdMissingError without `etcdutl`, and EtcdStartError if it fails or the member runs.
+    """
+    if etcd.exit_code is None:
+        raise EtcdStartError(f"etcd {etcd.member.name} runs: stop it before its data is replaced")
+    shutil.rmtree(etcd.store)
+    options = {
+        "data-dir": etcd.store,
+        "name": etcd.member.name,
+        "initial-cluster": etcd.member.initial_cluster,
+        "initial-advertise-peer-urls": etcd.peer_url,
+    }
+    _run(etcd, "etcdutl", "snapshot", "restore", str(file), *(f"--{name}={value}" for name, value in options.items()))
+
+
+def _run(etcd: EtcdProcess, program: str, *arguments: str) -> None:
+    path = etcd.binary.with_name(program)
+    if not path.is_file():
+        raise EtcdMissingError(f"{etcd.binary.parent} has no {program}: install all programs of the release of etcd")
+    done = subprocess.run(
+        [path, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROGRAM_SECONDS,
+        env={**environment(), "ETCDCTL_API": "3"},
+    )
+    if done.returncode != 0:
+        raise EtcdStartError(f"{program} ended with {done.returncode}:\n{done.stderr.strip()}")

@@ -1,0 +1,11 @@
+-- A hot standby of the ledger's database, for reads.
+
+-- name: primary_position
+-- The end of the log that is on disk, and the time: every commit that was acknowledged before has its record below.
+select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint, clock_timestamp(),
+       (select system_identifier from pg_control_system());
+
+-- name: standby_position
+-- How far the standby has applied the log; null for a server that is no standby.
+select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() end - '0/0'::pg_lsn)::bigint,
+       (select system_identifier from pg_control_system());

@@ -1,0 +1,203 @@
+"""Reads at a hot standby: a list says how old it is, entries are never stale, and the primary serves without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from devstack.postgres_backup import make_standby
+from devstack.postgres_process import PostgresProcess
+from services.checkpoint import standby as module
+from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.standby import CATCH_UP_ENTRIES, StandbySettings
+from tenure.runtime import metrics
+from tenure.runtime.settings import Secret
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, words
+from tests.support.fix_postgres import FreshDatabase
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.store_folder import store_folder
+
+pytestmark = pytest.mark.server
+
+PATIENT: Final = 60.0
+"""A lag that no busy machine reaches by itself."""
+
+
+class StandbyLedger:
+    """A ledger with a standby in the hands of the test."""
+
+    def __init__(self, replica: Checkpoint, standby: PostgresProcess, database: str) -> None:
+        self.replica, self.standby, self._database = replica, standby, database
+
+    async def listed(self, *, fresh: bool = False) -> tuple[set[str], datetime | None]:
+        """The tasks of a list, and the moment of its data if it is that of the standby."""
+        request = pb.CheckpointServiceListTasksRequest(fresh=fresh)
+        page = await self.replica.stub.ListTasks(request, timeout=CALL_SECONDS)
+        as_of = page.as_of_time.ToDatetime(tzinfo=UTC) if page.HasField("as_of_time") else None
+        return {task.task_id for task in page.tasks}, as_of
+
+    async def until(self, holds: Callable[[set[str], datetime | None], bool]) -> tuple[set[str], datetime | None]:
+        """The first list of which this holds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds(*(listed := await self.listed())):
+                await asyncio.sleep(0.05)
+        return listed
+
+    async def used(self) -> None:
+        """Waits until the standby answers lists."""
+        await self.until(lambda _, as_of: as_of is not None)
+
+    @asynccontextmanager
+    async def stopped_replay(self) -> AsyncIterator[None]:
+        """Inside, the standby receives the log and applies nothing."""
+        await self._execute("select pg_wal_replay_pause()")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self._execute("select pg_get_wal_replay_pause_state()") != [("paused",)]:
+                await asyncio.sleep(0.05)
+        try:
+            yield
+        finally:
+            await self._execute("select pg_wal_replay_resume()")
+
+    async def _execute(self, statement: str) -> list[Any]:
+        dsn = self.standby.dsn(self._database)
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            return await (await connection.execute(statement.encode())).fetchall()
+
+
+@pytest.fixture(scope="module")
+def standby_server(postgres_server: PostgresProcess, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A hot standby of the session's server, by streaming replication."""
+    with store_folder() as folder:
+        server = asyncio.run(make_standby(postgres_server, folder / "standby"))
+        with server:
+            yield server
+
+
+@pytest.fixture
+async def make_ledger(
+    fresh_database: FreshDatabase,
+    checkpoint: MakeCheckpoint,
+    standby_server: PostgresProcess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Callable[..., Any]]:
+    monkeypatch.setattr(module, "CONNECT_AGAIN_SECONDS", 0.2)
+
+    async def make(*, max_lag_seconds: float = PATIENT, dsn: str = "") -> StandbyLedger:
+        primary = await fresh_database(MIGRATIONS)
+        database = primary.rpartition("/")[2]
+        settings = StandbySettings(
+            dsn=Secret(dsn or standby_server.dsn(database)), max_lag_seconds=max_lag_seconds, pool_size=2
+        )
+        return StandbyLedger(await checkpoint(dsn=primary, standby=settings), standby_server, database)
+
+    yield make
+    await standby_server.start_async()
+
+
+def reads(kind: str, source: str = "standby") -> float:
+    return metrics.cell("tenure_standby_reads_total", kind=kind, source=source).value
+
+
+async def test_a_list_of_the_standby_says_how_old_it_is(make_ledger: Any) -> None:
+    ledger = await make_ledger()
+    task = await ledger.replica.create()
+    created = task.create_time.ToDatetime(tzinfo=UTC)
+    tasks, as_of = await ledger.until(lambda tasks, as_of: as_of is not None and task.task_id in tasks)
+    assert tasks == {task.task_id}
+    assert created <= as_of <= datetime.now(UTC)
+    assert await ledger.listed(fresh=True) == ({task.task_id}, None)
+
+
+async def test_a_list_that_is_stale_does_not_claim_to_be_newer(make_ledger: Any) -> None:
+    """What was created after the moment that it names may be missing, and nothing of before."""
+    ledger = await make_ledger()
+    early = (await ledger.replica.create()).task_id
+    await ledger.until(lambda tasks, as_of: as_of is not None and early in tasks)
+    async with ledger.stopped_replay():
+        late = await ledger.replica.create()
+        await asyncio.sleep(4 * module.LOOK_SECONDS)  # the duty looks meanwhile, and must not call this age new
+        tasks, as_of = await ledger.listed()
+        assert tasks == {early}
+        assert as_of < late.create_time.ToDatetime(tzinfo=UTC)
+        assert await ledger.listed(fresh=True) == ({early, late.task_id}, None)
+        assert (await ledger.replica.get(late.task_id)).task_id == late.task_id
+    await ledger.until(lambda tasks, as_of: as_of is not None and late.task_id in tasks)
+
+
+async def test_a_standby_that_lags_too_far_is_not_used(make_ledger: Any) -> None:
+    ledger = await make_ledger(max_lag_seconds=2.0)
+    await ledger.used()
+    async with ledger.stopped_replay():
+        late = (await ledger.replica.create()).task_id
+        assert await ledger.until(lambda _, as_of: as_of is None) == ({late}, None)
+    await ledger.until(lambda tasks, as_of: as_of is not None and late in tasks)
+
+
+async def test_entries_are_complete_wherever_they_are_read(make_ledger: Any) -> None:
+    ledger = await make_ledger()
+    await ledger.used()
+    owner = await ledger.replica.claim((await ledger.replica.create()).task_id)
+    task_id = owner.task.task_id
+    for number in range(CATCH_UP_ENTRIES):
+        await owner.commit(words(str(number)))
+    last = owner.known_sequence
+    before = reads("entries")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while reads("entries") == before:
+            assert [one.sequence for one in await ledger.replica.entries(task_id)] == list(range(1, last + 1))
+    async with ledger.stopped_replay():
+        await owner.commit(words("the standby does not have it"))
+        at_standby = reads("entries")
+        assert [one.sequence for one in await ledger.replica.entries(task_id)] == list(range(1, last + 2))
+        assert [one.sequence for one in await watched(ledger, task_id, last + 1)] == list(range(1, last + 2))
+        assert reads("entries") == at_standby
+
+
+async def watched(ledger: StandbyLedger, task_id: str, until: int) -> list[Any]:
+    entries: list[Any] = []
+    stream = ledger.replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task_id), timeout=CALL_SECONDS)
+    async for answer in stream:
+        entries += answer.entries
+        if entries and entries[-1].sequence >= until:
+            stream.cancel()
+            return entries
+    return entries
+
+
+async def test_the_primary_answers_while_the_standby_is_down(make_ledger: Any) -> None:
+    ledger = await make_ledger()
+    await ledger.used()
+    task_id = (await ledger.replica.create()).task_id
+    ledger.standby.kill()
+    for _ in range(3):
+        tasks, _ = await ledger.listed()
+        assert task_id in tasks
+    assert (await ledger.until(lambda _, as_of: as_of is None))[0] == {task_id}
+    await ledger.standby.start_async()
+    await ledger.until(lambda tasks, as_of: as_of is not None and task_id in tasks)
+
+
+async def test_a_service_starts_without_its_standby(make_ledger: Any) -> None:
+    ledger = await make_ledger(dsn="postgresql://tenure@127.0.0.1:9/nowhere")
+    task_id = (await ledger.replica.create()).task_id
+    assert await ledger.listed() == ({task_id}, None)
+
+
+async def test_a_server_that_is_no_standby_is_never_used(
+    make_ledger: Any, postgres_server: PostgresProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = await make_ledger(dsn=postgres_server.dsn())
+    task_id = (await ledger.replica.create()).task_id
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "the standby is not used" not in caplog.text:
+            await asyncio.sleep(0.05)
+    assert "no standby of the ledger's database" in str([vars(record).get("reason") for record in caplog.records])
+    assert await ledger.listed() == ({task_id}, None)
