@@ -285,7 +285,7 @@ async def entries_after(
         place = await position_of(connection, tenant, task_id)
         if place.sequence <= after:
             return place, []
-        limits = {"after": after, "until": place.sequence, "page_size": page_size, "page_bytes": page_bytes}
+        limits: Any = {"after": after, "until": place.sequence, "page_size": page_size, "page_bytes": page_bytes}
         if kinds or not reads.may_catch_up(place.sequence - after):
             return place, await read_page(connection, task_id, **limits, kinds=kinds)
     return place, await reads.page(tenant, task_id, **limits)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 
@@ -193,7 +193,7 @@ class LedgerReads:
         page_bytes: int = PAGE_BYTES,
     ) -> list[ledger_pb2.Entry]:
         """Reads a page of entries at the standby if it has the task up to the sequence `until`, else at the primary."""
-        limits = {"after": after, "until": until, "page_size": page_size, "page_bytes": page_bytes}
+        limits: Any = {"after": after, "until": until, "page_size": page_size, "page_bytes": page_bytes}
         usable = None if self._standby is None else self._standby.usable()
         if usable is not None:
             try:
