@@ -18,7 +18,6 @@ import uuid_utils.compat as uuids
 from services.models.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress
 from tenure.runtime.service import instance_id
 
@@ -62,7 +61,6 @@ class RunnerLife:
         """Renews the row three times in each TTL, as a duty."""
         while True:
             note_progress()
-            await failpoint("models.before_renewal")
             try:
                 async with self._kept.use() as postgres:
                     await postgres.execute(QUERIES.renew_runner, self._row(self._address))

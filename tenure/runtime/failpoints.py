@@ -157,6 +157,11 @@ declare("coordinator.after_forget", "the tool service has forgotten the pruned t
 declare("coordinator.after_lease_claim", "a named lease is claimed in etcd, not registered in the ledger")
 declare("coordinator.after_lease_register", "the grant of a named lease is registered, no holder has its token")
 
+# The writes of a model call at a model runner. A death costs at most the call: it is LOST, unless it was not sent.
+declare("models.before_admission", "the request has arrived, nothing is recorded")
+declare("models.before_call", "the call is SENT, its request has not gone out")
+declare("models.before_end", "the answer is complete, its record is not written")
+
 declare_switch(
     "worker.ignore_trust_window", "the worker ignores the loss of its claims, so only fences stop its effects"
 )

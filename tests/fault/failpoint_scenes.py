@@ -126,11 +126,14 @@ SCENES: Final = {
     "coordinator.after_lease_claim": LEASES,
     "coordinator.after_lease_register": LEASES,
 }
-"""All others are met by WORK, without those of OF_OWN_TOOLS."""
+"""All others are met by WORK, without those of ELSEWHERE."""
 
-OF_OWN_TOOLS: Final = frozenset({"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"})
+OF_MODEL_RUNNERS: Final = frozenset({"models.before_admission", "models.before_call", "models.before_end"})
+"""The suite's workers call models directly: test_model_calls.py meets these."""
+
+ELSEWHERE: Final = OF_MODEL_RUNNERS | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
 """The suite's tasks are agents', without own tools and large results of functions: test_own_tools.py and
-tests/testing/test_large_results.py meet these."""
+tests/testing/test_large_results.py meet the others."""
 
 
 def rounds(*, of_work: bool) -> list[tuple[str, ...]]:
@@ -138,7 +141,7 @@ def rounds(*, of_work: bool) -> list[tuple[str, ...]]:
     items: list[tuple[str, ...]] = []
     for scene in dict.fromkeys([WORK, *SCENES.values()]):
         if (scene is WORK) is of_work:
-            names = [name for name in FAILPOINTS if SCENES.get(name, WORK) is scene and name not in OF_OWN_TOOLS]
+            names = [name for name in FAILPOINTS if SCENES.get(name, WORK) is scene and name not in ELSEWHERE]
             columns = [[name for name in names if name.startswith(f"{service}.")] for service in VICTIMS]
             items += [tuple(filter(None, row)) for row in zip_longest(*columns)]
     return items

@@ -27,6 +27,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Limits, TaskPolicy
 from tenure.sdk.events import AssistantMessageEvent, LiveTextEvent
 from tenure.wire.common import state_name
+from tests.fault.failpoint_scenes import OF_MODEL_RUNNERS
 from tests.fault.test_zombies import COORDINATOR, TOOLS, TTL_SECONDS, logged
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_worker import WorkerBench
@@ -329,3 +330,46 @@ async def test_a_drained_runner_first_ends_its_calls(bench: WorkerBench) -> None
         await bench.reached(task_id, facts.AssistantMessage)
         check_text(told, more_than=before)
     await check_paid_once(bench, task_id, claims=1)
+
+
+@asynccontextmanager
+async def dying(bench: WorkerBench, failpoint: str) -> AsyncIterator[list[str]]:
+    """Each runner dies at its first hit of the failpoint, and is started again without it. Yields who died."""
+    runners = [bench.stack.services[name] for name in bench.stack.options.names_of("models")]
+    died: list[str] = []
+
+    async def keep(runner: ServiceProcess) -> None:
+        await runner.restart({"TENURE_FAILPOINTS": f"{failpoint}=1#kill9"})
+        while runner.exit_code is None:
+            await asyncio.sleep(0.05)
+        died.append(runner.name)
+        runner.start({"TENURE_FAILPOINTS": ""})
+        await runner.wait_ready()
+
+    keepers = [asyncio.create_task(keep(runner)) for runner in runners]
+    try:
+        yield died
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for runner in runners:
+            await runner.restart({"TENURE_FAILPOINTS": ""})
+
+
+@pytest.mark.parametrize("failpoint", sorted(OF_MODEL_RUNNERS))
+async def test_no_attempt_is_sent_twice_by_runners_that_die(bench: WorkerBench, failpoint: str) -> None:
+    """A call whose runner died after the SENT mark is lost, and the next attempt is made; else the attempt goes on."""
+    async with dying(bench, failpoint) as died:
+        await bench.start_worker()
+        task_id = await bench.submit("sim-worker-streamed")
+        task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+    assert died, "no runner met the failpoint"
+    attempts = sent(bench, task_id)
+    assert set(attempts.values()) == {1}
+    lost = [one for one in await bench.bodies(task_id, facts.ModelFailure) if one.error_class == "LOST"]
+    assert bool(lost) == (failpoint != "models.before_admission")
+    assert len(attempts) == (2 + len(lost) if failpoint == "models.before_end" else 2)
+    assert await bench.effects(task_id) == ["once"]
+    await check_history(bench, task_id)
