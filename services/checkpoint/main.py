@@ -214,13 +214,14 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     policy = _send(duties, pool, settings, due)
     _retain(duties, pool, settings)
+    audit = await process.open(refusal_log(pool, security.identity).opened())
     server = RpcServer(
         settings.listen,
         security=security,
         validate=validate,
         examine=SchemaChecks(schemas_in).examine,
         stopping=process.stopping,
-        audit=await process.open(refusal_log(pool, security.identity).opened()),
+        audit=audit,
         limiter=settings.limit.limiter(),
     )
     watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
@@ -237,7 +238,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     _serve_tenants(server, pool)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
-    approvals = ApprovalServicer(pool, replicas.announce)
+    approvals = ApprovalServicer(pool, replicas.announce, audit.note)
     server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, approvals)
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END

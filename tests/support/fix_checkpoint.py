@@ -139,20 +139,20 @@ class Checkpoint:
         assert list(answer.claim_ids) == [claim_id]
         return self.sign(task_id, epoch, claim_id, holder)
 
-    async def open(self, token: token_pb2.FencingToken, claims: Claims) -> Owner:
+    async def open(self, token: token_pb2.FencingToken, claims: Claims, *, joins: bool = False) -> Owner:
         """Open under a token, and read the whole history."""
         header: pb.OpenHeader | None = None
         entries: list[ledger_pb2.Entry] = []
-        async for part in self.stub.Open(pb.OpenRequest(token=token), timeout=TIMEOUT_SECONDS):
+        async for part in self.stub.Open(pb.OpenRequest(token=token, joins_model_calls=joins), timeout=TIMEOUT_SECONDS):
             if part.HasField("header"):
                 header = part.header
             entries.extend(part.page.entries)
         assert header is not None
         return Owner(self, token, claims, header.task, entries, header.next_commit_number, header.task.sequence)
 
-    async def claim(self, task_id: str, holder: str = "worker-1") -> Owner:
+    async def claim(self, task_id: str, holder: str = "worker-1", *, joins: bool = False) -> Owner:
         """Granted and opened."""
-        return await self.open(*await self.grant(task_id, holder=holder))
+        return await self.open(*await self.grant(task_id, holder=holder), joins=joins)
 
     async def cancel(self, task_id: str, request_id: str = "", reason: str = "enough") -> task_pb2.Task:
         request = pb.AppendForeignRequest(
@@ -384,7 +384,14 @@ def answer(attempt: int = 1, step: int = 1, text: str = "ok", tokens: int = 10) 
 
 
 def reserve(
-    step: int = 1, attempt: int = 1, input_tokens: int = 100, output: int = 100, least: int = 1, model: str = "m"
+    step: int = 1,
+    attempt: int = 1,
+    input_tokens: int = 100,
+    output: int = 100,
+    least: int = 1,
+    model: str = "m",
+    *,
+    outlives: bool = False,
 ) -> pb.Reserve:
     return pb.Reserve(
         step=step,
@@ -393,6 +400,7 @@ def reserve(
         input_tokens=input_tokens,
         max_output_tokens=output,
         min_output_tokens=least,
+        outlives_worker=outlives,
     )
 
 
