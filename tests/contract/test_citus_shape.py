@@ -147,8 +147,8 @@ def statements() -> dict[str, bytes]:
 
 ASK_EVERY_NODE = {
     "hot, and the request names the task only: the token or the request has to carry the root": """
-        queries.foreign_entries queries.inspect_claims queries.lock queries.page_of_entries queries.places
-        queries.register_grants queries.root_of queries.task_place queries.tasks_by_id
+        queries.foreign_entries queries.inspect_claims queries.lock queries.page_of_entries queries.page_of_kinds
+        queries.places queries.register_grants queries.root_of queries.task_place queries.tasks_by_id
     """,
     "cold, and the caller knows the task only, or rows of before have no root": """
         approvals.present_wait forks.bodies_of forks.copy_entries forks.pieces_of outputs.open_output
