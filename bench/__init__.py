@@ -25,7 +25,8 @@ one_agent.py       one_agent: a step of one agent alone, next to the wall floor 
 wall_floor.py      three messages and three transactions, without Tenure
 echo.py            `python -m bench.echo`: the other end of those messages
 bare_steps.py      the statements of those steps, recorded and run again without the services
-worker_steps.py    steps with worker, model client and model simulator
+worker_steps.py    steps with worker, model client and model simulator, directly and by a model runner
+first_text.py      the time to the first text of a model call
 bare_agents.py     the model provider's library in a loop, without Tenure
 growth.py          growth: bytes of an early and of a late step; the time to resume a long ledger
 retention.py       retention: commits beside a prune; bytes of a task on disk
@@ -36,6 +37,7 @@ watchers.py        watchers: a thousand streams of one gateway
 large_tables.py    large_tables: steps on empty tables and on those of a million ended tasks
 bulk_rows.py       copies the rows of a task, for large tables
 long_task.py       long_task: a takeover of a task with thousands of steps
+rate_limits.py     rate_limits: 200 agents at the rate limit of a key, with and without the model runner's limiter
 scale.py           scale: thousands of active tasks while workers are killed and services restarted
 scale_load.py      the model, the tasks and the people of scale.py
 scale_ledger.py    its pickups and takeovers, and lost and repeated work, from the ledger

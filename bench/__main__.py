@@ -38,7 +38,7 @@ NAMES: Final = (
     "streaming",
     "watchers",
 )
-LONG_NAMES: Final = ("large_tables", "long_task", "scale", "rolling", "hour")
+LONG_NAMES: Final = ("large_tables", "long_task", "model_calls", "rate_limits", "scale", "rolling", "hour")
 """Measurements of 5 minutes to an hour each, which run only when they are named."""
 COMPARED: Final = ("commits", "one_agent", "steps", "programs")
 """The measurements with ratios of the baseline."""

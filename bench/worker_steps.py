@@ -10,6 +10,7 @@ from typing import Any, Final
 from bench.bare_agents import BareAgents
 from bench.cpu import CpuMeter
 from bench.figures import Section
+from bench.first_text import add_first_texts
 from bench.options import Options
 from devstack import Stack, StackOptions
 from services.checkpoint.entries import KINDS
@@ -56,11 +57,12 @@ class _Wave:
 
 @dataclass(slots=True)
 class _Bench:
-    """The stack, a client, and a connection pool to read the ledger's tables."""
+    """The stack, a client, and a connection pool to read the ledger's tables. `queue` "": the default one."""
 
     stack: Stack
     client: Client
     pool: Pool
+    queue: str = ""
 
     async def wave(self, seconds: float, *, watched: bool) -> _Wave:
         """Submits tasks for this many seconds, `AT_ONCE` at a time, and waits until all have ended."""
@@ -75,7 +77,7 @@ class _Bench:
         return _Wave(steps / took, latencies, {name: value * 1e6 / steps for name, value in used.items()})
 
     async def _submit(self) -> str:
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL))
+        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL), queue=self.queue)
         return (await self.client.submit("measure", request=request)).task_id
 
     async def _unwatched(self, submit_until: float) -> list[str]:
@@ -144,6 +146,55 @@ async def _beside_bare(section: Section, bench: _Bench, description: str, option
     _add(section, description, waves)
     shares = [100 * wave.per_second / base for wave, base in zip(waves, bare, strict=True)]
     section.add_rounds(f"{description}: share of the library alone", shares, "%", is_compared=True)
+
+
+RUNNER_HOW: Final = (
+    "The load of the section above with one worker that makes its calls at a model runner, and one that calls the "
+    "provider itself, each with a queue of its own; waves of both take turns. The first text: single calls of this "
+    "process, from the request to the first piece, the two ways in turn."
+)
+
+
+async def measure_model_runner(options: Options) -> Section:
+    """Returns the steps by a model runner, their share of the direct way's, and the times to the first text."""
+    section = Section("Agent steps with a model runner, next to the direct way", RUNNER_HOW)
+    options.tell("model runner: starting the stack")
+    seconds = options.choose(smoke=0.1, quick=2.0, full=5.0)
+    folder = options.folder / "model-runner"
+    async with (
+        Stack(StackOptions(data_dir=folder, workers=1, slots=AT_ONCE, model_runner=True)) as stack,
+        Client(stack.gateway_address) as client,
+        open_pool(stack.postgres_dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2)) as pool,
+    ):
+        await stack.add_worker(_direct(stack)).wait_ready()
+        ways = {"direct": _Bench(stack, client, pool, DIRECT), "model runner": _Bench(stack, client, pool)}
+        waves: dict[str, list[_Wave]] = {name: [] for name in ways}
+        for bench in ways.values():
+            await bench.wave(0.1, watched=False)
+        for _ in range(options.rounds):
+            options.tell("model runner: a round")
+            for name, bench in ways.items():
+                waves[name].append(await bench.wave(seconds, watched=False))
+        for name, those in waves.items():
+            _add(section, name, those)
+        pairs = zip(waves["model runner"], waves["direct"], strict=True)
+        shares = [100 * by_runner.per_second / direct.per_second for by_runner, direct in pairs]
+        section.add_rounds("model runner: share of the direct way's steps", shares, "%")
+        await add_first_texts(section, stack, MODEL, options)
+    return section
+
+
+DIRECT: Final = "direct"
+
+
+def _direct(stack: Stack) -> dict[str, str]:
+    """Returns the variables of the worker that calls the provider itself."""
+    return {
+        "TENURE_WORKER_QUEUES": DIRECT,
+        "TENURE_WORKER_MODELS_ADDRESS": "",
+        "ANTHROPIC_API_KEY": "none",
+        "ANTHROPIC_BASE_URL": stack.model_url,
+    }
 
 
 def _add(section: Section, description: str, waves: list[_Wave]) -> None:

@@ -39,6 +39,7 @@ OWNERS: Final = {
     **{role.lower(): SERVICE_UID for role in Role if role is not Role.OPERATOR},
     "migrate-checkpoint": SERVICE_UID,
     "migrate-tools": SERVICE_UID,
+    "migrate-models": SERVICE_UID,
     "postgres": POSTGRES_UID,
     "etcd": ROOT_UID,
     "grafana": GRAFANA_UID,
@@ -51,6 +52,8 @@ DATABASE_ROLES: Final = {
     "ledger_service": "checkpoint",
     "tools_owner": "migrate-tools",
     "tools_service": "tools",
+    "models_owner": "migrate-models",
+    "models_service": "models",
 }
 """The roles of deploy/postgres/roles.sql, with the container that connects as each."""
 STORES_CA: Final = "/run/tenure/public/stores-ca.pem"
@@ -99,7 +102,7 @@ class Secrets:
     def certificates(self, hosts: Sequence[str], days: float, *, renews: bool) -> None:
         """Makes the certificates of the services and of the stores. `hosts`: where clients reach the gateway."""
         services = open_authority(self.root / "authority", DEFAULT_INSTALLATION)
-        for role in (Role.GATEWAY, Role.COORDINATOR, Role.CHECKPOINT, Role.TOOLS, Role.WORKER):
+        for role in (Role.GATEWAY, Role.COORDINATOR, Role.CHECKPOINT, Role.TOOLS, Role.WORKER, Role.MODELS):
             directory, name = self.root / role.lower(), "certificate"
             if renews or not (directory / f"{name}.pem").exists():
                 reached = (*LOCAL_HOSTS, *hosts) if role is Role.GATEWAY else ()
@@ -119,13 +122,18 @@ class Secrets:
                 write_once(self.root / copy, (self.root / authority / "ca.pem").read_text(), mode=0o644)
 
     def model_keys(self) -> None:
-        """Asks for the key of the model provider, unless it is there. The file of the other provider is empty."""
+        """Asks for the key of the model provider, unless it is there. The file of the other provider is empty.
+
+        The worker and the model runner get them.
+        """
         asked = self.root / "worker" / MODEL_KEYS[0]
         if not asked.exists():
             prompt = "API key of Anthropic (it is not shown; empty for none): "
             text = getpass.getpass(prompt) if sys.stdin.isatty() else sys.stdin.readline()
             write_once(asked, text.strip())
         write_once(self.root / "worker" / MODEL_KEYS[1], "")
+        for name in MODEL_KEYS:
+            write_once(self.root / "models" / name, (self.root / "worker" / name).read_text())
 
     def give(self) -> None:
         """Gives the directories and their files to the users of the containers."""

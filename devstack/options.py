@@ -24,8 +24,8 @@ from tenure.runtime.settings import FILE_SUFFIX
 from tenure.runtime.signing import write_key_pair
 from tenure.serve import command_line
 
-REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
-"""The services that may have replicas. Workers have a separate option."""
+REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools", "models")
+"""The services that may have replicas. Workers have a separate option, and the model runner needs `model_runner`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,8 @@ class StackOptions:
     Prometheus.
 
     `http`: the gateways serve HTTP too, each on a port of its own.
+
+    `model_runner`: the workers call models through the model runner, which gets the keys of the providers.
 
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
@@ -75,6 +77,7 @@ class StackOptions:
     metrics: bool = False
     movable_clock: bool = False
     http: bool = False
+    model_runner: bool = False
 
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
@@ -83,6 +86,8 @@ class StackOptions:
 
     def names_of(self, kind: str) -> list[str]:
         """Returns the names of a service's replicas (`tools`, `tools-2`, …) or of the workers (`worker-1`, …)."""
+        if kind == "models" and not self.model_runner:
+            return []
         if kind == "worker":
             return [f"worker-{number}" for number in range(1, self.workers + 1)]
         return [kind, *(f"{kind}-{number}" for number in range(2, self.replicas.get(kind, 1) + 1))]
@@ -208,12 +213,14 @@ USUAL_PORTS: Final = {
     "worker-1": 8474,
     "worker-2": 8475,
     "simulator": 8476,
+    "models": 8477,
     "gateway metrics": 9470,
     "coordinator metrics": 9471,
     "checkpoint metrics": 9472,
     "tools metrics": 9473,
     "worker-1 metrics": 9474,
     "worker-2 metrics": 9475,
+    "models metrics": 9476,
     "gateway-http": 8480,
 }
 HTTP_LISTEN: Final = "TENURE_GATEWAY_HTTP_LISTEN"
@@ -319,6 +326,7 @@ SECRETS: Final = (
     "TENURE_CHECKPOINT_STANDBY_DSN",
     "TENURE_CHECKPOINT_SMTP_PASSWORD",
     "TENURE_TOOLS_POSTGRES_DSN",
+    "TENURE_MODELS_POSTGRES_DSN",
     "ANTHROPIC_API_KEY",
     "OPENAI_API_KEY",
 )
@@ -337,6 +345,7 @@ class StackAddresses:
     checkpoint: str = ""
     tools: str = ""
     coordinator: str = ""
+    models: str = ""
 
 
 def environment_of(
@@ -414,16 +423,34 @@ def _worker(name: str, options: StackOptions, _layout: Layout, addresses: StackA
         "TENURE_WORKER_TOOLS_ADDRESS": addresses.tools,
         "TENURE_WORKER_MODEL": options.default_model,
         "TENURE_WORKER_SLOTS": str(options.slots),
-        # The client library needs a key even if the server does not: the simulator, or a proxy that adds the key.
-        "ANTHROPIC_API_KEY": options.anthropic_api_key or NO_KEY,
     }
+    if options.model_runner:
+        return {**environment, "TENURE_WORKER_MODELS_ADDRESS": addresses.models}
+    return {**environment, **_providers(options, addresses)}
+
+
+def _models(_name: str, options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
+    return {
+        "TENURE_MODELS_POSTGRES_DSN": addresses.postgres_dsn,
+        "TENURE_MODELS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
+        "TENURE_MODELS_MIGRATE": "auto",
+        "TENURE_MODELS_CHECKPOINT_ADDRESS": addresses.checkpoint,
+        "TENURE_MODELS_DRAIN_SECONDS": "5",  # whoever stops the stack does not want to wait for long answers
+        **_providers(options, addresses),
+    }
+
+
+def _providers(options: StackOptions, addresses: StackAddresses) -> dict[str, str]:
+    """Returns the variables of the model providers."""
     simulated_openai = f"{addresses.model_url}/v1" if options.model_is_simulated and addresses.model_url else ""
     endpoints = {
+        # The client library needs a key even if the server does not: the simulator, or a proxy that adds the key.
+        "ANTHROPIC_API_KEY": options.anthropic_api_key or NO_KEY,
         "ANTHROPIC_BASE_URL": addresses.model_url,
         "OPENAI_API_KEY": options.openai_api_key,
         "OPENAI_BASE_URL": options.openai_base_url or simulated_openai,
     }
-    return {**environment, **{name: value for name, value in endpoints.items() if value}}
+    return {name: value for name, value in endpoints.items() if value}
 
 
 _OF_KIND: Final[dict[str, Callable[[str, StackOptions, Layout, StackAddresses], dict[str, str]]]] = {
@@ -432,6 +459,7 @@ _OF_KIND: Final[dict[str, Callable[[str, StackOptions, Layout, StackAddresses], 
     "coordinator": _coordinator,
     "gateway": _gateway,
     "worker": _worker,
+    "models": _models,
 }
 
 

@@ -126,7 +126,7 @@ class Stack:
 
     def addresses(self) -> dict[str, str]:
         """Returns the addresses of all parts by name. The addresses of replicas are separated by commas."""
-        served = {kind: self._dialled(kind) for kind in REPLICATED}
+        served = {kind: self._dialled(kind) for kind in REPLICATED if self.options.names_of(kind)}
         workers = {worker.name: worker.address for worker in self.workers}
         http = {"http": self.http_url} if self.http_url else {}
         return {**served, **http, **workers, "etcd": self.etcd_endpoints, "model": self.model_url}
@@ -210,8 +210,10 @@ class Stack:
             self._dialled("checkpoint"),
             self._dialled("tools"),
         )
-        self._tell("starting the coordinator")
-        await self._start_together("coordinator")
+        runner = " and the model runner" if self.options.model_runner else ""
+        self._tell(f"starting the coordinator{runner}")
+        await self._start_together("coordinator", "models")
+        self._known_addresses.models = self._dialled("models")
         self._known_addresses.coordinator = self._dialled("coordinator")
         self._tell("starting the gateway and the workers")
         await self._start_together("gateway", "worker")

@@ -39,6 +39,14 @@ def _sessions(name: str, flags: str, expected: str) -> Configuration:
     return Configuration(f"sessions_{name}", "sessions.pml", f"P_ALL {flags}", expected)
 
 
+def _calls(name: str, flags: str, expected: str) -> Configuration:
+    return Configuration(f"model_calls_{name}", "model_calls.pml", flags, expected)
+
+
+def _call_mutation(mutation: str, flags: str = "", expected: str = BREAKS) -> Configuration:
+    return _calls(mutation.lower(), f"P_ALL NF=0 {mutation} {flags}", expected)
+
+
 SMALL: Final[tuple[Configuration, ...]] = (
     _task("unsafe", "P_ALL NX=0", HOLDS),
     _task("runner_dies", "P_ALL NCAN=0", HOLDS),
@@ -89,8 +97,43 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _sessions("m_mod", "M_MOD", BREAKS),
     _sessions("m_revoke", "M_REVOKE", BREAKS),
     _sessions("m_announce", "M_ANNOUNCE", BREAKS),
+    _calls("cancelled", "P_ALL NCAN=1 NF=0", HOLDS),
+    _calls("runner_dies", "P_ALL NX=1 NF=0", HOLDS),
+    _calls("runner_drains", "P_ALL NDR=1 NF=0", HOLDS),
+    _calls("worker_drains", "P_ALL NY=1 NF=0", HOLDS),
+    _calls("too_slow", "P_ALL NL=1 NF=0", HOLDS),
+    _calls("reopened", "P_ALL NAB=1 NF=0", HOLDS),
+    _calls("direct", "P_ALL DIRECT_MASK=4 NF=0", HOLDS),
+    _calls("come_to_an_end", "P_LIVE PERFECT_FD=1 NX=1 NDR=1 NT=2 NCAN=1 NL=1 NF=0", HOLDS),
+    _calls("reach_joined", "P_REACH=1 NE=3 NF=0", BREAKS),
+    _calls("reach_corrected", "P_REACH=2 NCAN=1 NF=0", BREAKS),
+    _calls("reach_lost", "P_REACH=3 NX=1 NF=0", BREAKS),
+    _calls("reach_taken_over", "P_REACH=4 NDR=1 NF=0", BREAKS),
+    _calls("reach_cancelled", "P_REACH=5 NCAN=1 NF=0", BREAKS),
+    _calls("reach_later_claim", "P_REACH=6 NCAN=1 NF=0", BREAKS),
+    _calls("reach_direct", "P_REACH=7 DIRECT_MASK=4 NF=0", BREAKS),
+    # The second of two guards: the attempts of later owners are later, too.
+    _call_mutation("M_FENCE_START", expected=HOLDS),
+    _call_mutation("M_SUPERSEDED"),
+    _call_mutation("M_FENCE_JOIN"),
+    _call_mutation("M_FENCE_CANCEL", "NL=1"),
+    _call_mutation("M_SENT_LATE", "NDR=1"),
+    _call_mutation("M_JOIN_SENDS"),
+    _call_mutation("M_TAKE"),
+    _call_mutation("M_LOST_CAS"),
+    _call_mutation("M_TELL_EARLY"),
+    _call_mutation("M_OPEN_SETTLES"),
+    _call_mutation("M_REQUEUE_SETTLES"),
+    _call_mutation("M_DRAIN_CANCELS", "NY=1"),
+    _call_mutation("M_RUNNER_DRAIN", "NDR=1"),
+    _call_mutation("M_CANCEL_ABSENT", "NCAN=1"),
+    _call_mutation("M_SWEEP"),
+    _call_mutation("M_NO_REPORT", "NCAN=1"),
+    _call_mutation("M_TOLD_ENOUGH", "NCAN=1"),
+    _call_mutation("M_REPORT_CLAIM", "NCAN=1"),
+    _call_mutation("M_WORKER_REPORT", "NCAN=1"),
 )
-"""About two minutes of one core, half of them for compilation."""
+"""About three minutes of one core, half of them for compilation."""
 
 LARGE: Final[tuple[Configuration, ...]] = (
     _task("everything", "P_ALL", HOLDS),
@@ -120,5 +163,10 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _epochs("m_claim_id", "P_ALL NG=3 M_CLAIM_ID", HOLDS),
     _epochs("m_generation", "P_ALL NG=3 M_GENERATION", HOLDS),
     _sessions("three_coordinators", "NR=3 NA=6", HOLDS),
+    _calls("three_owners", "P_ALL NE=3 NX=1 NF=0", HOLDS),
+    _calls("three_owners_and_cancel", "P_ALL NE=3 NCAN=1 NF=0", HOLDS),
+    _calls("three_owners_and_drain", "P_ALL NE=3 NDR=1 NF=0", HOLDS),
+    _calls("provider_fails", "P_ALL NX=1 NF=1", HOLDS),
+    _calls("all_come_to_an_end", "P_LIVE PERFECT_FD=1 NX=1 NDR=1 NT=2 NCAN=1 NL=1 NE=3", HOLDS),
 )
-"""About ten more minutes, and up to 6 GB."""
+"""About twelve more minutes, and up to 6 GB."""

@@ -15,8 +15,9 @@ from tenure.runtime.fast_start import imports_kept
 from tenure.server_packages import MissingExtra, server_packages
 
 SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "worker")
+"""The services that every installation has. The model runner is optional."""
 PROGRAMS: Final = {
-    **{name: f"services.{name}.main" for name in SERVICES},
+    **{name: f"services.{name}.main" for name in (*SERVICES, "models")},
     "all": "devstack.all_services",
     "simulator": "devstack.simulator.__main__",
 }

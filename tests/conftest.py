@@ -34,6 +34,7 @@ pytest_plugins = [
     "tests.support.fix_time",
     "tests.support.fix_tools",
     "tests.support.fix_mcp",
+    "tests.support.fix_models",
     "tests.support.fix_webhooks",
     "tests.support.fix_worker",
     "tests.support.collection_order",

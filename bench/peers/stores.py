@@ -60,7 +60,7 @@ class Stores:
             return
         data = folder / "store"
         data.mkdir()
-        server = _restate if kind is StoreKind.RESTATE else _temporal
+        server = _restate if kind is StoreKind.RESTATE else temporal_server
         async with server(self.environment, data) as store:
             yield store
 
@@ -126,7 +126,8 @@ async def _restate(environment: Environment, folder: Path) -> AsyncIterator[Stor
 
 
 @asynccontextmanager
-async def _temporal(environment: Environment, folder: Path) -> AsyncIterator[Store]:
+async def temporal_server(environment: Environment, folder: Path) -> AsyncIterator[Store]:
+    """Yields Temporal's development server, whose data is in the folder. Raises EngineFailedError."""
     (port,) = free_ports(1)
     command = [str(environment.temporal), "server", "start-dev", "--headless", "--ip", HOST, "--port", str(port)]
     command += ["--db-filename", str(folder / "temporal.db"), "--log-level", "error"]

@@ -36,6 +36,7 @@ from tenure.domain.entries import (
     Transition,
     WaitResolution,
 )
+from tenure.domain.lost_model_calls import stays_open
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Limits
 
@@ -97,7 +98,10 @@ def raised(cap: Amount, by: Amount) -> Amount:
 
 
 def attempts_are_settled_once(task: TaskHistory) -> Iterator[str]:
-    """I17: one model attempt is open at a time, each has a new number, and none is open when the task stops running."""
+    """I17: one model attempt is open at a time, each has a new number, and none is open when the task stops running.
+
+    One that outlives its worker stays open while the task is queued for its next owner.
+    """
     open_at: tuple[LedgerEntry, ModelAttempt] | None = None
     newest = (0, 0)
     for entry in own(task.entries):
@@ -115,8 +119,10 @@ def attempts_are_settled_once(task: TaskHistory) -> Iterator[str]:
                 elif (entry.step, settled.attempt_number) != (open_at[0].step, open_at[1].attempt_number):
                     yield f"{place(entry)} settles another model attempt than the open {place(open_at[0])}"
                 open_at = None
-            case Transition(to_state=to_state) if to_state is not TaskState.RUNNING and open_at is not None:
-                yield f"{place(entry)} moves to {to_state} while the model attempt {place(open_at[0])} is open"
+            case Transition(to_state=to_state) if open_at is not None:
+                outlives = open_at[1].outlives_worker
+                if to_state is not TaskState.RUNNING and not stays_open(to_state, outlives_worker=outlives):
+                    yield f"{place(entry)} moves to {to_state} while the model attempt {place(open_at[0])} is open"
             case _:
                 pass
 

@@ -28,6 +28,7 @@ from checker.reading import (
     requeues,
     settled_by_waits,
 )
+from tenure.domain.budget import BudgetWarning
 from tenure.domain.entries import (
     AssistantMessage,
     AttemptLost,
@@ -363,6 +364,25 @@ def a_claim_loses_at_most_one_model_call(task: TaskHistory) -> Iterator[str]:
                 pass
 
 
+def calls_of_runners_survive_their_worker(task: TaskHistory) -> Iterator[str]:
+    """I32: a requeue or a drain settles no call of a model runner. An Open may, for a worker that cannot join it."""
+    outlives, lost = False, None
+    for entry in own(task.entries):
+        match entry.body:
+            case ModelAttempt() as attempt:
+                outlives, lost = attempt.outlives_worker, None
+            case AttemptLost():
+                lost = entry if outlives else None
+            case BudgetWarning():
+                pass
+            case Transition(from_state=TaskState.RUNNING, to_state=TaskState.QUEUED, reason=reason) if lost is not None:
+                if reason != Reason.CLAIM_LOST:
+                    yield f"{place(lost)} settles a call of a model runner, and {place(entry)} only requeues the task"
+                lost = None
+            case _:
+                lost = None
+
+
 def _check_intent(calls: _AnswerCalls, entry: LedgerEntry, call_id: str, tool_use_id: str) -> Iterator[str]:
     if calls.without_intent[tool_use_id] > 0:
         calls.without_intent[tool_use_id] -= 1
@@ -378,6 +398,7 @@ _CONVERSATION_CHECKS: Final = (
     Check("I32", "a function's step is made once", ("entries",), steps_of_functions_are_made_once),
     Check("I32", "a function's answer has its result", ("entries",), answers_of_functions_have_their_result),
     Check("I32", "a claim loses at most one model call", ("entries",), a_claim_loses_at_most_one_model_call),
+    Check("I32", "a model runner's call survives its worker", ("entries",), calls_of_runners_survive_their_worker),
 )
 
 

@@ -15,6 +15,7 @@ responses_endpoint.py  /v1/responses, in front of chat_endpoint.py
 request_checks.py      refuses requests that the provider would refuse, with its messages
 scenario.py            scenario files, turns, tool calls, faults; which scenario a model name plays
 templates.py           references such as {{goal}} in scenario texts; conversations with a summary
+rate_limits.py         the provider's rate limits, with the headers of both vendors
 tokens.py              the token count, and the prompt cache
 delivery.py            composes an answer and sends it, with its latency and its fault
 hostile.py             answers that break the provider's protocol

@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import signal
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from tenure.runtime.fast_start import imports_kept
 
 with imports_kept():
+    from devstack.simulator.rate_limits import RateLimits
     from devstack.simulator.scenario import ScenarioError
     from devstack.simulator.simulator import ModelSimulator
     from tenure.runtime.process import allow_many_open_files
@@ -25,6 +27,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--log", type=Path, help="append one line of JSON per call to this file")
     parser.add_argument("--latency-ms", type=int, default=0, help="latency of turns without a latency of their own")
     parser.add_argument("--no-count-tokens", action="store_true", help="do not serve /v1/messages/count_tokens")
+    for limit in fields(RateLimits):
+        text = f"the rate limit of each key and model: {limit.name.replace('_', ' ')}; 0 (the default): none"
+        parser.add_argument(f"--{limit.name.replace('_', '-')}", type=int, default=0, help=text)
     return parser.parse_args()
 
 
@@ -38,6 +43,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         log_path=arguments.log,
         latency_ms=arguments.latency_ms,
         counts_tokens=not arguments.no_count_tokens,
+        rate_limits=RateLimits(**{limit.name: getattr(arguments, limit.name) for limit in fields(RateLimits)}),
         host=arguments.host,
         port=arguments.port,
     )

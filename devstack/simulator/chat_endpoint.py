@@ -243,9 +243,9 @@ class ChatEndpoint(MessagesEndpoint):
         """Returns the scenario that a request plays. Raises ApiError."""
         return super().find_scenario({**body, "model": body["model"].replace(NO_USAGE, "sim-")})
 
-    def priced(self, body: Mapping[str, Any]) -> InputTokens:
+    def priced(self, body: Mapping[str, Any], *, caches: bool = True) -> InputTokens:
         """Returns the input tokens. The whole prompt is cached; what that writes costs what input costs."""
-        tokens = self.cache.price({**body, "cache_control": {"type": "ephemeral"}})
+        tokens = self.cache.price({**body, "cache_control": {"type": "ephemeral"}}, caches=caches)
         return InputTokens(tokens.plain + tokens.cache_creation, 0, tokens.cache_read)
 
     def hostile_answer(self, random: Random, delivery: ReplyDelivery | None) -> HostileAnswer:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from devstack.simulator.http_server import DEFAULT_WORDS, error_value, request_ids
@@ -218,7 +218,8 @@ DRIP_PIECES = 16
 class ReplyDelivery:
     """An answer that is ready to be sent. `latency_ms`: from the request to the end of the answer.
 
-    `first_token_ms`: from the request to the first delta of a stream; None: the pause between two deltas.
+    `first_token_ms`: from the request to the first delta of a stream; None: the pause between two deltas. `headers`:
+    further ones of the response.
     """
 
     reply: ModelReply
@@ -228,6 +229,7 @@ class ReplyDelivery:
     fault: Fault | None
     dialect: Dialect
     first_token_ms: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def limit(self, kind: FaultKind) -> int | None:
         """Returns the fault's value if the fault has this kind, or None."""
@@ -270,7 +272,7 @@ async def _send_whole(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog
         http.cut()
         return
     body = json.dumps(delivery.dialect.message_value(delivery.reply, delivery.tokens)).encode()
-    headers = {"content-type": "application/json", **request_ids(call.request_id)}
+    headers = {"content-type": "application/json", **request_ids(call.request_id), **delivery.headers}
     drip_ms = delivery.limit(FaultKind.DRIP)
     if drip_ms is None:
         _complete(call, log)
@@ -320,7 +322,7 @@ class _Stream:
 
     async def play(self) -> None:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        self._http.begin(200, {**headers, **request_ids(self._call.request_id)})
+        self._http.begin(200, {**headers, **request_ids(self._call.request_id), **self._delivery.headers})
         reply, delivery = self._delivery.reply, self._delivery
         self._call.output_tokens = 1
         first_seconds, pause_seconds = self._pauses()

@@ -21,6 +21,7 @@ from devstack.simulator.delivery import (
 )
 from devstack.simulator.hostile import HostileAnswer, hostile_answer, parsed
 from devstack.simulator.http_server import ApiError, request_ids
+from devstack.simulator.rate_limits import RateLimiter
 from devstack.simulator.request_checks import check_count, check_create
 from devstack.simulator.scenario import FaultKind
 from devstack.simulator.templates import is_summary_wanted, summary_text, text_of, turn_of
@@ -58,6 +59,7 @@ class MessagesEndpoint:
     faults: Faults
     cache: PromptCache
     latency_ms: int = 0
+    rate: RateLimiter = field(default_factory=RateLimiter)
     name: str = "messages"
     dialect: Dialect = MESSAGES
     hostile_answers: deque[HostileAnswer] = field(default_factory=deque)
@@ -76,6 +78,7 @@ class MessagesEndpoint:
             self._refuse(error, call, reply)
         finally:
             self.log.finish(call)
+            self.rate.write(request, call.model or "", call.output_tokens)
 
     async def count_tokens(self, request: HttpRequest, reply: Reply) -> None:
         """Serves POST /v1/messages/count_tokens, which costs nothing."""
@@ -133,6 +136,7 @@ class MessagesEndpoint:
         _raise_status(fault)
         if fault is not None and fault.kind is FaultKind.OVERLOADED and not call.stream:
             raise ApiError(529, fault.message)
+        headers = self.rate.admit(request, body["model"], self._uncached_tokens(turn, body))
         return ReplyDelivery(
             compose(turn, body, window_left),
             self._price(turn, body),
@@ -141,6 +145,7 @@ class MessagesEndpoint:
             fault,
             self.dialect,
             turn.first_token_ms,
+            headers,
         )
 
     def read(self, request: HttpRequest) -> Any:
@@ -148,9 +153,9 @@ class MessagesEndpoint:
         _check_headers(request.headers)
         return parsed_body(request)
 
-    def priced(self, body: Mapping[str, Any]) -> InputTokens:
+    def priced(self, body: Mapping[str, Any], *, caches: bool = True) -> InputTokens:
         """Returns the input tokens of a valid request, and caches its prefixes."""
-        return self.cache.price(body)
+        return self.cache.price(body, caches=caches)
 
     def hostile_answer(self, random: Random, delivery: ReplyDelivery | None) -> HostileAnswer:
         """Returns a hostile answer. `delivery`: the valid answer that it changes; None: a random one."""
@@ -169,6 +174,13 @@ class MessagesEndpoint:
 
     def _price(self, turn: Turn, body: Mapping[str, Any]) -> InputTokens:
         return self.priced(body) if turn.input_tokens is None else InputTokens(turn.input_tokens)
+
+    def _uncached_tokens(self, turn: Turn, body: Mapping[str, Any]) -> int:
+        """Returns the input that counts against a limit, and caches nothing: the request may be refused."""
+        if turn.input_tokens is not None or not self.rate.limits.by_name():
+            return turn.input_tokens or 0
+        tokens = self.priced(body, caches=False)
+        return tokens.plain + tokens.cache_creation
 
     def _next_fault(self, turn: Turn, body: Mapping[str, Any]) -> Fault | None:
         return self.faults.next_ordered("messages", body["model"]) or self.faults.next_written(turn.fault, body)

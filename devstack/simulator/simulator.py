@@ -14,6 +14,7 @@ from devstack.simulator.chat_endpoint import ChatEndpoint
 from devstack.simulator.hostile import HostileAnswer
 from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
 from devstack.simulator.messages_endpoint import MessagesEndpoint
+from devstack.simulator.rate_limits import RateLimiter, RateLimits
 from devstack.simulator.responses_endpoint import ResponsesEndpoint
 from devstack.simulator.scenario import (
     FAULT_REQUEST_SCHEMA,
@@ -44,6 +45,7 @@ class ModelSimulator:
 
     `scenarios`: directories with further scenario files; `scenario_files`: single files. `latency_ms`: the latency of
     turns without their own. `counts_tokens`: whether it serves /v1/messages/count_tokens, which not every endpoint has.
+    `rate_limits`: those of each key and model.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ModelSimulator:
         log_path: Path | None = None,
         latency_ms: int = 0,
         counts_tokens: bool = True,
+        rate_limits: RateLimits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -62,12 +65,20 @@ class ModelSimulator:
         self.log = CallLog(log_path)
         self.faults = Faults()
         self.cache = PromptCache()
+        self.rate = RateLimiter(rate_limits or RateLimits())
+        self._rate_limits = self.rate.limits
         self._library = library
-        self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
+        self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms, self.rate)
         self._chat = ChatEndpoint(
-            library, self.log, self.faults, self.cache, latency_ms, hostile_answers=self._messages.hostile_answers
+            library,
+            self.log,
+            self.faults,
+            self.cache,
+            latency_ms,
+            self.rate,
+            hostile_answers=self._messages.hostile_answers,
         )
-        self._responses = ResponsesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
+        self._responses = ResponsesEndpoint(library, self.log, self.faults, self.cache, latency_ms, self.rate)
         self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
         self._address = (host, port)
         counting = {("POST", "/v1/messages/count_tokens"): self._messages.count_tokens}
@@ -81,6 +92,7 @@ class ModelSimulator:
             ("GET", "/_sim/running"): self._list_running,
             ("POST", "/_sim/faults"): self._order_fault,
             ("POST", "/_sim/answers"): self._order_answer,
+            ("POST", "/_sim/limits"): self._set_limits,
             ("POST", "/_sim/scenarios"): self._put_scenario,
             ("POST", "/_sim/reset"): self._reset,
         }
@@ -156,6 +168,15 @@ class ModelSimulator:
             self.answer_next(HostileAnswer(request.body, changes=["ordered"]))
         reply.send_json(200, {})
 
+    async def _set_limits(self, request: HttpRequest, reply: Reply) -> None:
+        """Replaces the rate limits until the next reset, and fills all buckets."""
+        try:
+            self.rate.set(RateLimits.of(json.loads(request.body)))
+        except ValueError as error:
+            reply.send_json(400, {"error": str(error)})
+        else:
+            reply.send_json(200, {})
+
     async def _put_scenario(self, request: HttpRequest, reply: Reply) -> None:
         """Adds the scenario that the body describes, as JSON, under the name in the query, or replaces it.
 
@@ -181,4 +202,5 @@ class ModelSimulator:
         self.faults.clear()
         self.log.clear()
         self.cache.clear()
+        self.rate.set(self._rate_limits)
         reply.send_json(200, {})

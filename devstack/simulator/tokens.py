@@ -79,8 +79,8 @@ class PromptCache:
     def clear(self) -> None:
         self._ends.clear()
 
-    def price(self, body: Mapping[str, Any]) -> InputTokens:
-        """Returns the input tokens of a valid request and caches its marked prefixes."""
+    def price(self, body: Mapping[str, Any], *, caches: bool = True) -> InputTokens:
+        """Returns the input tokens of a valid request and caches its marked prefixes, unless the request is refused."""
         parts = _parts(body)
         totals = list(accumulate(tokens_of_bytes(len(part.text)) for part in parts))
         total = totals[-1] if totals else 0
@@ -90,7 +90,8 @@ class PromptCache:
         prefixes = _prefixes(str(body.get("model")), parts)
         cached = self._find(prefixes, marks)
         read = 0 if cached is None else totals[cached]
-        self._remember([prefixes[index] for index in marks])
+        if caches:
+            self._remember([prefixes[index] for index in marks])
         return InputTokens(total - totals[marks[-1]], totals[marks[-1]] - read, read)
 
     def _find(self, prefixes: Sequence[bytes], marks: Sequence[int]) -> int | None:

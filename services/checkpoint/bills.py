@@ -77,7 +77,19 @@ class _Attempt(NamedTuple):
     made_under: Fence
     reserved_tokens: int
     reserved_nano_usd: int
+    outlives_worker: bool
     prices: Prices | None
+
+    def call(self, *, is_settled: bool = False, is_lost: bool = False, is_reported: bool = False) -> RecordedModelCall:
+        return RecordedModelCall(
+            self.made_under,
+            self.reserved_tokens,
+            self.reserved_nano_usd,
+            is_settled=is_settled,
+            is_lost=is_lost,
+            is_reported=is_reported,
+            outlives_worker=self.outlives_worker,
+        )
 
 
 async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageRequest) -> None:
@@ -116,16 +128,17 @@ async def _find_attempt(connection: Connection, place: dict[str, Any]) -> _Attem
         attempt = ledger_pb2.EntryBody.FromString(body).model_attempt
         if attempt.attempt_number == place["attempt_number"]:
             prices = prices_to_domain(attempt.prices)
-            return _Attempt(Fence(epoch, claim_id), attempt.reserved_tokens, attempt.reserved_nano_usd, prices)
+            reserved = attempt.reserved_tokens, attempt.reserved_nano_usd
+            return _Attempt(Fence(epoch, claim_id), *reserved, attempt.outlives_worker, prices)
     return None
 
 
 async def _find_call(connection: Connection, place: dict[str, Any], attempt: _Attempt) -> RecordedModelCall:
     bill = await fetch_one(connection, USAGE_REPORTS.find_bill, place)
     if bill is None:
-        return RecordedModelCall(*attempt[:3])
+        return attempt.call()
     is_lost, is_reported = bill[:2]
-    return RecordedModelCall(*attempt[:3], is_settled=True, is_lost=is_lost, is_reported=is_reported)
+    return attempt.call(is_settled=True, is_lost=is_lost, is_reported=is_reported)
 
 
 def _counts(usage: TokenUsage) -> dict[str, int]:

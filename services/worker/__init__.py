@@ -25,13 +25,8 @@ model_step.py       a model call of a step: reserve, call, commit the answer or 
 model_attempt.py    the attempt in flight: shown, reported, settled when it is cut off
 context_window.py   the tokens of the next call, and when to compact
 budget_wait.py      how long to wait for budget
-model.py            the port to the model providers, and the client that chooses one
-model_providers.py  the settings of the providers
-model_anthropic.py  the provider Anthropic, also on Bedrock and Vertex AI
-model_openai.py     the provider OpenAI, and every server that speaks its Chat Completions API
-chat_messages.py    the conversation as chat messages
-chat_stream.py      the stream of chat chunks as events
-model_stream.py     the events, folded into an answer and its usage
+models.py           the port to the models, and the direct way to their providers (tenure/model_providers)
+model_runner.py     the way over the model runners, whose calls outlive this worker
 usage_reports.py    the usage of lost model calls, reported for the bill
 live_text.py        the text of the model call in flight
 live_server.py      WorkerService, which serves that text

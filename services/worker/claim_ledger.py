@@ -132,7 +132,8 @@ class ClaimLedger:
     async def _send(self, written: _Written) -> pb.CommitResponse:
         """Sends a commit, and reads other authors' entries first when they do not fit into the commit's answer.
 
-        Another Open would be wrong here: it would settle as lost a model call whose answer is in this very commit.
+        Another Open would be wrong here: it would settle as lost a model call of this process, whose answer is in this
+        very commit.
         """
         for _ in range(MAX_CATCH_UPS):
             request = self._request(written)
@@ -213,6 +214,7 @@ def _attempt(request: ReserveRequest, granted: Granted) -> entries.ModelAttempt:
         summary_through_step=request.summary_through_step,
         reserved_nano_usd=granted.reserved_nano_usd,
         prices=granted.prices,
+        outlives_worker=request.outlives_worker,
     )
 
 
@@ -225,6 +227,7 @@ def _reserve_to_wire(request: ReserveRequest) -> pb.Reserve:
         max_output_tokens=request.max_output_tokens,
         min_output_tokens=request.min_output_tokens,
         summary_through_step=request.summary_through_step,
+        outlives_worker=request.outlives_worker,
     )
 
 

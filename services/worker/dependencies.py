@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import LedgerClient
+from services.worker.models import Models
 from services.worker.own_calls import OwnRuns
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
 from tenure.control import Function
-from tenure.model_providers.client import ModelClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Dependencies:
 
     ledger: LedgerClient
     tools: ToolsClient
-    model: ModelClient
+    models: Models
     trust: TrustGate
     defaults: ModelDefaults
     reports: UsageReports
@@ -43,8 +43,8 @@ class Dependencies:
 
     @property
     def in_reach(self) -> bool:
-        """Whether the ledger and the tools are reachable.
+        """Whether the ledger, the tools and the model runners are reachable.
 
-        A worker that is cut off from either must not take tasks that other workers could run.
+        A worker that is cut off from one of them must not take tasks that other workers could run.
         """
-        return self.ledger.in_reach and self.tools.in_reach
+        return self.ledger.in_reach and self.tools.in_reach and self.models.in_reach

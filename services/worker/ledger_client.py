@@ -29,10 +29,13 @@ LIST_PAGE: Final = 1000
 
 
 class LedgerClient:
-    """Raises domain errors: Fenced when the claim is stale, TryLater when a later try may succeed."""
+    """Raises domain errors: Fenced when the claim is stale, TryLater when a later try may succeed.
 
-    def __init__(self, channel: TenureChannel) -> None:
-        self._channel = channel
+    `joins_model_calls`: this worker joins the call of an attempt that outlived its former owner.
+    """
+
+    def __init__(self, channel: TenureChannel, *, joins_model_calls: bool = False) -> None:
+        self._channel, self._joins_model_calls = channel, joins_model_calls
         self._stub: Any = grpc_pb.CheckpointServiceStub(channel)
         shape = FrameShape("checkpoint", self._stub.CommitStream, _build_frame, _events)
         self._frames = FrameClient(shape)
@@ -51,7 +54,8 @@ class LedgerClient:
 
         Raises WrongState when the task cannot be opened.
         """
-        return await read_opened(self._stub.Open(pb.OpenRequest(token=token), timeout=OPEN_TIMEOUT_SECONDS))
+        request = pb.OpenRequest(token=token, joins_model_calls=self._joins_model_calls)
+        return await read_opened(self._stub.Open(request, timeout=OPEN_TIMEOUT_SECONDS))
 
     async def commit(
         self, request: pb.CommitRequest, timeout_seconds: float = COMMIT_TIMEOUT_SECONDS

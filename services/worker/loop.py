@@ -228,10 +228,17 @@ class Loop:
         with log_context(step=step):
             await failpoint("worker.after_execute")
 
+    async def _end_model_call(self, _kind: Interruption) -> list[StepEntry]:
+        """Returns the entries that settle the open model attempt after an interruption."""
+        return self._watch.settlement()
+
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
-        """Closes the task out after an interruption, in one commit with all pending entries."""
+        """Closes the task out after an interruption, in one commit with all pending entries.
+
+        An answer that a model runner had before its call was stopped has a commit before.
+        """
         await self._dependencies.own_runs.stopped(self._held_task)
+        self._pending += await self._end_model_call(interrupted.kind)
         transition = after_interruption(self._point, self._spec.policy, interrupted)
-        self._pending += self._watch.settlement()
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED

@@ -27,6 +27,8 @@ from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
 from services.worker.live_server import LiveServicer
+from services.worker.model_runner import RunnerModels
+from services.worker.models import DirectModels, Models
 from services.worker.own_calls import OwnRuns
 from services.worker.replay import RecordedCalls, RecordedTools
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
@@ -62,6 +64,7 @@ from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_serve
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
+from tenure.wire.model_service import MAX_MESSAGE_BYTES
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
@@ -84,6 +87,9 @@ class WorkerSettings:
     )
     checkpoint_address: tuple[Address, ...] = setting(
         "the checkpoint services' addresses", default=(Address("127.0.0.1:8472"),)
+    )
+    models_address: tuple[Address, ...] = setting(
+        "the model runners' addresses; empty: the worker calls the model providers itself", default=()
     )
     tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
     slots: int = setting("the maximum number of tasks at a time", default=16, minimum=1, maximum=1024)
@@ -143,15 +149,21 @@ class WorkerSettings:
         yield from self._function_problems()
         yield from self._identity_problems()
         if DEFAULT_LOOP in self.loops or REPLAY_LOOP in self.loops:
-            yield from self.providers.missing(self.model)
+            yield from self._provider_problems()
         yield from peer_problems(
             self.common,
             {
                 "TENURE_WORKER_COORDINATOR_ADDRESSES": self.coordinator_addresses,
                 "TENURE_WORKER_CHECKPOINT_ADDRESS": self.checkpoint_address,
                 "TENURE_WORKER_TOOLS_ADDRESS": self.tools_address,
+                **({"TENURE_WORKER_MODELS_ADDRESS": self.models_address} if self.models_address else {}),
             },
         )
+
+    def _provider_problems(self) -> Iterator[str]:
+        """Yields what is missing to call the providers. A worker with model runners needs no key."""
+        if not self.models_address:
+            yield from self.providers.missing(self.model)
 
     def _function_problems(self) -> Iterator[str]:
         if CONTROL_LOOP in self.loops and not self.control_modules:
@@ -262,18 +274,13 @@ async def _open_dependencies(
 ) -> Dependencies:
     """Opens the clients that all tasks share, and starts their streams as duties."""
     ledger = LedgerClient(
-        await process.open(open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT)))
+        await process.open(open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT))),
+        joins_model_calls=bool(settings.models_address),
     )
     channel = await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS)))
     recorded = settings.recorded_calls_file
     tools = RecordedTools(channel, RecordedCalls.load(recorded)) if recorded else ToolsClient(channel)
-    providers = open_providers(
-        settings.providers,
-        silence_seconds=settings.model_silence_seconds,
-        prompt_caching=settings.prompt_caching,
-        counts_tokens=settings.count_tokens,
-    )
-    model = await process.open(ModelClient(providers, timeout_seconds=settings.model_timeout_seconds))
+    models = await _open_models(process, settings, security, trust)
     duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
     duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)
     defaults = ModelDefaults(
@@ -281,7 +288,24 @@ async def _open_dependencies(
     )
     reports = UsageReports(ledger)
     duties.start("usage reports", reports.run, silence_seconds=REPORTS_SILENCE_SECONDS)
-    return Dependencies(ledger, tools, model, trust, defaults, reports, OwnRuns(trust), functions)
+    return Dependencies(ledger, tools, models, trust, defaults, reports, OwnRuns(trust), functions)
+
+
+async def _open_models(process: Process, settings: WorkerSettings, security: Security, trust: TrustGate) -> Models:
+    """Opens the model runners if there are any, else the model providers."""
+    if settings.models_address:
+        channel = open_channel(
+            settings.models_address, tls=security.peer(Role.MODELS), max_message_bytes=MAX_MESSAGE_BYTES
+        )
+        return RunnerModels(await process.open(channel), trust, timeout_seconds=settings.model_timeout_seconds)
+    providers = open_providers(
+        settings.providers,
+        silence_seconds=settings.model_silence_seconds,
+        prompt_caching=settings.prompt_caching,
+        counts_tokens=settings.count_tokens,
+    )
+    client = await process.open(ModelClient(providers, timeout_seconds=settings.model_timeout_seconds))
+    return DirectModels(client)
 
 
 async def _serve_live_text(

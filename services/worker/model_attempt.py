@@ -102,8 +102,8 @@ class AttemptWatch:
         if self._newest is None:
             return None
         attempt, step, call = self._newest
-        if self._ledger.point.open_attempt is not attempt or not call.usage.total:
-            return None
+        if self._ledger.point.open_attempt is not attempt or attempt.outlives_worker or not call.usage.total:
+            return None  # a call that outlives this worker is not over: its next owner settles it
         return UnsettledCall(ReportedCall(step, attempt.attempt_number, call.usage), call.request_id)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from services.worker.claim_ledger import ClaimLedger, StepEntry, size_bytes
+from services.worker.claim_ledger import TRIES, ClaimLedger, StepEntry, size_bytes
 from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
@@ -19,16 +19,20 @@ from services.worker.model_attempt import (
     billed,
 )
 from services.worker.model_metrics import count_model_call
+from services.worker.models import CallEvents, ClaimedAttempt
 from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
+from tenure.domain.errors import TryLater
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
-from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
+from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
+from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.
@@ -121,10 +125,10 @@ class ModelStep:
         self._watch = watch
         self._model = spec.agent.model or dependencies.defaults.model
         self._system = system_prompt(spec.agent.system, spec.result_schema_json)
-        self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.model.timeout_seconds
+        self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.models.timeout_seconds
         self._tools: list[dict[str, Any]] = []
         self.context_window = ContextWindow(ledger, window, self._system)
-        self._foreseen = 0
+        self._foreseen: int | None = None
         self._counted: tuple[ModelRequest, int | None] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
@@ -144,6 +148,7 @@ class ModelStep:
             max_output_tokens=output_tokens,
             min_output_tokens=min(MIN_OUTPUT_TOKENS, output_tokens),
             summary_through_step=move.summary_through_step,
+            outlives_worker=self._dependencies.models.outlives_worker,
         )
         return await self._ledger.reserve(pending, request)
 
@@ -152,17 +157,18 @@ class ModelStep:
 
         It is this worker's bound, or the provider's count if too much of the bound is estimated.
         """
-        self._foreseen = self.context_window.upper_bound(move, to_come)
-        estimated_tokens = self._foreseen - self.context_window.counted_tokens(move)
+        self._foreseen = foreseen = self.context_window.upper_bound(move, to_come)
+        estimated_tokens = foreseen - self.context_window.counted_tokens(move)
         if estimated_tokens <= self._dependencies.defaults.count_tokens_above:
-            return self._foreseen
+            return foreseen
         prompt = self._prompt(move, to_come)
         # a repeat after a denied reservation needs no second count
         if self._counted is None or self._counted[0] != prompt:
-            counted = await self._held_task.interrupts.guard(self._dependencies.model.count(prompt))
+            attempt = self._claimed(move.step, move.attempt_number)
+            counted = await self._held_task.interrupts.guard(self._dependencies.models.count(attempt, prompt))
             self._counted = prompt, counted
         counted = self._counted[1]
-        return self._foreseen if counted is None else with_margin(counted)
+        return foreseen if counted is None else with_margin(counted)
 
     def _prompt(self, move: CallModel, to_come: Message | None) -> ModelRequest:
         """Returns the prompt to be sent, for counting."""
@@ -173,27 +179,59 @@ class ModelStep:
         return ModelRequest(self._model, messages, 0, self._system, self._tools)
 
     async def call(self) -> entries.ModelFailure | None:
-        """Sends the reserved call and commits its answer and intents. Returns a failure, not yet committed, or None.
+        """Makes the reserved call, or joins it, and commits its answer and intents. Returns a failure, not yet
+        committed, or None.
 
-        An interruption cancels the call, and the watch settles its attempt.
+        An interruption cancels a call of this process, and the watch settles its attempt. See `cancel` for one that
+        outlives this worker.
         """
         attempt = self._ledger.point.open_attempt
         assert attempt is not None, "the call has no reservation"
         step = self._ledger.point.step
-        on_text = _drop_text if attempt.summary_through_step else self._held_task.live.append
-        reported = ModelCall(on_text=on_text, on_usage=self._held_task.progress.on_model_call_progress)
+        progress = self._held_task.progress
+        events = CallEvents(
+            _drop_text if attempt.summary_through_step else self._held_task.live.append,
+            progress.on_model_call_progress,
+            lambda: progress.announce_backoff(self._timeout_seconds),
+        )
+        call = self._dependencies.models.call(
+            self._claimed(step, attempt.attempt_number), self._request(attempt, step), events
+        )
         began = monotonic()
         try:
-            async with self._watch.watching(reported, self._timeout_seconds):
-                answer = await self._held_task.interrupts.guard(
-                    self._dependencies.model.answer(self._request(attempt, step), reported)
-                )
+            async with self._watch.watching(call, self._timeout_seconds):
+                answer = await self._held_task.interrupts.guard(call.answer())
         except ModelCallFailed as error:
             count_model_call(attempt.model, monotonic() - began, error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
             return failure_entry(attempt, error)
         count_model_call(attempt.model, monotonic() - began)
         await self._watch.answered()
+        return await self._take(attempt, step, answer)
+
+    async def cancel(self) -> list[StepEntry]:
+        """Stops the call of the open attempt, which outlives this worker. Returns the entries that settle it.
+
+        It commits an answer that came before. Without an end from a runner it returns nothing: the ledger settles the
+        attempt as lost, and the runner reports its usage later.
+        """
+        attempt, step = self._ledger.point.open_attempt, self._ledger.point.step
+        assert attempt is not None, "there is a call to stop"
+        claimed = self._claimed(step, attempt.attempt_number)
+        try:
+            answer = await retrying(lambda: self._dependencies.models.cancel(claimed), TRIES, on=(TryLater, PeerFailed))
+        except ModelCallFailed as error:
+            return [(step, failure_entry(attempt, error))]
+        except (TryLater, PeerFailed) as error:
+            _log.warning("no model runner stopped a call", extra={"step": step, "why": str(error)})
+            return []
+        if answer is None:
+            return self._watch.settlement()
+        failure = await self._take(attempt, step, answer)
+        return [] if failure is None else [(step, failure)]
+
+    async def _take(self, attempt: entries.ModelAttempt, step: int, answer: ModelAnswer) -> entries.ModelFailure | None:
+        """Commits an answer with its intents. Returns the failure of an answer that cannot be used."""
         answer = replace(answer, usage=billed(attempt, answer.usage))
         if attempt.summary_through_step:
             if not text_of(answer.content):
@@ -207,13 +245,23 @@ class ModelStep:
         await self._ledger.append(own)
         return None
 
+    def _claimed(self, step: int, attempt_number: int) -> ClaimedAttempt:
+        held_task = self._held_task
+        return ClaimedAttempt(lambda: held_task.token, step, attempt_number, held_task.tier)
+
     def _request(self, attempt: entries.ModelAttempt, step: int) -> ModelRequest:
-        """Builds the request. Messages that arrived between estimate and commit reduce the maximum output."""
+        """Builds the request. Messages that arrived between estimate and commit reduce the maximum output.
+
+        A joined call has no estimate of this claim, and its first request decided what is sent.
+        """
         name = f"{self._held_task.task_id}/{step}/{attempt.attempt_number}"
         if attempt.summary_through_step:
             summary_request = self.context_window.summary_messages(attempt.summary_through_step)
             return ModelRequest(attempt.model, summary_request, attempt.max_output_tokens, SUMMARY_SYSTEM, attempt=name)
-        unforeseen = max(0, self.context_window.upper_bound(CallModel(step, attempt.attempt_number)) - self._foreseen)
+        unforeseen = 0
+        if self._foreseen is not None:
+            bound = self.context_window.upper_bound(CallModel(step, attempt.attempt_number))
+            unforeseen = max(0, bound - self._foreseen)
         return ModelRequest(
             model=attempt.model,
             messages=self._ledger.point.messages,

@@ -64,9 +64,9 @@ _log: Final = logging.getLogger(__name__)
 async def drain(session: WorkerSession, held_tasks: HeldTasks, timeout_seconds: float) -> None:
     """Takes no more tasks, gives every held task back to the queue with a commit, and ends the session.
 
-    Model calls in flight are cancelled and billed for the output so far; running tools go on, and the next owner joins
-    them. A claim that is not given back within `timeout_seconds` is released without a close-out: the next owner
-    resumes its task from the last commit.
+    Model calls of this process are cancelled and billed for the output so far. Running tools and the calls of model
+    runners go on, and the next owner joins them. A claim that is not given back within `timeout_seconds` is released
+    without a close-out: the next owner resumes its task from the last commit.
     """
     began, count = monotonic(), len(held_tasks)
     session.drain()

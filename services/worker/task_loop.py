@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.worker.claim_ledger import StepEntry
+from services.worker.interrupts import Interruption
 from services.worker.loop import Loop
 from services.worker.model_step import ModelStep
 from services.worker.transitions import after_failure, close_out, late_call
@@ -25,6 +26,7 @@ from tenure.domain.turn import (
     ContinueTruncated,
     CorrectAnswer,
     ExecuteTools,
+    JoinModelCall,
     ValidateResult,
     after_validation,
     next_action,
@@ -50,7 +52,7 @@ class TaskLoop(Loop):
                 return ReleaseReason.CLOSED
 
     def _begin(self) -> None:
-        """Prepares the work after an Open: no entry is pending and no model attempt is open."""
+        """Prepares the work after an Open: no entry is pending."""
         super()._begin()
         self._model = ModelStep(
             self._dependencies, self._held_task, self._ledger, self._watch, self._spec, self._window
@@ -61,6 +63,8 @@ class TaskLoop(Loop):
         match next_action(self._point):
             case CallModel() as move:
                 return await self._call_model(move)
+            case JoinModelCall() as move:
+                return await self._join_model_call(move)
             case ExecuteTools() as move:
                 return await self._execute(move)
             case ContinueTruncated(step=step):
@@ -81,12 +85,28 @@ class TaskLoop(Loop):
         ended = await self._reserve(lambda: self._model.reserve(move, self._pending, self._to_come()))
         if ended is not None:
             return ended
+        return await self._make_call()
+
+    async def _join_model_call(self, move: JoinModelCall) -> entries.Transition | None:
+        """Joins the call of an attempt that outlived its former owner. Its tokens are reserved."""
+        self._time(move.step)
+        await self._wait_trusted()
+        return await self._make_call()
+
+    async def _make_call(self) -> entries.Transition | None:
         failure = await self._model.call()
         if failure is not None:
             return await self._after_failure(failure)
         if not self._point.open_intents:
             self._clock.stop()
         return None
+
+    async def _end_model_call(self, kind: Interruption) -> list[StepEntry]:
+        """Leaves a call that outlives this worker to the next owner of a drained task. Any other end stops it."""
+        attempt = self._point.open_attempt
+        if attempt is None or not attempt.outlives_worker:
+            return await super()._end_model_call(kind)
+        return [] if kind is Interruption.DRAIN else await self._model.cancel()
 
     async def _validate_result(self, move: ValidateResult) -> entries.Transition | None:
         """Validates the final answer.

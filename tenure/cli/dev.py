@@ -40,6 +40,7 @@ ROLES: Final = {
     "coordinator": "claims, leases and fencing tokens",
     "checkpoint": "the ledger",
     "tools": "runs tools, in a sandbox",
+    "models": "model calls that outlive their worker",
 }
 TOOLS_LOGGER: Final = "services.tools.programs"
 SANDBOX_LOGGER: Final = "services.tools.sandbox.sandbox"
@@ -230,6 +231,9 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     metavar="FILE",
     help="A scenario of the model simulator: docs/scenarios.md. NAME.yaml is the model sim-NAME; the first one is the"
     " default model. May be repeated.",
+)
+@click.option(
+    "--model-runner", is_flag=True, help="The workers call models through a model runner: docs/model_runner.md."
 )
 @click.option("--tls", is_flag=True, help="Mutual TLS between all processes, with certificates made for this stack.")
 @click.option("--model", default="", help="The default model; the simulator has sim-demo, sim-hello, …")

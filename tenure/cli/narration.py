@@ -169,7 +169,8 @@ class Narrator:
         elif state_name(transition.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
             yield self._line("", f"{at} {before.owner} no longer holds the task{reason}", "yellow")
             yield from self._block(transition.message, "yellow")
-            if self.task.live.discard():
+            outlives = self.task.attempt is not None and self.task.attempt.outlives_worker
+            if not outlives and self.task.live.discard():
                 yield self._discarded()
         else:
             until = f" until {clock(transition.next_retry_time)}" if transition.HasField("next_retry_time") else ""

@@ -16,7 +16,8 @@ _SHORT_HELP: Final = {
     "checkpoint": "Run a checkpoint service: the ledger.",
     "tools": "Run a tool service.",
     "worker": "Run a worker.",
-    "all": "Run all five services on this machine.",
+    "models": "Run a model runner: model calls that outlive their worker.",
+    "all": "Run the five services that every installation has on this machine.",
     "simulator": "Run the model simulator.",
 }
 

@@ -23,10 +23,10 @@ class OpenCall(NamedTuple):
 
 @dataclass(slots=True)
 class LiveTextView:
-    """The live text of one model attempt. A delta of a later attempt or epoch replaces it."""
+    """The live text of one model attempt. A delta of a later attempt replaces it."""
 
     text: str = ""
-    _call: tuple[int, int, int] = (0, 0, 0)
+    _call: tuple[int, int] = (0, 0)
     _block: int = 0
     _pieces: LiveTextFilter = field(default_factory=LiveTextFilter)
 
@@ -35,7 +35,7 @@ class LiveTextView:
         piece = self._pieces.event(delta)
         if piece is None:
             return False
-        call = (delta.epoch, delta.step, delta.attempt_number)
+        call = (delta.step, delta.attempt_number)
         replaces_text = call != self._call and bool(self.text)
         if call != self._call:
             self._call, self._block, self.text = call, 0, ""

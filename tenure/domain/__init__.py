@@ -23,6 +23,8 @@ step
   conversation.py       the messages of a model call
   compaction.py         when and how to shorten them
   budget.py             prices, reservations, settlements
+  rate_limits.py        when the next call with a provider's key may go
+  failover.py           which endpoint of a provider gets a call
   lost_model_calls.py   the bill of a model call without an answer
   tools.py              tools, call states, outcomes, unknown names, truncation
   tool_arguments.py     strict JSON, and arguments of tools that the ledger answers

@@ -217,6 +217,7 @@ class ReserveRequest:
     """The reservation that a model call needs: its step and attempt, and token counts.
 
     `input_tokens` is an upper bound. The call wants `max_output_tokens` and accepts at least `min_output_tokens`.
+    `outlives_worker`: see tenure.domain.entries.ModelAttempt.
     """
 
     step: int
@@ -226,6 +227,7 @@ class ReserveRequest:
     max_output_tokens: int
     min_output_tokens: int
     summary_through_step: int = 0
+    outlives_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)

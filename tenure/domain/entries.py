@@ -89,7 +89,8 @@ class ModelAttempt:
     """A model call is about to be sent, and its tokens are reserved.
 
     `summary_through_step` not 0: the call asks for a summary of the conversation through that step; its answer is no
-    part of the conversation. `prices`: the prices that settle the call; None: unknown.
+    part of the conversation. `prices`: the prices that settle the call; None: unknown. `outlives_worker`: a model
+    runner makes the call, so the attempt stays open when its worker is gone, and the next owner joins the call.
     """
 
     attempt_number: int
@@ -100,6 +101,7 @@ class ModelAttempt:
     summary_through_step: int = 0
     reserved_nano_usd: int = 0
     prices: Prices | None = None
+    outlives_worker: bool = False
 
 
 PROMPT_TOO_LONG: Final = "PROMPT_TOO_LONG"

@@ -1,4 +1,4 @@
-"""Decides the bill of a lost model call, and whether a later usage report of its worker corrects the bill."""
+"""Decides whether a model call is lost with its owner, its bill, and whether a later usage report corrects the bill."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, NotFound, WrongState
 from tenure.domain.fencing import Fence
+from tenure.domain.states import TaskState
 
 ATTEMPT_OPEN: Final = "ATTEMPT_OPEN"
 ATTEMPT_SETTLED: Final = "ATTEMPT_SETTLED"
@@ -28,6 +29,14 @@ class ReportedCall:
     def input_tokens(self) -> int:
         """The tokens of the whole input, cached or not."""
         return self.usage.total - self.usage.output_tokens
+
+
+def stays_open(to_state: TaskState, *, outlives_worker: bool) -> bool:
+    """Whether an open model attempt stays open when its task moves to another state.
+
+    A task that is queued or running has a next owner, who can join a call that outlives its worker.
+    """
+    return outlives_worker and to_state in {TaskState.QUEUED, TaskState.RUNNING}
 
 
 def settle_lost(input_tokens: int, max_output_tokens: int, reported: ReportedCall | None) -> TokenUsage:
@@ -56,6 +65,7 @@ class RecordedModelCall:
     """A model attempt in the ledger: its reservation, the claim that made it, and its settlement.
 
     `is_lost`: the attempt was settled as lost. `is_reported`: a usage report has corrected its bill.
+    `outlives_worker`: a model runner made the call, which may have begun under a later claim.
     """
 
     made_under: Fence
@@ -64,15 +74,23 @@ class RecordedModelCall:
     is_settled: bool = False
     is_lost: bool = False
     is_reported: bool = False
+    outlives_worker: bool = False
+
+    def may_have_begun_under(self, claim: Fence) -> bool:
+        """Whether the call may have been made under the claim.
+
+        An owner may die between the record of the attempt and the call; then the next owner's request begins the call.
+        """
+        return self.made_under == claim or (self.outlives_worker and self.made_under.epoch < claim.epoch)
 
 
 def decide_report(call: RecordedModelCall | None, claim: Fence, usage: TokenUsage, nano_usd: int) -> bool:
-    """Whether a worker's usage report corrects the bill of a lost call; False: an earlier report already did.
+    """Whether a usage report corrects the bill of a lost call; False: an earlier report already did.
 
     Raises NotFound, WrongState or InvalidRequest. The claim need not hold the task any longer: the report changes only
     the bill of the call.
     """
-    if call is None or call.made_under != claim:
+    if call is None or not call.may_have_begun_under(claim):
         raise NotFound("this claim has no such model attempt: check step and attempt_number")
     if not call.is_settled:
         raise WrongState("the model attempt is not settled yet: report its usage again later", reason=ATTEMPT_OPEN)

@@ -67,6 +67,7 @@ class FailureClass(StrEnum):
     BROKEN_STREAM = "BROKEN_STREAM"
     ANSWER_TOO_LARGE = "ANSWER_TOO_LARGE"  # more tool calls or bytes than fit into one commit
     NO_SUMMARY = "NO_SUMMARY"  # the answer to the request for a summary is no summary
+    LOST = "LOST"  # the model runner ended in the middle of the call
     INTERRUPTED = "INTERRUPTED"  # the worker stopped the call: this settles the attempt and is no fault of the provider
     INVALID_REQUEST = "INVALID_REQUEST"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"  # the worker compacts the conversation before it sends the next call
@@ -88,6 +89,7 @@ RETRYABLE: Final = frozenset(
         FailureClass.BROKEN_STREAM,
         FailureClass.ANSWER_TOO_LARGE,
         FailureClass.NO_SUMMARY,
+        FailureClass.LOST,
         FailureClass.INTERRUPTED,
     }
 )

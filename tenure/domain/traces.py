@@ -45,6 +45,7 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.in_doubt import ResolveCall
+from tenure.domain.lost_model_calls import stays_open
 from tenure.domain.models import vendor_of
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.spans import (
@@ -132,6 +133,7 @@ class TraceProjection:
         self._root: _OpenSpan | None = None
         self._state: _OpenSpan | None = None
         self._chat: tuple[_OpenSpan, Prices | None] | None = None
+        self._chat_outlives = False
         self._calls: dict[str, _OpenSpan] = {}
         self._effects: dict[str, str] = {}
         self._owner: tuple[str, int] = ("", 0)
@@ -209,7 +211,7 @@ class TraceProjection:
         if self._state is not None:
             self._end(self._state, at_ns)
             self._state = None
-        if self._chat is not None:
+        if not stays_open(body.to_state, outlives_worker=self._chat_outlives):
             self._end_chat(at_ns, {}, _LOST)
         if body.to_state is TaskState.RUNNING:
             self._claimed(entry, at_ns)
@@ -291,6 +293,7 @@ class TraceProjection:
         }
         if body.summary_through_step:
             attributes[semconv.IS_SUMMARY] = True
+        self._chat_outlives = body.outlives_worker
         name = f"{semconv.CHAT} {body.model}"
         identity = span_id(self._task.task_id, f"entry {entry.sequence}")
         self._chat = _OpenSpan(identity, self._root_id, name, at_ns, attributes, SpanKind.CLIENT), body.prices

@@ -32,6 +32,14 @@ class CallModel:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinModelCall:
+    """Join the open model attempt, whose call outlived its owner. Its tokens are reserved."""
+
+    step: int
+    attempt_number: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExecuteTools:
     """Execute `intents` in parallel, then begin the wait of the first call in `asks`."""
 
@@ -75,11 +83,13 @@ class CorrectAnswer:
     rejected: ResultRejected
 
 
-NextAction = CallModel | ExecuteTools | ContinueTruncated | ValidateResult | CloseOut
+NextAction = CallModel | JoinModelCall | ExecuteTools | ContinueTruncated | ValidateResult | CloseOut
 
 
 def next_action(point: ResumePoint) -> NextAction:
-    """Returns the next action. `point` has no open model attempt: Open settles the attempt that an old owner left."""
+    """Returns the next action. An open model attempt outlives its worker: Open settles any other of an old owner."""
+    if point.open_attempt is not None:
+        return JoinModelCall(point.step, point.open_attempt.attempt_number)
     if point.open_intents:
         return calls_to_make(point)
     if point.summary_through_step:

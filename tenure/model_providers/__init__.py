@@ -9,5 +9,6 @@ openai_models.py     the provider OpenAI, and compatible endpoints
 chat_messages.py     conversations in the form of OpenAI; chat_stream.py their answers
 message_texts.py     messages as JSON, written once
 http.py              the HTTP client
+rate_limit_headers.py  the limits that a response states
 settings.py          the settings of the providers
 """

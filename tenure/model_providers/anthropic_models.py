@@ -128,8 +128,13 @@ class AnthropicProvider:
         prompt_caching: bool = True,
         counts_tokens: bool = True,
         platform: str = API,
+        region: str = "",
+        project: str = "",
     ) -> None:
-        """Raises ValueError or the library's error if the platform's own environment lacks a region or credentials."""
+        """`region`, `project`: those of the platform; empty: those of its own environment.
+
+        Raises ValueError or the library's error if the platform's own environment lacks a region or credentials.
+        """
         self._prompt_caching = prompt_caching
         self._platform = platform
         self.counts_tokens = counts_tokens and platform != BEDROCK  # which has no such method
@@ -139,8 +144,9 @@ class AnthropicProvider:
         }  # fmt: skip
         self._client: Any
         if platform == BEDROCK:
-            self._client = anthropic.AsyncAnthropicBedrock(**common)
+            self._client = anthropic.AsyncAnthropicBedrock(aws_region=region or None, **common)
         elif platform == VERTEX:
+            common |= {name: value for name, value in (("region", region), ("project_id", project)) if value}
             self._client = anthropic.AsyncAnthropicVertex(**common)
         else:
             self._client = anthropic.AsyncAnthropic(api_key=api_key, **common)
@@ -164,7 +170,7 @@ class AnthropicProvider:
             chunks: AsyncIterator[bytes] = response.aiter_bytes()
             if self._platform == BEDROCK:
                 chunks = _events_of_bedrock(chunks)
-            await read_answer(call, response.headers.get("request-id", ""), chunks)
+            await read_answer(call, response.headers, "request-id", chunks)
 
     def _payload(self, request: ModelRequest) -> dict[str, Any]:
         """Returns the body for the library: written, or as an object where the library changes it for a platform."""

@@ -24,7 +24,7 @@ from tenure.domain.entries import ContentBlock
 from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import escaped, strict_json
-from tenure.model_providers.http import HTTP_ERRORS
+from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
     MAX_TOKENS,
     AnswerFold,
@@ -103,7 +103,7 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
     """The call gave no answer.
 
     `retryable`: another attempt may succeed. `usage`: the known usage, which is billed. `was_answered`: the provider
-    accepted the request and began a stream.
+    accepted the request and began a stream. `was_sent`: the request may have reached the provider.
     """
 
     def __init__(
@@ -123,17 +123,20 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         self.usage = TokenUsage()
         self.request_id = ""
         self.was_answered = False
+        self.was_sent = True
 
 
 @dataclass(slots=True)
 class ModelCall:
     """The observable state of a running call, readable at any moment.
 
-    `was_taken`: the provider answered the request with a success status.
+    `was_taken`: the provider answered the request with a success status. `on_headers` takes the status and the headers
+    of every response, also of a refusal, before anything else of it.
     """
 
     on_text: Callable[[int, str], None]
     on_usage: Callable[[], None]
+    on_headers: Callable[[int, Mapping[str, str]], None] = lambda _status, _headers: None
     fold: AnswerFold = field(default_factory=AnswerFold)
     request_id: str = ""
     was_taken: bool = False
@@ -236,10 +239,12 @@ class ModelClient:
                 await provider.send(replace(request, model=model), call)
             content = call.fold.content()
         except Exception as error:
+            _report_headers(error, provider, call)
             failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0
+            failure.was_sent = not made_no_connection(error)
             raise failure from error
         return ModelAnswer(
             content=content,
@@ -282,13 +287,16 @@ def _checked_count(tokens: object) -> int:
     return tokens
 
 
-async def read_answer(call: ModelCall, request_id: str, chunks: AsyncIterator[bytes]) -> None:
-    """Gives the bytes of a successful response to the call, up to the end of the answer.
+async def read_answer(
+    call: ModelCall, headers: Mapping[str, str], id_header: str, chunks: AsyncIterator[bytes]
+) -> None:
+    """Gives a successful response to the call, up to the end of the answer. `id_header`: has the id of the request.
 
     Raises MalformedAnswer, ErrorEvent, and the errors of `chunks`.
     """
     call.was_taken = True
-    call.request_id = _id(request_id)
+    call.request_id = _id(headers.get(id_header, ""))
+    call.on_headers(200, headers)
     async for chunk in chunks:
         call.observe(chunk)
         if call.fold.stopped:
@@ -328,6 +336,13 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
         return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_error_text(error)}")
     # the library refused to send the request, so no retry will help
     return ModelCallFailed(FailureClass.INVALID_REQUEST, _error_text(error))
+
+
+def _report_headers(error: Exception, provider: ModelProvider, call: ModelCall) -> None:
+    """Gives the headers of a refusal to the call."""
+    if isinstance(error, provider.errors.status):
+        library_error: Any = error
+        call.on_headers(library_error.status_code, library_error.response.headers)
 
 
 def _provider_failure(error: Exception, provider: ModelProvider) -> ModelCallFailed | None:

@@ -14,6 +14,18 @@ CONNECT_TIMEOUT_SECONDS: Final = 5.0
 HTTP_ERRORS: Final = (httpx2.HTTPError, aiohttp.ClientError)
 """The errors of the client: the transport passes on those of aiohttp that httpx2 has no name for."""
 
+_NO_CONNECTION: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+def made_no_connection(error: BaseException | None) -> bool:
+    """Whether an error says that no connection was made, so that no byte of the request was sent.
+
+    It is known from the error of aiohttp: httpx2's ConnectError also stands for a server that closed the connection.
+    """
+    while error is not None and not isinstance(error, _NO_CONNECTION):
+        error = error.__cause__
+    return error is not None
+
 
 def open_http_client(silence_seconds: float) -> httpx2.AsyncClient:
     """Returns a client with a pool of its own. `silence_seconds`: the longest wait for the next bytes.

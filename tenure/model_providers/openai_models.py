@@ -102,7 +102,7 @@ class OpenAIProvider:
             extra_headers={"x-tenure-attempt": request.attempt},
             **arguments,
         ) as response:
-            await read_answer(call, response.headers.get("x-request-id", ""), response.iter_bytes())
+            await read_answer(call, response.headers, "x-request-id", response.iter_bytes())
 
     async def count(self, request: ModelRequest) -> object:
         """Returns None: this API cannot count."""

@@ -1,4 +1,4 @@
-"""The settings of the model providers, and how a worker opens those that are set."""
+"""The settings of the model providers, and how a process opens those that are set."""
 
 from __future__ import annotations
 
@@ -35,39 +35,43 @@ class OpenAISettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProviderSettings:
-    """The model providers of a worker."""
+    """The model providers of a worker or of the model runner."""
 
     anthropic_platform: str = setting(
         "where Anthropic's models run: api, bedrock or vertex",
         default=API,
         choices=PLATFORMS,
-        variable="TENURE_WORKER_ANTHROPIC_PLATFORM",
+        variable="TENURE_ANTHROPIC_PLATFORM",
     )
     allow_insecure_models: bool = setting(
         "accept http:// endpoints of other machines: others can read the prompts and the API key",
         default=False,
-        variable="TENURE_WORKER_ALLOW_INSECURE_MODELS",
+        variable="TENURE_ALLOW_INSECURE_MODELS",
     )
     anthropic: AnthropicSettings = group(AnthropicSettings)
     openai: OpenAISettings = group(OpenAISettings)
 
     def missing(self, default_model: str) -> Iterator[str]:
         """Yields what is missing for the default model and for the providers that are set, and unsafe endpoints."""
-        if missing := missing_extra(self.anthropic_platform):
-            yield f"TENURE_WORKER_ANTHROPIC_PLATFORM: {missing}"
         vendor, _ = vendor_of(default_model)
         if not self.is_set(vendor):
             name = vendor.upper()
             yield f"{name}_API_KEY is missing (set {name}_BASE_URL instead for an endpoint that needs no key)"
+        yield from self.problems_of_endpoints()
+
+    def problems_of_endpoints(self) -> Iterator[str]:
+        """Yields what the platform lacks, and endpoints that are not safe."""
+        if missing := missing_extra(self.anthropic_platform):
+            yield f"TENURE_ANTHROPIC_PLATFORM: {missing}"
         for name, url in (("ANTHROPIC", self.anthropic.base_url), ("OPENAI", self.openai.base_url)):
             if is_clear_text(url) and not self.allow_insecure_models:
                 yield (
                     f"{name}_BASE_URL: others could read the prompts and the key on their way to {origin_only(url)}: "
-                    "use https://, or set TENURE_WORKER_ALLOW_INSECURE_MODELS=true"
+                    "use https://, or set TENURE_ALLOW_INSECURE_MODELS=true"
                 )
 
     def is_set(self, vendor: str) -> bool:
-        """Whether the worker has this provider."""
+        """Whether the process has this provider."""
         settings = self.openai if vendor == OPENAI else self.anthropic
         has_own_login = vendor == ANTHROPIC and self.anthropic_platform != API
         return bool(settings.api_key.reveal() or settings.base_url or has_own_login)
@@ -89,7 +93,7 @@ def open_providers(
                 platform=settings.anthropic_platform,
             )
         except (ValueError, ImportError) as error:
-            problem = f"TENURE_WORKER_ANTHROPIC_PLATFORM={settings.anthropic_platform}: {error}"
+            problem = f"TENURE_ANTHROPIC_PLATFORM={settings.anthropic_platform}: {error}"
             raise ConfigurationError([problem]) from error
     if settings.is_set(OPENAI):
         from tenure.model_providers.openai_models import OpenAIProvider

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 TOTAL: Final = "_total"
-ALL: Final = ("gateway", "coordinator", "checkpoint", "tools", "worker")
-SERVERS: Final = ("gateway", "coordinator", "checkpoint", "tools")
-STORES: Final = ("checkpoint", "tools")
+ALL: Final = ("gateway", "coordinator", "checkpoint", "tools", "worker", "models")
+STORES: Final = ("checkpoint", "tools", "models")
 
 
 class Described(NamedTuple):
@@ -47,11 +46,12 @@ def _seconds(name: str, services: tuple[str, ...], text: str, **labels: str) -> 
 
 
 _RPC: Final = {"grpc_service": "the full name", "grpc_method": "the method", "grpc_type": "unary, server_stream, …"}
-_GATEWAY, _COORDINATOR, _CHECKPOINT, _TOOLS, _WORKER = ((name,) for name in ALL)
+_GATEWAY, _COORDINATOR, _CHECKPOINT, _TOOLS, _WORKER, _MODELS = ((name,) for name in ALL)
 _MODEL: Final = {
     "provider": "the provider: anthropic, openai",
     "model": "the model as the task names it; beyond 50 models of a process `(others)`",
 }
+_ENDPOINT: Final = "the name of the endpoint"
 _QUEUE: Final = {"queue": "the queue; beyond 100 queues of a process `(others)`", "priority": "HIGH, NORMAL, LOW"}
 _TENANT: Final = {"tenant": "the tenant; beyond TENURE_METRICS_TENANTS tenants of a process `(others)`"}
 _SOURCE: Final = {"source": "the tool source"}
@@ -127,7 +127,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             "tenure_stale_epoch_rejections_total",
             STORES,
             "stale writes that a fence refused",
-            service="checkpoint: commits; tools: calls",
+            service="checkpoint: commits; tools: calls; models: model calls",
         ),
         _counter("tenure_refusals_dropped_total", _CHECKPOINT, "refused writes that only the log has"),
         _gauge("tenure_generation", _COORDINATOR, "the generation of the epochs"),
@@ -164,9 +164,84 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter("tenure_model_cost_usd_total", _CHECKPOINT, "billed money in dollars", **_MODEL),
         _counter(
             "tenure_worker_token_counts_total",
-            _WORKER,
+            _WORKER + _MODELS,
             "prompts that a provider was asked to count",
             result="COUNTED, or why not",
+        ),
+        _counter("tenure_worker_model_calls_joined_total", _WORKER, "model calls at a model runner that were joined"),
+        _counter(
+            "tenure_worker_model_rejoins_total",
+            _WORKER,
+            "broken streams of calls at a model runner, after which the worker asked again",
+            reason="why the stream broke",
+        ),
+        _gauge(
+            "tenure_models_calls",
+            _MODELS,
+            "model calls that this model runner makes",
+            state="ACCEPTED: waits for its rate limit; SENT",
+        ),
+        _counter(
+            "tenure_models_requests_total",
+            _MODELS,
+            "requests for a model call that a model runner answered",
+            way="BEGUN; TAKEN_OVER: begun in place of a runner that sent nothing; JOINED; RELAYED to the runner that "
+            "makes it; RECORDED: from the record; LOST: its runner was found dead",
+        ),
+        _counter(
+            "tenure_models_calls_ended_total",
+            _MODELS,
+            "model calls that ended at this model runner",
+            outcome="ANSWERED, or the class of the failure; OVERTAKEN: the record has another end, or a later call",
+        ),
+        _counter(
+            "tenure_models_endpoint_calls_total",
+            _MODELS,
+            "requests to the endpoints of the providers",
+            endpoint=_ENDPOINT,
+            outcome="ANSWERED, or the class of the failure",
+        ),
+        _counter(
+            "tenure_models_failovers_total",
+            _MODELS,
+            "calls that an endpoint refused and that moved to another one",
+            endpoint="the endpoint that refused",
+            error_class="the class of the failure",
+        ),
+        _gauge(
+            "tenure_models_endpoint_circuit_open",
+            _MODELS,
+            "1: the endpoint failed too often, and calls go to others",
+            endpoint=_ENDPOINT,
+        ),
+        _gauge(
+            "tenure_models_rate_limit_waiting",
+            _MODELS,
+            "calls that wait for the rate limit of the endpoint's key",
+            endpoint=_ENDPOINT,
+        ),
+        _seconds(
+            "tenure_models_rate_limit_wait_seconds",
+            _MODELS,
+            "how long calls waited that had to wait",
+            endpoint=_ENDPOINT,
+        ),
+        _counter(
+            "tenure_models_input_tokens_total",
+            _MODELS,
+            "input tokens that the provider stated; cached / (cached + uncached) is the share read from its cache",
+            endpoint=_ENDPOINT,
+            kind="cached: read from the provider's cache; uncached: all other input",
+        ),
+        _counter("tenure_models_calls_lost_total", _MODELS, "calls of model runners that this one found dead"),
+        _counter(
+            "tenure_models_relayed_total", _MODELS, "requests relayed to another model runner", method="the method"
+        ),
+        _counter(
+            "tenure_models_usage_reports_total",
+            _MODELS,
+            "reports of usage of calls whose end may not be in the ledger",
+            result="what came of it",
         ),
         _counter(
             "tenure_worker_usage_reports_total",
@@ -276,7 +351,11 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter("tenure_forgotten_tasks_total", _TOOLS, "pruned tasks that the tool service forgot"),
         _counter("tenure_removed_workspaces_total", _TOOLS, "removed workspaces"),
         _counter("tenure_unremoved_workspaces_total", _TOOLS, "workspaces that could not be removed"),
-        _counter("tenure_result_schemas_checked_total", SERVERS, "schemas of results that were checked"),
+        _counter(
+            "tenure_result_schemas_checked_total",
+            _GATEWAY + _COORDINATOR + _CHECKPOINT + _TOOLS,
+            "schemas of results that were checked",
+        ),
     ),
     "Traces": (
         _counter("tenure_trace_spans_exported_total", _CHECKPOINT, "spans that a collector has taken"),

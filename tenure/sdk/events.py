@@ -42,7 +42,8 @@ class LiveTextEvent(Event):
     """A piece of the answer that a model is giving. It is not recorded: the AssistantMessageEvent that follows is.
 
     Pieces of one model call come in order and do not overlap, also after a reconnect. `replaces` is true for the first
-    piece of a call that replaces an earlier, unfinished one (a retry, or another worker): discard that call's text.
+    piece of a call that replaces an earlier, unfinished one (a retry): discard that call's text. A call that another
+    worker joins goes on.
     `skipped` is true when text before this piece was lost, because the reader was slow. `block` counts content blocks.
     """
 
@@ -94,13 +95,17 @@ class ToolsDefinedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAttemptEvent(Event):
-    """A model call is about to be sent. `reserved_…`: the most that it may use."""
+    """A model call is about to be sent. `reserved_…`: the most that it may use.
+
+    `outlives_worker`: a model runner makes it, so it goes on when its worker is gone.
+    """
 
     attempt_number: int
     model: str
     reserved_tokens: int
     reserved_cost_usd: Decimal
     budget: TaskBudget | None
+    outlives_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

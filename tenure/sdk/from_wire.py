@@ -290,6 +290,7 @@ def _model_attempt(body: ledger_pb2.ModelAttempt) -> dict[str, Any]:
         "reserved_tokens": body.reserved_tokens,
         "reserved_cost_usd": dollars(body.reserved_nano_usd),
         "budget": task_budget(body.budget) if body.HasField("budget") else None,
+        "outlives_worker": body.outlives_worker,
     }
 
 

@@ -11,12 +11,14 @@ from tenure.v1 import task_service_pb2 as api
 class LiveTextFilter:
     """Turns the deltas of one task into events: each character of a model call once, in order.
 
-    A call is named by epoch, step and attempt. Text of an older call than the newest is dropped, and so is text of a
-    call whose answer is in the ledger.
+    A call is named by step and attempt. A worker under a higher epoch that joined the call sends its text from the
+    beginning, so the same call goes on. Text of a lower epoch is dropped, and so is text of an older call than the
+    newest and of a call whose answer is in the ledger.
     """
 
     def __init__(self) -> None:
-        self._call = self._answered = (0, 0, 0)
+        self._epoch = 0
+        self._call = self._answered = (0, 0)
         self._block, self._length = 0, 0
         self._is_unfinished = False
 
@@ -34,14 +36,15 @@ class LiveTextFilter:
     def entry(self, entry: ledger_pb2.Entry) -> None:
         """Notes an entry: the answer of the model completes the text."""
         if entry.body.WhichOneof("body") == "assistant_message":
-            self._answered = (entry.epoch, entry.step, entry.body.assistant_message.attempt_number)
+            self._answered = (entry.step, entry.body.assistant_message.attempt_number)
             self._is_unfinished = False
 
     def event(self, delta: live_pb2.Delta) -> LiveTextEvent | None:
         """Returns the part of the delta that was not sent yet, or None if there is none."""
-        call = (delta.epoch, delta.step, delta.attempt_number)
-        if call < self._call or call <= self._answered:
+        call = (delta.step, delta.attempt_number)
+        if delta.epoch < self._epoch or call < self._call or call <= self._answered:
             return None
+        self._epoch = delta.epoch
         replaces = call > self._call and self._is_unfinished
         if call > self._call:
             self._call, self._block, self._length = call, 0, 0

@@ -477,7 +477,8 @@ class CheckpointServiceServicer:
 
     def ReportUsage(self, request, context):
         """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-        made the call, which may be fenced by now. The report replaces the estimate, once: a repeat changes nothing.
+        made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
+        replaces the estimate, once: a repeat changes nothing.
         NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
         repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
         """

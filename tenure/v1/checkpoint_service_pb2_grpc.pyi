@@ -153,7 +153,8 @@ class CheckpointServiceStub:
     """
     ReportUsage: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]
     """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-    made the call, which may be fenced by now. The report replaces the estimate, once: a repeat changes nothing.
+    made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
+    replaces the estimate, once: a repeat changes nothing.
     NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
     repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
     """
@@ -305,7 +306,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """
     ReportUsage: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]  # type: ignore[assignment]
     """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-    made the call, which may be fenced by now. The report replaces the estimate, once: a repeat changes nothing.
+    made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
+    replaces the estimate, once: a repeat changes nothing.
     NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
     repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
     """
@@ -628,7 +630,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ReportUsageResponse, _abc.Awaitable[_checkpoint_service_pb2.ReportUsageResponse]]:
         """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-        made the call, which may be fenced by now. The report replaces the estimate, once: a repeat changes nothing.
+        made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
+        replaces the estimate, once: a repeat changes nothing.
         NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
         repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
         """

@@ -16,6 +16,7 @@ admin_service.py             the requests of operators; calls in doubt
 checkpoint_service.py        CheckpointService
 coordinator_service.py       the session of a worker, WorkerService
 lease_service.py             LeaseService
+model_service.py             ModelService
 schedule_service.py          ScheduleService
 tenant_service.py            TenantService
 tool_service.py              ToolService
@@ -45,6 +46,7 @@ from tenure.validators import (
     checkpoint_service,
     coordinator_service,
     lease_service,
+    model_service,
     schedule_service,
     task_service,
     tenant_service,
@@ -120,6 +122,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **schedule_service.CHECKS,
     **coordinator_service.CHECKS,
     **lease_service.CHECKS,
+    **model_service.CHECKS,
     **admin_service.CHECKS,
     **agent_service.CHECKS,
     **api_key_service.CHECKS,

@@ -358,6 +358,7 @@ def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> domain.ModelAttempt:
         message.summary_through_step,
         message.reserved_nano_usd,
         prices_to_domain(message.prices),
+        message.outlives_worker,
     )
 
 
@@ -372,6 +373,7 @@ def _attempt_to_wire(body: domain.ModelAttempt) -> ledger_pb2.EntryBody:
             summary_through_step=body.summary_through_step,
             reserved_nano_usd=body.reserved_nano_usd,
             prices=prices_to_wire(body.prices),
+            outlives_worker=body.outlives_worker,
         )
     )
 

@@ -21,6 +21,9 @@ from services.checkpoint.retention.clearing import PrunedRowCleaner
 from services.checkpoint.retention.pruning import TASKS_A_BATCH, TaskPruner
 from services.checkpoint.watch import change_feed
 from services.checkpoint.watch.change_feed import CHANGES_A_BATCH, LEFTOVERS_A_BATCH, ChangePruner
+from services.models.statements import MIGRATIONS as MODELS_MIGRATIONS
+from services.models.statements import SCHEMA as MODELS
+from services.models.statements import SESSION_SETTINGS as MODELS_SETTINGS
 from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
 from services.tools.statements import SCHEMA as TOOLS
 from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
@@ -116,11 +119,13 @@ async def grow_tools(tools_dsn: str, tasks: int) -> None:
         await connection.execute("analyze")
 
 
-async def check_plans(dsn: str, schema: str, settings: tuple[tuple[str, str], ...], package: str) -> None:
+async def check_plans(
+    dsn: str, schema: str, settings: tuple[tuple[str, str], ...], package: str, least: int = 30
+) -> None:
     """No statement of a service reads a table whole that grows."""
     async with await connect(dsn, schema, settings) as connection:
         scans = {name: await scans_in_plan(connection, one) for name, one in statements(package).items()}
-    assert len(scans) > 30, "the statements are not found any more"
+    assert len(scans) > least, "the statements are not found any more"
     assert {name: tables - set(BOUNDED) for name, tables in scans.items() if tables - set(BOUNDED)} == {}
 
 
@@ -130,6 +135,18 @@ async def test_plans_made_on_empty_tables_scan_no_table(
     """A connection keeps its plans for as long as it lives."""
     await check_plans((await checkpoint()).dsn, LEDGER, SESSION_SETTINGS, "services.checkpoint")
     await check_plans(await fresh_database(TOOLS_MIGRATIONS), TOOLS, TOOLS_SETTINGS, "services.tools")
+    await check_plans(await fresh_database(MODELS_MIGRATIONS), MODELS, MODELS_SETTINGS, "services.models", 10)
+
+
+async def test_the_model_runner_keeps_its_plans(fresh_database: FreshDatabase) -> None:
+    dsn = await fresh_database(MODELS_MIGRATIONS)
+    async with await connect(dsn, MODELS, ()) as connection:
+        await connection.execute(
+            "insert into generations (task_id, tenant, epoch, claim_id, step, attempt_number, begun_epoch, ended)"
+            f" select {NEW_TASK}, 't', number, 'c', 1, 1, number, 'e' from generate_series(1, {TASKS}) as number"
+        )
+        await connection.execute("analyze")
+    await check_plans(dsn, MODELS, MODELS_SETTINGS, "services.models", 10)
 
 
 async def test_ledger_plans_start_and_sweeps_stay_bounded(

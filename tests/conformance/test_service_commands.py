@@ -17,13 +17,14 @@ from tests.support.fix_postgres import FreshDatabase
 from tests.support.forked import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
 
-SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
+SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker", "models")
 NEEDED = {
     "gateway": (),
     "coordinator": ("SIGNING_KEY_FILE", "VERIFYING_KEYS_FILE"),
     "checkpoint": ("POSTGRES_DSN", "VERIFYING_KEYS_FILE"),
     "tools": ("POSTGRES_DSN", "VERIFYING_KEYS_FILE", "WORKSPACE_ROOT"),
     "worker": (),
+    "models": ("POSTGRES_DSN", "VERIFYING_KEYS_FILE"),
 }
 
 
@@ -213,6 +214,8 @@ async def test_no_service_serves_other_machines_in_clear_text(name: str) -> None
         ("coordinator", "TOOLS_ADDRESS", ELSEWHERE),
         ("checkpoint", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t"),
         ("tools", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t?sslmode=prefer"),
+        ("models", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t"),
+        ("models", "CHECKPOINT_ADDRESS", ELSEWHERE),
         ("worker", "COORDINATOR_ADDRESSES", ELSEWHERE),
         ("worker", "CHECKPOINT_ADDRESS", ELSEWHERE),
         ("worker", "TOOLS_ADDRESS", ELSEWHERE),

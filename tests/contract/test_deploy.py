@@ -214,7 +214,7 @@ def test_the_setup_makes_secrets_for_their_owner_only(secrets: Path) -> None:
     assert not any(b"PRIVATE" in content for content in in_public.values())
     assert (secrets / "worker" / "anthropic-api-key").read_text() == "sk-planted"
     passwords = {(secrets / "postgres" / name).read_text() for name in (*prepare.DATABASE_ROLES, "superuser")}
-    assert len(passwords) == 5
+    assert len(passwords) == 7
 
 
 def test_the_setup_replaces_nothing_and_completes(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_renewal_replaces_certificates_only(tmp_path: Path) -> None:
     changed = {name for name in before if before[name] != after[name]}
     issued = {"certificate", "etcd", "etcd-client", "postgres"}
     assert changed == {name for name in before if Path(name).name.partition(".")[0] in issued}
-    assert len(changed) == 2 * 8
+    assert len(changed) == 2 * 9
     own = folder / "gateway"
     CertificateFiles(
         MutualTlsSettings(

@@ -58,7 +58,7 @@ BROKEN_TASKS = {
     "a_claim_is_whole": ["epoch = 1", "claim_id = 'c'", "state = 'RUNNING', holds = true"],
     "owned_iff_held": ["owner = 'w'"],
     "opened_only_when_granted": ["epoch = 1, claim_id = 'c'"],
-    "attempts_only_while_running": ["model_open = true"],
+    "attempts_only_while_running": ["model_open = true", f"{ENDED}, model_open = true, model_outlives = true"],
     "retry_iff_scheduled": ["next_retry_at = now()", "state = 'RETRY_SCHEDULED'"],
     "ended_iff_terminal": ["ended_at = now()", "state = 'FAILED'"],
     "ended_without_open_calls": [f"{ENDED}, open_calls = '{{1.0}}'"],

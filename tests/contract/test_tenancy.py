@@ -97,7 +97,7 @@ def test_every_server_has_that_interceptor() -> None:
     }
     assert servers == {"tenure/runtime/rpc_server.py"}
     assert "ErrorInterceptor(" in (ROOT / "tenure/runtime/rpc_server.py").read_text(encoding="utf-8")
-    for service in ("gateway", "coordinator", "checkpoint", "tools", "worker"):
+    for service in ("gateway", "coordinator", "checkpoint", "tools", "worker", "models"):
         assert any(place.startswith(f"services/{service}/") for place in calls_of("RpcServer")), service
 
 

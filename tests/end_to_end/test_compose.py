@@ -24,7 +24,7 @@ from tests.support.composed import HOST, Composed, composed, etcdctl
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ROLES = ("ledger_owner", "ledger_service", "tools_owner", "tools_service")
+ROLES = ("ledger_owner", "ledger_service", "tools_owner", "tools_service", "models_owner", "models_service")
 OWN_TABLE = {"ledger": "ledger.tasks", "tools": "tools.calls"}
 
 
@@ -94,15 +94,16 @@ async def test_no_role_of_the_database_has_rights_beyond_it(deployed: Composed) 
 async def test_each_role_reads_its_own_schema_only(deployed: Composed) -> None:
     for role in ROLES:
         own = role.partition("_")[0]
-        (other,) = OWN_TABLE.keys() - {own}
-        async with await psycopg.AsyncConnection.connect(deployed.dsn(role)) as connection:
-            await connection.execute(f"select from {OWN_TABLE[own]} limit 1".encode())
-        for statement in (
-            f"select from {OWN_TABLE[other]}",
-            f"delete from {OWN_TABLE[other]}",
-            f"create table {other}.mine (n int)",
-        ):
-            assert await refused_sql(deployed.dsn(role), statement) == "InsufficientPrivilege", (role, statement)
+        if own in OWN_TABLE:  # the model runner, which is optional, has not migrated
+            async with await psycopg.AsyncConnection.connect(deployed.dsn(role)) as connection:
+                await connection.execute(f"select from {OWN_TABLE[own]} limit 1".encode())
+        for other in OWN_TABLE.keys() - {own}:
+            for statement in (
+                f"select from {OWN_TABLE[other]}",
+                f"delete from {OWN_TABLE[other]}",
+                f"create table {other}.mine (n int)",
+            ):
+                assert await refused_sql(deployed.dsn(role), statement) == "InsufficientPrivilege", (role, statement)
 
 
 async def test_a_service_cannot_change_what_only_its_owner_may(deployed: Composed) -> None:

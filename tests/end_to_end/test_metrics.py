@@ -42,7 +42,7 @@ PAGES = sorted((ROOT / "docs" / "operations").glob("*.md")) + [
     ROOT / "docs" / name for name in ("metrics.md", "logs.md")
 ]
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PORTS = dict(zip(("9470", "9471", "9472", "9473", "9474"), ALL, strict=True))
+PORTS = dict(zip(("9470", "9471", "9472", "9473", "9474", "9476"), ALL, strict=True))
 NOTHING_FOUND = 1
 """The exit code of grep without a match, which is an answer too."""
 TOOLS = {"mcp_servers": {"away": {"url": "http://127.0.0.1:9/mcp"}}}
@@ -94,7 +94,7 @@ async def traffic(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     tools.write_text(yaml.safe_dump(TOOLS))
     environment = {"*": {"TENURE_METRICS_TENANTS": str(NAMED_TENANTS)}}
     chosen = options(folder, workers=2, metrics=True, tools_config=tools, environment=environment)
-    chosen = replace(chosen, data_dir=folder / ".tenure")
+    chosen = replace(chosen, data_dir=folder / ".tenure", model_runner=True)
     async with Stack(chosen) as stack, Client(stack.gateway_address) as client:
         traffic = Traffic(Installation(stack, client))
         await traffic.happen()

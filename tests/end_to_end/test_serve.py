@@ -69,7 +69,7 @@ async def environment(
         "TENURE_GATEWAY_TOOLS_ADDRESS": at["tools"],
         "ANTHROPIC_BASE_URL": simulator.url,
         "ANTHROPIC_API_KEY": "sk-simulated",
-        "TENURE_WORKER_ALLOW_INSECURE_MODELS": "true",
+        "TENURE_ALLOW_INSECURE_MODELS": "true",
     }
     for service in ("checkpoint", "tools"):
         code, output = await run(service, "migrate", environment=variables)

@@ -246,8 +246,11 @@ class MutationBench:
             records = self._folder / "records"
             yield Arena(replica, remembered, ToolServiceStub(tools), auditor, start_tools, records, folder)
 
-    async def _start(self, stack: AsyncExitStack, name: str, **options: str) -> ServiceProcess:
-        service = ServiceProcess(name, {"LISTEN": "127.0.0.1:0", **self._settings(name)}, **options)
+    async def _start(
+        self, stack: AsyncExitStack, name: str, *, failpoints: str = "", mutation: str = ""
+    ) -> ServiceProcess:
+        settings = {"LISTEN": "127.0.0.1:0", **self._settings(name)}
+        service = ServiceProcess(name, settings, failpoints=failpoints, mutation=mutation)
         stack.push_async_callback(service.kill)
         return await service.start()
 

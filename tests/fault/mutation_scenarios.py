@@ -228,6 +228,25 @@ async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
     return await arena.ledger.claim(root_id), await arena.ledger.claim(child_id)
 
 
+async def a_worker_gives_its_own_call_back(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task(), joins=True)
+    await owner.commit(reserve=reserve())
+    await owner.commit(transition=QUEUED)
+    with REFUSED:
+        await (await arena.ledger.claim(owner.task.task_id, "worker-2")).end()
+
+
+async def a_worker_leaves_a_call_of_a_runner(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task(), joins=True)
+    await owner.commit(reserve=reserve(outlives=True))
+    await owner.commit(transition=QUEUED)
+    joiner = await arena.ledger.claim(owner.task.task_id, "worker-2", joins=True)
+    with REFUSED:
+        await joiner.commit(answer())
+    with REFUSED:
+        await joiner.end()
+
+
 async def two_of_a_tree_set_aside_what_fits_once(arena: Arena) -> None:
     root, child = await a_family(arena, 1_000)
     await root.commit(reserve=reserve(input_tokens=500, output=100))
@@ -268,6 +287,8 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "reserve_sees_own_cap": a_child_asks_for_more_than_its_own_cap,
     "settle_gives_back": a_call_is_answered,
     "settle_counts_use": a_call_is_answered,
+    "calls_end_with_their_worker": a_worker_gives_its_own_call_back,
+    "joined_calls_stay_open": a_worker_leaves_a_call_of_a_runner,
     "tool_fence": a_fenced_owner_calls_its_tool,
     "tool_fence_of_new_calls": a_fenced_owner_calls_a_repeatable_tool,
     "tool_fence_closes": a_call_comes_after_the_end,

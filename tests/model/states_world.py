@@ -19,7 +19,7 @@ from psycopg import conninfo
 
 from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.commit.external_entries import append_external_entry
-from services.checkpoint.commit.opening import open_task
+from services.checkpoint.commit.opening import Opening, open_task
 from services.checkpoint.commit.prepared import prepare
 from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_transaction
@@ -89,7 +89,7 @@ class World:
         return claims
 
     async def open(self, claims: Any) -> None:
-        await open_task(self.pool, claims)
+        await open_task(self.pool, Opening(claims))
 
     async def commit(self, claims: Any, number: Any, sequence: Any, *entries: Any, **fields: Any) -> None:
         request = pb.CommitRequest(

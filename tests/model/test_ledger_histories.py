@@ -44,6 +44,9 @@ class World:
     async def claim(self, _rng: Any) -> None:
         self.owners.append(await self.replica.claim(self.task_id))
 
+    async def claim_to_join(self, _rng: Any) -> None:
+        self.owners.append(await self.replica.claim(self.task_id, joins=True))
+
     async def requeue(self, rng: Any) -> None:
         await self.replica.requeue(self.pick(rng), output_tokens=rng % 50)
 
@@ -59,6 +62,11 @@ class World:
     async def reserve(self, rng: Any) -> None:
         self.step += 1
         await self.pick(rng).commit(reserve=reserve(step=self.step, input_tokens=rng % 300, output=100))
+
+    async def reserve_outliving(self, rng: Any) -> None:
+        self.step += 1
+        wanted = reserve(step=self.step, input_tokens=rng % 300, output=100, outlives=True)
+        await self.pick(rng).commit(reserve=wanted)
 
     async def answer(self, rng: Any) -> None:
         await self.pick(rng).commit(answer(step=self.step, tokens=rng % 120), intent(f"{self.step}.0", self.step))
@@ -154,7 +162,10 @@ async def check_ledger(replica: Any, task_id: Any) -> None:
 USAGE = (
     "select count(*), coalesce(sum(input_tokens + output_tokens), 0)::bigint from ledger.token_usage where task_id = %s"
 )
-OPEN = "select (model_input + model_output) * model_open::int, model_open from ledger.tasks where task_id = %s"
+OPEN = (
+    "select (model_input + model_output) * model_open::int, model_open, model_outlives from ledger.tasks "
+    "where task_id = %s"
+)
 
 
 def check_moves(entries: Any) -> None:
@@ -179,10 +190,12 @@ def check_epochs(entries: Any) -> None:
 def check_bills(entries: Any, task: Any, usage: Any, held: Any) -> None:
     """Every attempt is billed once when it is settled; what is set aside is what is open."""
     ((bills, billed),) = usage
-    ((reserved, is_open),) = held
+    ((reserved, is_open, outlives),) = held
     kinds = [one.body.WhichOneof("body") for one in entries]
     settled = sum(kinds.count(kind) for kind in ("assistant_message", "model_failure", "attempt_lost"))
     assert bills == settled == kinds.count("model_attempt") - is_open
     assert task.budget.used_tokens == billed
     assert task.budget.reserved_tokens == reserved
-    assert STATES.to_domain(task.state) == TaskState.RUNNING or not is_open
+    allowed = {TaskState.RUNNING, TaskState.QUEUED} if outlives else {TaskState.RUNNING}
+    assert STATES.to_domain(task.state) in allowed or not is_open
+    assert is_open or not outlives

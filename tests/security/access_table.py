@@ -50,6 +50,7 @@ SERVICES: Final = {
         "AuditService",
     ),
     "tools": ("ToolService",),
+    "models": ("ModelService",),
     "worker-1": ("WorkerService",),
 }
 NOT_SERVED_BY_US: Final = {"ToolProviderService"}

@@ -67,6 +67,7 @@ async def guarded_stack(folder: Path) -> AsyncIterator[Guarded]:
             workers=1,
             tls=True,
             http=True,
+            model_runner=True,
             replicas={"gateway": len(PROCESS_GATEWAYS) + len(CLIENT_GATEWAYS)},
             environment=dict.fromkeys(CLIENT_GATEWAYS, clients),
         )

@@ -23,6 +23,7 @@ from tenure.domain.kept_content import kept_as
 from tenure.runtime.signing import LOOK_SECONDS, Signer, withdraw_key, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import model_service_pb2 as models
 from tenure.v1 import task_pb2, token_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
@@ -41,7 +42,7 @@ from tests.security.access_table import (
 from tests.security.guarded import Guarded
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-DOORS: Final = (Audience.CHECKPOINT, Audience.TOOLS)
+DOORS: Final = (Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)
 INVALID: Final = "UNAUTHENTICATED/INVALID_TOKEN"
 WRONG_AUDIENCE: Final = "PERMISSION_DENIED/WRONG_AUDIENCE"
 OTHER_HOLDER: Final = "PERMISSION_DENIED/OTHER_HOLDER"
@@ -59,6 +60,8 @@ def execute(token: Token | None) -> tools.ExecuteRequest:
     return tools.ExecuteRequest(token=token, call_id="7.0", tool="list_files", arguments_json="{}")
 
 
+PROMPT: Final = models.Prompt(model="sim-hello", messages_json=['{"role":"user","content":"hello"}'])
+PROCESSES: Final = {"CheckpointService": "checkpoint", "ToolService": "tools", "ModelService": "models"}
 REQUESTS: Final[Mapping[str, Callable[[Token | None], Message]]] = {
     "CheckpointService/Commit": commit,
     "CheckpointService/CommitStream": lambda token: ledger.CommitStreamRequest(
@@ -67,6 +70,13 @@ REQUESTS: Final[Mapping[str, Callable[[Token | None], Message]]] = {
     "CheckpointService/Open": lambda token: ledger.OpenRequest(token=token),
     "CheckpointService/ReportUsage": lambda token: ledger.ReportUsageRequest(
         token=token, step=1, attempt_number=1, usage=task_pb2.TokenUsage(output_tokens=1)
+    ),
+    "ModelService/CancelGeneration": lambda token: models.CancelGenerationRequest(
+        token=token, step=1, attempt_number=1
+    ),
+    "ModelService/CountInputTokens": lambda token: models.CountInputTokensRequest(token=token, prompt=PROMPT),
+    "ModelService/Generate": lambda token: models.GenerateRequest(
+        token=token, step=1, attempt_number=1, prompt=PROMPT, max_output_tokens=1
     ),
     "ToolService/DigestFiles": lambda token: tools.DigestFilesRequest(token=token, paths=["a"]),
     "ToolService/Execute": execute,
@@ -91,13 +101,13 @@ CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 @dataclass(frozen=True)
 class Door:
-    """A process with a certificate. `channels`: to the ledger and to the tool service, by the service's name."""
+    """A process with a certificate. `channels`: by the name of the service."""
 
     channels: Mapping[str, Any]
 
     async def answer(self, method: str, token: Token | None) -> str:
         """How the service answers when the process presents the token."""
-        process = "checkpoint" if method.startswith("Checkpoint") else "tools"
+        process = PROCESSES[method.partition("/")[0]]
         channel, descriptor = self.channels[process], dict(methods_of(process))[method]
         request = REQUESTS[method](token).SerializeToString()
         if not descriptor.server_streaming:
@@ -121,9 +131,9 @@ def _in_frame(method: str, answer: bytes) -> str:
 
 
 async def opened(stack: AsyncExitStack, guarded: Guarded, folder: Path, role: Role, name: str) -> Door:
-    """A process with a certificate of this role and name, at the ledger and at the tool service."""
+    """A process with a certificate of this role and name, at the services that take tokens."""
     tls = issued(folder, authority_of(guarded.stack), role, guarded.ca_file, name=name)
-    processes = ("checkpoint", "tools")
+    processes = tuple(PROCESSES.values())
     channels = [await stack.enter_async_context(channel_to(guarded.stack.services[one], tls)) for one in processes]
     return Door(dict(zip(processes, channels, strict=True)))
 
@@ -252,6 +262,9 @@ FIRST: Final = {
     "CheckpointService/CommitStream": STALE,
     "CheckpointService/Open": STALE,
     "CheckpointService/ReportUsage": "FAILED_PRECONDITION/ATTEMPT_SETTLED",
+    "ModelService/CancelGeneration": STALE,
+    "ModelService/CountInputTokens": "OK",  # it has no fence, and bills nothing
+    "ModelService/Generate": STALE,
     "ToolService/DigestFiles": STALE,
     "ToolService/Execute": STALE,
     "ToolService/ExecuteStream": STALE,
@@ -264,7 +277,8 @@ FIRST: Final = {
 LAST: Final = {
     **FIRST,
     "CheckpointService/Open": "FAILED_PRECONDITION/WRONG_STATE",
-    "CheckpointService/ReportUsage": "NOT_FOUND/NOT_FOUND",  # it made no model call in that step
+    "ModelService/CancelGeneration": "FAILED_PRECONDITION/ATTEMPT_SUPERSEDED",
+    "ModelService/Generate": "FAILED_PRECONDITION/ATTEMPT_SUPERSEDED",  # a later step has begun
     "ToolService/Fence": "OK",  # it closes again what it has closed
 }
 """The answers for the last claim of a task that has ended."""

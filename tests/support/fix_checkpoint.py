@@ -140,20 +140,20 @@ class Checkpoint:
         assert list(answer.claim_ids) == [claim_id]
         return self.sign(task_id, epoch, claim_id, holder)
 
-    async def open(self, token: token_pb2.FencingToken, claims: Claims) -> Owner:
+    async def open(self, token: token_pb2.FencingToken, claims: Claims, *, joins: bool = False) -> Owner:
         """Open under a token, and read the whole history."""
         header: pb.OpenHeader | None = None
         entries: list[ledger_pb2.Entry] = []
-        async for part in self.stub.Open(pb.OpenRequest(token=token), timeout=TIMEOUT_SECONDS):
+        async for part in self.stub.Open(pb.OpenRequest(token=token, joins_model_calls=joins), timeout=TIMEOUT_SECONDS):
             if part.HasField("header"):
                 header = part.header
             entries.extend(part.page.entries)
         assert header is not None
         return Owner(self, token, claims, header.task, entries, header.next_commit_number, header.task.sequence)
 
-    async def claim(self, task_id: str, holder: str = "worker-1") -> Owner:
+    async def claim(self, task_id: str, holder: str = "worker-1", *, joins: bool = False) -> Owner:
         """Granted and opened."""
-        return await self.open(*await self.grant(task_id, holder=holder))
+        return await self.open(*await self.grant(task_id, holder=holder), joins=joins)
 
     async def cancel(self, task_id: str, request_id: str = "", reason: str = "enough") -> task_pb2.Task:
         request = pb.AppendForeignRequest(
@@ -237,6 +237,7 @@ class MakeCheckpoint(Protocol):
         lower_tier_share: float = 0.05,
         traces: TraceSettings | None = None,
         standby: StandbySettings | None = None,
+        notifications_dsn: str = "",
     ) -> Checkpoint: ...
 
 
@@ -276,6 +277,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             lower_tier_share: float = 0.05,
             traces: TraceSettings | None = None,
             standby: StandbySettings | None = None,
+            notifications_dsn: str = "",
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
@@ -290,6 +292,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "lower_tier_share": lower_tier_share,
                 "traces": traces or TraceSettings(),
                 "standby": standby or StandbySettings(),
+                "notifications_dsn": Secret(notifications_dsn),
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))
@@ -385,7 +388,14 @@ def answer(attempt: int = 1, step: int = 1, text: str = "ok", tokens: int = 10) 
 
 
 def reserve(
-    step: int = 1, attempt: int = 1, input_tokens: int = 100, output: int = 100, least: int = 1, model: str = "m"
+    step: int = 1,
+    attempt: int = 1,
+    input_tokens: int = 100,
+    output: int = 100,
+    least: int = 1,
+    model: str = "m",
+    *,
+    outlives: bool = False,
 ) -> pb.Reserve:
     return pb.Reserve(
         step=step,
@@ -394,6 +404,7 @@ def reserve(
         input_tokens=input_tokens,
         max_output_tokens=output,
         min_output_tokens=least,
+        outlives_worker=outlives,
     )
 
 

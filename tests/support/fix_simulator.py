@@ -48,6 +48,10 @@ class SimulatorControl:
         """The next answers are this stream, byte for byte."""
         self._send(f"/_sim/answers?count={count}", stream)
 
+    def limit(self, **per_minute: int) -> None:
+        """For example `requests_per_minute=60`, for each key and model."""
+        self._ask("/_sim/limits", per_minute)
+
     def reset(self) -> None:
         self._ask("/_sim/reset", {})
 

@@ -163,6 +163,16 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "I refund it.", "calls": [_python_call("refund", cents=5)]},
         {"text": "Refunded."},
     ],
+    # Numbered words, so that a gap shows.
+    "worker-streamed": [
+        {
+            "text": " ".join(f"word{number}" for number in range(160)),
+            "latency_ms": 12_000,
+            "deltas": 160,
+            "calls": [_append("append_record_unsafe", "once")],
+        },
+        {"text": "It is written once."},
+    ],
     "worker-long-answer": [{"text": "word " * 2000, "latency_ms": 60000, "deltas": 1000}],
 }
 """The goal names the record they write to."""

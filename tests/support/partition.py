@@ -106,7 +106,7 @@ async def _place(bench: WorkerBench, network: Network, kind: str, environment: M
         own |= {
             "TENURE_WORKER_ID": name,
             "TENURE_WORKER_ADVERTISE": address,
-            "TENURE_WORKER_ALLOW_INSECURE_MODELS": "true",
+            "TENURE_ALLOW_INSECURE_MODELS": "true",
         }
     if kind == "coordinator":
         own |= {"TENURE_COORDINATOR_ID": name}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tests.support.forked import start_program
@@ -15,12 +16,20 @@ from tests.support.patience import PATIENCE_SECONDS
 class ServiceProcess:
     """`python -m services.<name>`, from its start to its end. `mutation`: one of its guards is missing."""
 
-    def __init__(self, name: str, settings: dict[str, str], *, failpoints: str = "", mutation: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, str],
+        *,
+        failpoints: str = "",
+        mutation: str = "",
+        environment: Mapping[str, str] = {},
+    ) -> None:
         self._name = name
         self._program = ["tests.fault.mutants", name, "--mutation", mutation] if mutation else [f"services.{name}"]
         given = {f"TENURE_{name.upper()}_{key}": value for key, value in settings.items()}
         own = {key: value for key, value in os.environ.items() if not key.startswith("TENURE_")}
-        self._environment = {**own, **given, "TENURE_FAILPOINTS": failpoints}
+        self._environment = {**own, **given, "TENURE_FAILPOINTS": failpoints, **environment}
         self.address = ""
         self.lines: list[dict[str, Any]] = []
         self._log_grew = asyncio.Event()

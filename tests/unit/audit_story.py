@@ -116,9 +116,9 @@ class Story:
         self.entry(facts.Transition(to_state, reason, result=result, from_state=origin), owned=owned)
         self.state = to_state
 
-    def attempt(self, step: int, number: int = 1) -> None:
+    def attempt(self, step: int, number: int = 1, *, outlives: bool = False) -> None:
         self.step = step
-        self.entry(facts.ModelAttempt(number, "model", 100, 50, 150))
+        self.entry(facts.ModelAttempt(number, "model", 100, 50, 150, outlives_worker=outlives))
 
     def lose_attempt(self, number: int = 1) -> None:
         """The model was asked, and nobody heard the answer."""
@@ -335,6 +335,19 @@ def taken_over() -> Story:
         invoked_monotonic=story.now - OFFSET + 5.0,
         returned_monotonic=story.now - OFFSET + 6.0,
     )
+    return story
+
+
+def call_joined() -> Story:
+    """The first owner is lost in the middle of a call of a model runner, and the second one joins it."""
+    story = Story()
+    story.submit()
+    story.claim("worker-1")
+    story.attempt(1, outlives=True)
+    story.lose()
+    story.claim("worker-2")
+    story.answer()
+    story.end()
     return story
 
 

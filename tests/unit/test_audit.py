@@ -30,10 +30,12 @@ from checker.verify import (
     examine,
     verify,
 )
+from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
+from tenure.domain.states import TaskState
 from tenure.domain.tools import CallState
 from tests.unit.audit_faults import joined
-from tests.unit.audit_story import TASK, Story, cancelled, cancelled_again, granted, requeued, taken_over
+from tests.unit.audit_story import TASK, Story, call_joined, cancelled, cancelled_again, granted, requeued, taken_over
 
 
 def test_every_invariant_is_checked_or_says_who_answers_for_it() -> None:
@@ -55,11 +57,38 @@ def test_checks_ask_only_for_sources_that_there_are() -> None:
         assert set(check.needs) <= {*SOURCES, *FLAGS}, check
 
 
-@pytest.mark.parametrize("story", [taken_over, cancelled, cancelled_again, requeued, granted])
+@pytest.mark.parametrize("story", [taken_over, call_joined, cancelled, cancelled_again, requeued, granted])
 def test_a_good_history_passes_every_check(story: Any) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run, report.unread) == ((), (), 0)
     assert (report.tasks, report.entries) == (1, len(story().entries))
+
+
+@pytest.mark.parametrize("state", [TaskState.RETRY_SCHEDULED, TaskState.WAITING_USER, TaskState.FAILED])
+def test_an_outliving_attempt_is_open_only_until_its_next_owner(state: TaskState) -> None:
+    story = call_joined()
+    index = next(at for at, entry in enumerate(story.entries) if getattr(entry.body, "reason", "") == "LEASE_EXPIRED")
+    moved = facts.Transition(state, "LEASE_EXPIRED", from_state=TaskState.RUNNING)
+    story.entries[index] = replace(story.entries[index], body=moved)
+    messages = [each.message for each in verify(story.history()) if each.invariant == "I17"]
+    assert any("while the model attempt" in message for message in messages)
+
+
+def test_a_requeue_settles_no_call_of_a_model_runner() -> None:
+    story = call_joined()
+    index = next(at for at, entry in enumerate(story.entries) if getattr(entry.body, "reason", "") == "LEASE_EXPIRED")
+    lost = replace(story.entries[index], body=facts.AttemptLost(1, TokenUsage(100)), step=1)
+    story.entries.insert(index, lost)
+    story.entries = [replace(entry, sequence=number) for number, entry in enumerate(story.entries, 1)]
+    messages = [each.message for each in verify(story.history()) if each.invariant == "I32"]
+    assert any("settles a call of a model runner" in message for message in messages)
+
+
+def test_an_attempt_of_the_worker_itself_is_never_joined() -> None:
+    story = call_joined()
+    index = next(at for at, entry in enumerate(story.entries) if isinstance(entry.body, facts.ModelAttempt))
+    story.entries[index] = replace(story.entries[index], body=facts.ModelAttempt(1, "model", 100, 50, 150))
+    assert "I17" in {each.invariant for each in verify(story.history())}
 
 
 def test_a_check_without_its_sources_is_reported_as_not_run() -> None:

@@ -235,6 +235,17 @@ def test_what_a_takeover_cost_is_told_after_the_takeover(teller: Any, ledger: An
     assert places == sorted(places)
 
 
+def test_the_text_of_a_joined_call_is_kept_over_a_takeover(teller: Any, ledger: Any) -> None:
+    outliving = ledger_pb2.ModelAttempt(attempt_number=1, model="m", outlives_worker=True)
+    teller.tell(ledger.queued(), ledger.opened(), ledger.entry(1, model_attempt=outliving))
+    teller.tell_text(piece("I was sayi", 0))
+    teller.tell(ledger.lost(), ledger.opened("worker-2", SECOND))
+    teller.tell_text(piece("I was saying it", 0, epoch=SECOND))
+    teller.tell(ledger.answer(1, "I was saying it"))
+    assert "discarded" not in teller.seen
+    assert "lost, billed" not in teller.seen
+
+
 def test_tools_that_there_are_not_are_told_of(teller: Any, ledger: Any) -> None:
     known = tool_pb2.ToolDefinition(name="read_file")
     all_there = ledger.entry(tools_defined=ledger_pb2.ToolsDefined(tools=[known]))

@@ -45,12 +45,19 @@ def test_a_new_block_is_a_new_paragraph() -> None:
     assert live.text == "one\n\ntwo"
 
 
-def test_a_later_attempt_step_or_epoch_discards_partial_text() -> None:
-    for later in (piece("B", 0, attempt=2), piece("B", 0, step=2), piece("B", 0, epoch=SECOND)):
+def test_a_later_attempt_or_step_discards_partial_text() -> None:
+    for later in (piece("B", 0, attempt=2), piece("B", 0, step=2), piece("B", 0, epoch=SECOND, attempt=2)):
         live = LiveTextView()
         live.apply(piece("A", 0))
         assert live.apply(later)
         assert live.text == "B"
+
+
+def test_the_text_of_a_joined_call_goes_on() -> None:
+    live = LiveTextView()
+    live.apply(piece("Hello ", 0, epoch=FIRST))
+    assert not live.apply(piece("Hello world", 0, epoch=SECOND))
+    assert live.text == "Hello world"
 
 
 def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored() -> None:

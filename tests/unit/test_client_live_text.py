@@ -36,8 +36,19 @@ def test_a_gap_of_a_slow_reader_is_marked() -> None:
 
 
 def test_the_text_of_a_takeover_replaces_the_unfinished_one() -> None:
-    events = passed([delta("ab", 0), delta("x", 0, epoch=2), delta("cd", 2), delta("y", 1, epoch=2)])
+    repeated = [delta("x", 0, epoch=2, attempt=2), delta("cd", 2), delta("y", 1, epoch=2, attempt=2)]
+    events = passed([delta("ab", 0), *repeated])
     assert [(event.text, event.replaces) for event in events] == [("ab", False), ("x", True), ("y", False)]
+
+
+def test_the_text_of_a_joined_call_goes_on_without_a_gap() -> None:
+    """The next owner sends the text so far; the fenced one, which still reads the call, is not listened to."""
+    events = passed([delta("ab", 0), delta("abc", 0, epoch=2), delta("cd", 2), delta("d", 3, epoch=2)])
+    assert [(event.text, event.offset, event.replaces) for event in events] == [
+        ("ab", 0, False),
+        ("c", 2, False),
+        ("d", 3, False),
+    ]
 
 
 def test_text_after_its_recorded_answer_is_dropped() -> None:

@@ -14,7 +14,7 @@ from services.checkpoint import main as checkpoint
 from tenure.runtime.process import NoLimit
 
 REPOSITORY = Path(__file__).parents[2]
-SERVICES = ("checkpoint", "coordinator", "gateway", "tools", "worker")
+SERVICES = ("checkpoint", "coordinator", "gateway", "tools", "worker", "models")
 NAME, DUTY = 0, 1
 
 

@@ -15,7 +15,15 @@ from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ContinueTruncated, ExecuteTools, next_action
+from tenure.domain.turn import (
+    MAX_TRUNCATIONS,
+    CallModel,
+    CloseOut,
+    ContinueTruncated,
+    ExecuteTools,
+    JoinModelCall,
+    next_action,
+)
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
@@ -94,6 +102,20 @@ def test_a_lost_or_failed_call_is_the_steps_next_attempt(settled: facts.Body) ->
     assert next_action(point) == CallModel(1, 2)
     resent = fold(ledger((1, attempt()), (1, settled), (1, attempt(2))))
     assert resent.messages == [{"role": "user", "content": [text("find out")]}]
+
+
+def test_an_open_attempt_is_joined_with_the_same_messages() -> None:
+    outliving = facts.ModelAttempt(2, "m", 10, 20, 30, outlives_worker=True)
+    taken_over = (
+        (0, facts.Transition(TaskState.QUEUED, "WORKER_LOST", from_state=TaskState.RUNNING)),
+        (0, facts.UserMessage("meanwhile")),
+        (0, facts.Transition(TaskState.RUNNING, "OPENED", from_state=TaskState.QUEUED)),
+    )
+    point = fold(ledger((1, outliving), *taken_over))
+    assert next_action(point) == JoinModelCall(1, 2)
+    assert point.messages == [{"role": "user", "content": [text("find out")]}]
+    answered = fold(ledger((1, outliving), *taken_over, (1, answer(text("done"), number=2))))
+    assert next_action(answered) == CallModel(2, 1)  # the message arrived during the call
 
 
 def test_the_final_answer_closes_the_task_out() -> None:

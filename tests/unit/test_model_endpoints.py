@@ -8,7 +8,7 @@ from tenure.model_providers.settings import AnthropicSettings, ModelProviderSett
 
 PROBLEM = (
     "{name}_BASE_URL: others could read the prompts and the key on their way to http://llm.internal:8000/…: "
-    "use https://, or set TENURE_WORKER_ALLOW_INSECURE_MODELS=true"
+    "use https://, or set TENURE_ALLOW_INSECURE_MODELS=true"
 )
 
 

@@ -68,8 +68,8 @@ class Writer:
         before, self.state = self.state, state
         return self.write(e.Transition(state, reason, from_state=before, **fields), actor=actor)
 
-    def ask(self, attempt: int = 1, model: str = "sim-a") -> Writer:
-        return self.write(e.ModelAttempt(attempt, model, 20, 30, 50, prices=PRICES))
+    def ask(self, attempt: int = 1, model: str = "sim-a", *, outlives: bool = False) -> Writer:
+        return self.write(e.ModelAttempt(attempt, model, 20, 30, 50, prices=PRICES, outlives_worker=outlives))
 
     def answer(self, attempt: int = 1, text: str = "the answer") -> Writer:
         content = (
@@ -170,6 +170,17 @@ def test_a_takeover_continues_the_trace() -> None:
     assert agent.attributes[semconv.TAKEOVERS] == 2
     assert events(call) == [semconv.EVENT_TAKEOVER]
     assert [span.error_type for span in spans if span.name.startswith("chat")] == ["", "LOST", ""]
+
+
+def test_a_call_that_is_joined_is_one_span_over_the_takeover() -> None:
+    writer = Writer().claim("worker-1")
+    writer.step = 1
+    writer.ask(outlives=True).move(QUEUED, Reason.WORKER_LOST).claim("worker-2").answer()
+    spans = writer.move(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, result="the result").spans()
+    chat = one(spans, "chat sim-a")
+    assert chat.attributes[semconv.USAGE_OUTPUT_TOKENS] == USAGE.output_tokens
+    assert semconv.ERROR_TYPE not in chat.attributes
+    assert chat.ended_ns == chat.started_ns + 3 * SECOND
 
 
 def test_a_new_claim_after_a_wait_is_no_takeover() -> None:

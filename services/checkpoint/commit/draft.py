@@ -14,7 +14,7 @@ from services.checkpoint.entries import KINDS
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost, crossed_warnings
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, decide_resolution
-from tenure.domain.lost_model_calls import ReportedCall, settle_lost
+from tenure.domain.lost_model_calls import ReportedCall, settle_lost, stays_open
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_transition
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.waits import BeginWait
@@ -135,6 +135,7 @@ class Draft:
     - spawned: ids of the tasks that were created with this draft
     - moves: the transitions, to be counted once they are durable
     - late_seconds: by how much a sweep was late; None: no sweep found the task, or nothing was due at a time
+    - reported: the usage of the open model call, as its lost worker reported it
     """
 
     row: TaskRow
@@ -156,6 +157,7 @@ class Draft:
     priority: int = 0
     moves: list[Move] = field(default_factory=list)
     late_seconds: float | None = None
+    reported: ReportedCall | None = None
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
@@ -171,6 +173,7 @@ class Draft:
         row = self.row
         self.budget.reserve(granted.reserved_tokens, granted.reserved_nano_usd)
         row.model_open, row.model_step, row.model_attempt = True, request.step, request.attempt_number
+        row.model_outlives = request.outlives_worker
         row.model_name, row.model_input = clean(request.model), request.input_tokens
         row.model_output, row.model_nano_usd = granted.max_output_tokens, granted.reserved_nano_usd
         prices = prices_to_wire(granted.prices)
@@ -186,6 +189,7 @@ class Draft:
             reserved_nano_usd=granted.reserved_nano_usd,
             prices=prices,
             budget=budget_to_wire(self.budget.budget),
+            outlives_worker=request.outlives_worker,
         )
         body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
         self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
@@ -218,7 +222,7 @@ class Draft:
         before = row.own_budget
         row.add_usage(usage, nano_usd)
         self.own_warnings += crossed_warnings(before, row.own_budget)
-        row.model_open, row.model_nano_usd = False, 0
+        row.model_open, row.model_nano_usd, row.model_outlives = False, 0, False
 
     def warn(self) -> None:
         """Appends one budget warning for each cap that is nearly used up and has no warning yet. Call it after a
@@ -234,9 +238,9 @@ class Draft:
             self.append(KINDS["budget_warning"], body, step=self.row.model_step, actor=LEDGER, by_claim=False)
             self.warnings.append(self.entries[-1])
 
-    def settle_lost(self, reported: ReportedCall | None = None) -> None:
+    def settle_lost(self) -> None:
         """Settles the open model attempt of a lost holder by what the worker reported, and appends AttemptLost."""
-        row = self.row
+        row, reported = self.row, self.reported
         if not row.model_open:
             return
         if reported is not None and (reported.step, reported.attempt_number) != (row.model_step, row.model_attempt):
@@ -269,14 +273,14 @@ class Draft:
         outputs: Sequence[tool_pb2.TaskOutput] = (),
         by_claim: bool = False,
     ) -> None:
-        """Applies one transition and appends its entry. Leaving RUNNING takes the claim and settles the open model
-        attempt.
+        """Applies one transition and appends its entry. Leaving RUNNING takes the claim, and settles a model attempt
+        that does not stay open.
         """
         row = self.row
         check_transition(row.state, to_state, begins_attempt=self.begins_attempt)
         self.begins_attempt = False
-        leaves_running = row.state is TaskState.RUNNING
-        if leaves_running:
+        shows_budget = row.state is TaskState.RUNNING or row.model_open
+        if not stays_open(to_state, outlives_worker=row.model_outlives):
             self.settle_lost()
         if to_state in TERMINAL and row.ending is not None:
             result = row.ending.result or result
@@ -297,7 +301,7 @@ class Draft:
             wait=begun,
             result_json=result_json,
             error_class=error_class,
-            budget=budget_to_wire(self.budget.budget) if leaves_running else None,
+            budget=budget_to_wire(self.budget.budget) if shows_budget else None,
             calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
             outputs=outputs,
         )

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from services.checkpoint.commit.opening import open_batch, open_task
+from services.checkpoint.commit.opening import Opening, open_batch, open_task
 from services.checkpoint.commit.prepared import task_of
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import Unavailable
@@ -40,7 +40,7 @@ LIMITS: Final = BatchLimits(max_items=32, full_reason="OPEN_QUEUE_FULL")
 class _Waiting:
     """An Open that waits for its batch. `abandoned`: its caller no longer waits, so it must not raise the fence."""
 
-    claims: Claims
+    opening: Opening
     abandoned: bool = False
 
 
@@ -64,7 +64,7 @@ class LedgerOpener:
         self._pool = pool
         self._announce = announce
         self._batcher: Batcher[_Waiting, OpenResult] = Batcher(
-            "opens", self._write, key=lambda waiting: task_of(waiting.claims), size=lambda _: 0, limits=LIMITS
+            "opens", self._write, key=lambda waiting: task_of(waiting.opening.claims), size=lambda _: 0, limits=LIMITS
         )
 
     async def __aenter__(self) -> Self:
@@ -78,12 +78,12 @@ class LedgerOpener:
         """Opens batches until it is cancelled. A duty."""
         await self._batcher.run()
 
-    async def open(self, claims: Claims) -> OpenResult:
+    async def open(self, claims: Claims, *, joins_model_calls: bool = False) -> OpenResult:
         """Raises the fence to the claim. Raises NotFound, StaleEpoch or WrongState; then nothing has changed.
 
         Raises Unavailable or LimitReached when the ledger cannot open the task now; then its fence may be raised.
         """
-        waiting = _Waiting(claims)
+        waiting = _Waiting(Opening(claims, joins_model_calls))
         try:
             return await self._batcher.submit(waiting)
         except asyncio.CancelledError:
@@ -92,16 +92,16 @@ class LedgerOpener:
         except Unavailable as error:
             if error.reason != LOCK_TIMEOUT:
                 raise
-        return await self._open_alone(claims)
+        return await self._open_alone(waiting.opening)
 
-    async def _open_alone(self, claims: Claims) -> OpenResult:
+    async def _open_alone(self, opening: Opening) -> OpenResult:
         """Opens a task whose batch timed out at a lock. Connections of the pool wait longer for the lock."""
-        opened, announcement = await open_task(self._pool, claims)
+        opened, announcement = await open_task(self._pool, opening)
         self._announce(announcement)
         return opened
 
     async def _write(self, batch: Sequence[_Waiting]) -> list[OpenResult | TenureError]:
-        wanted = {task_of(waiting.claims): waiting.claims for waiting in batch if not waiting.abandoned}
+        wanted = {task_of(waiting.opening.claims): waiting.opening for waiting in batch if not waiting.abandoned}
         try:
             opened = await self._open_together(list(wanted.values())) if wanted else []
         except Unavailable as error:
@@ -109,9 +109,9 @@ class LedgerOpener:
                 raise
             return [error for _ in batch]
         results: dict[str, OpenResult | TenureError] = dict(zip(wanted, opened, strict=True))
-        return [results.get(task_of(waiting.claims), _ABANDONED) for waiting in batch]
+        return [results.get(task_of(waiting.opening.claims), _ABANDONED) for waiting in batch]
 
-    async def _open_together(self, batch: Sequence[Claims]) -> list[OpenResult | TenureError]:
+    async def _open_together(self, batch: Sequence[Opening]) -> list[OpenResult | TenureError]:
         async with self._postgres.transaction() as transaction:
             await failpoint("checkpoint.before_open")
             results, announcement = await open_batch(transaction, batch)

@@ -34,6 +34,13 @@ FIRST_PAGES_BYTES: Final = 8 * 1024 * 1024
 """The sum of the first pages of a batch, so that the memory of a batch is bounded."""
 
 
+class Opening(NamedTuple):
+    """A claim to open. `joins_model_calls`: its worker joins an open call that outlives the former owner."""
+
+    claims: Claims
+    joins_model_calls: bool = False
+
+
 class OpenResult(NamedTuple):
     """The header, and the first page of the history; `history` reads the pages after it."""
 
@@ -41,14 +48,14 @@ class OpenResult(NamedTuple):
     first: pb.OpenResponse
 
 
-async def open_task(pool: Pool, claims: Claims) -> tuple[OpenResult, Announcement]:
+async def open_task(pool: Pool, opening: Opening) -> tuple[OpenResult, Announcement]:
     """Opens one task on a connection of the pool.
 
     Raises NotFound, StaleEpoch or WrongState; then nothing has changed.
     """
 
     async def work(connection: Connection) -> tuple[list[OpenResult | TenureError], Announcement]:
-        return await open_batch(connection, [claims])
+        return await open_batch(connection, [opening])
 
     (result,), announcement = await in_ledger_transaction(pool, work)
     if isinstance(result, TenureError):
@@ -57,21 +64,26 @@ async def open_task(pool: Pool, claims: Claims) -> tuple[OpenResult, Announcemen
 
 
 async def open_batch(
-    connection: Connection, batch: Sequence[Claims]
+    connection: Connection, batch: Sequence[Opening]
 ) -> tuple[list[OpenResult | TenureError], Announcement]:
     """Returns the results in order, and what to announce once the surrounding transaction is durable.
 
     A refusal is a result: it changes nothing and affects no other claim. A batch must not have two claims of one task.
     """
-    tasks, budgets = await lock_tasks(connection, [task_of(claims) for claims in batch])
-    verdicts = [_decide(tasks.get(task_of(claims)), claims) for claims in batch]
+    tasks, budgets = await lock_tasks(connection, [task_of(claims) for claims, _ in batch])
+    verdicts = [_decide(tasks.get(task_of(claims)), claims) for claims, _ in batch]
     limits = await lock_running_limits(
         connection,
-        {claims.tenant for claims, verdict in zip(batch, verdicts, strict=True) if verdict is OpenVerdict.FRESH},
+        {
+            opening.claims.tenant
+            for opening, verdict in zip(batch, verdicts, strict=True)
+            if verdict is OpenVerdict.FRESH
+        },
     )
     refusals: dict[str, TenureError] = {}
     drafts: dict[str, Draft] = {}
-    for claims, verdict in zip(batch, verdicts, strict=True):
+    for opening, verdict in zip(batch, verdicts, strict=True):
+        claims = opening.claims
         task_id = task_of(claims)
         if isinstance(verdict, NotFound):
             refusals[task_id] = await task_not_found(connection, claims.tenant, task_id)
@@ -80,10 +92,10 @@ async def open_batch(
         elif refusal := _over_limit(tasks[task_id], verdict, limits):
             refusals[task_id] = refusal
         else:
-            drafts[task_id] = _draft(tasks[task_id], budgets, verdict, claims)
+            drafts[task_id] = _draft(tasks[task_id], budgets, verdict, opening)
     await write(connection, list(drafts.values()))
     opened = await _read(connection, list(drafts.values()))
-    results = [refusals.get(task_id) or opened[task_id] for task_id in map(task_of, batch)]
+    results = [refusals.get(task_id) or opened[task_id] for task_id in (task_of(claims) for claims, _ in batch)]
     return results, announcement_of(list(drafts.values()))
 
 
@@ -103,18 +115,21 @@ def _over_limit(row: TaskRow, verdict: OpenVerdict, limits: RunningLimits) -> Te
     return limits.take(row.tenant) if verdict is OpenVerdict.FRESH and row.ending is None else None
 
 
-def _draft(row: TaskRow, budgets: dict[str, BudgetRow], verdict: OpenVerdict, claims: Claims) -> Draft:
+def _draft(row: TaskRow, budgets: dict[str, BudgetRow], verdict: OpenVerdict, opening: Opening) -> Draft:
     draft = Draft(row, budgets[row.root_task_id])
-    _take_over(draft, verdict, claims)
+    _take_over(draft, verdict, opening)
     return draft
 
 
-def _take_over(draft: Draft, verdict: OpenVerdict, claims: Claims) -> None:
-    """Settles the open model attempt of the last owner and moves the task under the new claim.
+def _take_over(draft: Draft, verdict: OpenVerdict, opening: Opening) -> None:
+    """Moves the task under the new claim. Settles the open model attempt of the last owner, unless the new one joins
+    the call.
 
     A repeated Open of the same claim only settles the model attempt.
     """
-    draft.settle_lost()
+    claims = opening.claims
+    if not (opening.joins_model_calls and draft.row.model_outlives):
+        draft.settle_lost()
     if verdict is OpenVerdict.AGAIN:
         return
     if verdict is OpenVerdict.TAKEOVER:

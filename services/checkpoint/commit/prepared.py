@@ -279,6 +279,7 @@ def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
         max_output_tokens=reserve.max_output_tokens,
         min_output_tokens=reserve.min_output_tokens,
         summary_through_step=reserve.summary_through_step,
+        outlives_worker=reserve.outlives_worker,
     )
 
 

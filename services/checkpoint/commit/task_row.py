@@ -113,6 +113,7 @@ class TaskRow:
     model_name: str
     model_input: int
     model_output: int
+    model_outlives: bool
     input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int

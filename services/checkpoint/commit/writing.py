@@ -82,6 +82,7 @@ STEPS: Final = RowArrays(
         "cache_read_input_tokens",
         "used_nano_usd",
         "model_nano_usd",
+        "model_outlives",
     ),
 )
 ENTRIES: Final = RowArrays(

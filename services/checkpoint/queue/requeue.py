@@ -96,7 +96,9 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
     row = draft.row
     if lost.reason not in NOBODY_DIED:
         row.count_death(row.owner)
-    draft.settle_lost(_reported_call(row, lost))
+    draft.reported = _reported_call(row, lost)
+    if not row.model_outlives:
+        draft.settle_lost()
     if row.ending is None:
         _decide(draft, lost)
     if row.state is TaskState.RUNNING:

@@ -23,7 +23,7 @@ select clock_timestamp() as locked_at,
        held.commit_number, held.last_commit_id, held.last_commit_hash, held.last_reply, held.last_base,
        held.sequence, held.step, held.open_calls,
        held.model_open, held.model_step, held.model_attempt, held.model_name, held.model_input, held.model_output,
-       held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
+       held.model_outlives, held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
        held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_result, held.ending_at,
        held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_step_at, held.wait_correlation,
        held.waiting_since,
@@ -49,7 +49,7 @@ with advanced as (
          model_open = n[i][6] = 1, model_step = n[i][7], model_attempt = n[i][8], model_input = n[i][9],
          model_output = n[i][10], input_tokens = n[i][11], output_tokens = n[i][12],
          cache_creation_input_tokens = n[i][13], cache_read_input_tokens = n[i][14], used_nano_usd = n[i][15],
-         model_nano_usd = n[i][16],
+         model_nano_usd = n[i][16], model_outlives = n[i][17] = 1,
          open_calls = string_to_array(c.open_calls, ','), last_commit_id = c.last_commit_id,
          last_commit_hash = c.last_commit_hash, last_reply = c.last_reply, model_name = c.model_name,
          model_prices = c.model_prices, updated_at = %(locked_at)b::timestamptz
@@ -348,6 +348,18 @@ select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
   from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
           from entries e
          where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
+         order by e.sequence
+         limit %(page_size)b) p
+ where bytes_before < %(page_bytes)b
+ order by sequence;
+
+-- name: page_of_kinds
+-- As page_of_entries, of some kinds. A statement of its own: the other one is read at each open.
+select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
+  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
+          from entries e
+         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
+           and e.kind = any(%(kinds)b::smallint[])
          order by e.sequence
          limit %(page_size)b) p
  where bytes_before < %(page_bytes)b

@@ -203,7 +203,7 @@ class ControlLoop(Loop):
         attempt, held_task = self._point.open_attempt, self._held_task
         assert attempt is not None, "the reservation was granted"
         timeout_seconds = (
-            self._spec.policy.timeouts.model_call.after_seconds or self._dependencies.model.timeout_seconds
+            self._spec.policy.timeouts.model_call.after_seconds or self._dependencies.models.timeout_seconds
         )
         report = AttemptReport(
             held_task.task_id,

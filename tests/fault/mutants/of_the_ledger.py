@@ -8,6 +8,7 @@ ADMISSION = "tenure.domain.admission"
 BUDGET = "tenure.domain.budget"
 COMMITTING = "services.checkpoint.commit.committing"
 DRAFT = "services.checkpoint.commit.draft"
+LOST_CALLS = "tenure.domain.lost_model_calls"
 
 MUTATIONS = (
     Mutation(
@@ -172,5 +173,20 @@ MUTATIONS = (
         "what a call used is counted against the budget of its tree",
         ("I17",),
         (Edit(DRAFT, "self.budget.use(usage.total, nano_usd", "self.budget.use(0, nano_usd"),),
+    ),
+    Mutation(
+        "calls_end_with_their_worker",
+        "checkpoint",
+        "a call of a worker itself is settled when the worker gives its task back",
+        ("I17",),
+        (Edit(LOST_CALLS, "return outlives_worker and to_state in", "return to_state in"),),
+        triggers=("valid_tasks",),
+    ),
+    Mutation(
+        "joined_calls_stay_open",
+        "checkpoint",
+        "a call of a model runner is not settled before the next owner, who joins it",
+        ("I32",),
+        (Edit(LOST_CALLS, "return outlives_worker and to_state in", "return False and to_state in"),),
     ),
 )

@@ -65,6 +65,11 @@ export class Timeline {
     this.step = null;
   }
 
+  // A call of a model runner goes on in its step when its worker is gone.
+  #closeLeftStep() {
+    if (!this.step?.outlivesWorker) this.#closeStep();
+  }
+
   // The text of a call may come before the entry that began the call, when the page is opened in the middle of it.
   #liveText(event) {
     if (this.step?.number === event.step && this.step.isAsked) this.step.live(event);
@@ -82,7 +87,7 @@ export class Timeline {
     this.state = event.state;
     const reason = event.reason ? words(event.reason) : "";
     if (event.state === "RUNNING") {
-      this.#closeStep();
+      this.#closeLeftStep();
       this.#opened(event);
     } else if (isEnded(event.state)) {
       this.#closeStep();
@@ -91,7 +96,7 @@ export class Timeline {
       this.mark(event, "○", "dim", "Queued");
     } else if (before === "RUNNING" && event.state === "QUEUED") {
       this.wasLost = true;
-      this.#closeStep();
+      this.#closeLeftStep();
       this.#said(event, "!", "warn", `${this.owner || "The worker"} no longer holds the task: ${reason || "released"}`, detail(event.message));
       this.on.owner?.("", 0);
     } else if (event.wait) {
@@ -159,22 +164,27 @@ const HANDLERS = {
     const block = this.block(event);
     block.discardText();
     block.thinking(event);
+    block.outlivesWorker = event.outlives_worker;
     if (event.attempt_number > 1) block.note(event, "dim", `The model call is repeated: attempt ${event.attempt_number}`);
     this.asked(block);
   },
   model_failure(event) {
     const block = this.block(event);
     block.discardText();
+    block.outlivesWorker = false;
     const status = event.status_code ? ` ${event.status_code}` : "";
     const again = event.retry_after_seconds ? `, retry after ${duration(event.retry_after_seconds)}` : event.retryable ? ", retried" : "";
     block.note(event, "bad", `The model call failed: ${words(event.error_class)}${status}${again}`, event.message);
   },
   attempt_lost(event) {
     this.step?.discardText();
+    if (this.step) this.step.outlivesWorker = false;
     this.mark(event, "·", "warn", `The model call in flight was lost, billed as ${tokens(event.usage)}`);
   },
   assistant_message(event) {
-    this.block(event).answer(event);
+    const block = this.block(event);
+    block.outlivesWorker = false;
+    block.answer(event);
   },
   tool_intent(event) {
     const call = new Call(event, this.effects.get(event.tool));
@@ -265,6 +275,7 @@ class StepBlock {
     this.number = event.step;
     this.hasAnswer = false;
     this.isAsked = false;
+    this.outlivesWorker = false;
     this.meta = h("span.dim.meta");
     this.text = h("div.text");
     this.notes = h("div.notes");

@@ -1,0 +1,24 @@
+"""The model runner: makes model calls that outlive their worker, behind its own fence, and records how each ended.
+
+The files, in the order in which data flows:
+
+__main__.py, main.py  commands, and how the parts are put together
+settings.py           the settings from the environment
+servicer.py           ModelService: verifies the fencing token, and gives the caller its call
+work.py               what a call is made of; reads prompts
+rules.py              what a request and the newest call of its task come to
+store.py              the writes: admit requests, mark calls SENT, record ends
+admission.py          the port: when a call may be sent, and to which endpoint
+endpoints/            the endpoints of the providers, and the way of a call to one of them
+limits/               waits for the rate limits of the providers' keys
+runs.py               the calls of this process
+ends.py               the ends of calls, as they are recorded and sent
+reading.py            gives one reader a call: the text so far, pieces, the end
+relay.py              to the replica that makes a call
+liveness.py           this process's row among the runners
+usage_reports.py      the usage of calls whose end may not be in the ledger
+sweeping.py           deletes old rows
+
+statements.py         the SQL statements and migrations
+sql/                  queries.sql and the migrations of the schema `models`
+"""

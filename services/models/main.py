@@ -1,0 +1,175 @@
+"""The model runner's process: commands, settings and composition.
+
+tenure serve models            serves
+tenure serve models migrate    migrates the database and ends
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, Final, NamedTuple
+
+from services.models.endpoints.opening import open_default_endpoints, open_endpoints
+from services.models.endpoints.routing import ModelEndpoints
+from services.models.endpoints.settings import read_endpoints
+from services.models.liveness import RunnerLife
+from services.models.relay import Relay
+from services.models.runs import RunBounds, Runs, RunWriters
+from services.models.servicer import SERVICE, ModelServicer
+from services.models.settings import ModelsSettings
+from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.models.store import RequestBatcher, end_batcher, sent_batcher
+from services.models.sweeping import GenerationSweep
+from services.models.usage_reports import ModelUsageReports
+from tenure.domain.access import Role
+from tenure.domain.fencing import Audience
+from tenure.runtime import metrics
+from tenure.runtime.audit import RefusalLog, log_refusals
+from tenure.runtime.dedicated_connection import DedicatedConnection
+from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
+from tenure.runtime.process import Duties, Process
+from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc_options import ServerLimits
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.security import Security
+from tenure.runtime.service import run_service
+from tenure.runtime.signing import Verifier
+from tenure.runtime.sql import Rights, migrate
+from tenure.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
+from tenure.validators import validate
+from tenure.wire.access import access_rules
+from tenure.wire.audit import target_of
+from tenure.wire.model_service import MAX_MESSAGE_BYTES
+from tenure.wire.token import TokenChecker
+
+_log: Final = logging.getLogger(__name__)
+SILENCE_SECONDS: Final = 120.0
+"""The longest silence of a duty that runs statements. Each statement is given up after seconds."""
+LAST_REPORTS_SECONDS: Final = 5.0
+
+
+def main() -> int:
+    """Runs a command and returns the exit code."""
+    commands = {"migrate": migrate_only}
+    return run_service("models", ModelsSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)
+
+
+async def migrate_only(_process: Process, settings: ModelsSettings) -> None:
+    """Migrates the database, and gives the service's role its rights."""
+    await migrate(settings.postgres_dsn, MIGRATIONS)
+    if settings.service_role:
+        await Rights.of("services.models").give(settings.postgres_dsn, settings.service_role)
+
+
+class _Stores(NamedTuple):
+    """The connections to Postgres: the pool, and one for each writer."""
+
+    pool: Pool
+    living: DedicatedConnection
+    requesting: DedicatedConnection
+    sending: DedicatedConnection
+    ending: DedicatedConnection
+
+
+async def compose(process: Process, settings: ModelsSettings) -> None:
+    """Opens all parts, dependencies first, serves until the process is to stop, and drains."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # its line for every call repeats what the record has
+    security = Security.load(settings.common, Role.MODELS, settings.listen, access_rules)
+    await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
+    stores = await _open_stores(process, settings)
+    await startup_guard(stores.pool, allow_unsafe=settings.allow_unsafe_postgres)
+    endpoints = await process.open(_endpoints(settings))
+    duties = await process.open(Duties())
+    checkpoint = await process.open(
+        open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT), peer="checkpoint")
+    )
+    reports = ModelUsageReports(checkpoint)
+    duties.start("usage reports", reports.run, silence_seconds=SILENCE_SECONDS)
+    sweep = GenerationSweep(stores.pool, settings.retention_days)
+    duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
+    liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
+    runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports)
+    await process.run_until_stopped()
+    _log.info("draining", extra=runs.count_by_state())
+    await runs.drain(settings.drain_seconds)
+    await reports.try_once(LAST_REPORTS_SECONDS)
+
+
+def _endpoints(settings: ModelsSettings) -> ModelEndpoints:
+    """Opens the endpoints of the file, or those of the providers' variables. Raises ConfigurationError."""
+    options: dict[str, Any] = {
+        "timeout_seconds": settings.timeout_seconds,
+        "silence_seconds": settings.silence_seconds,
+        "prompt_caching": settings.prompt_caching,
+        "counts_tokens": settings.count_tokens,
+    }
+    if settings.endpoints_file is None:
+        opened = open_default_endpoints(settings.providers, **options)
+    else:
+        allows_insecure = settings.providers.allow_insecure_models
+        opened = open_endpoints(read_endpoints(settings.endpoints_file, allows_insecure=allows_insecure), **options)
+    return ModelEndpoints(opened, longest_wait_seconds=settings.rate_limit_wait_seconds)
+
+
+async def _open_stores(process: Process, settings: ModelsSettings) -> _Stores:
+    kept = PoolOptions(settings=SESSION_SETTINGS)
+    pool = await process.open(open_pool(settings.postgres_dsn, service="models", schema=SCHEMA, options=kept))
+    connections = [
+        await process.open(DedicatedConnection(settings.postgres_dsn, service="models", schema=SCHEMA, options=kept))
+        for _ in range(4)
+    ]
+    return _Stores(pool, *connections)
+
+
+async def _serve(
+    process: Process,
+    settings: ModelsSettings,
+    security: Security,
+    stores: _Stores,
+    endpoints: ModelEndpoints,
+    duties: Duties,
+    liveness: RunnerLife,
+    reports: ModelUsageReports,
+) -> Runs:
+    """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
+    writers = RunWriters(
+        sent_batcher(stores.sending, lambda: liveness.own_id), end_batcher(stores.ending, lambda: liveness.own_id)
+    )
+    bounds = RunBounds(settings.max_calls, settings.report_seconds)
+    runs = Runs(endpoints, writers, stores.pool, liveness.own_id, reports.note, bounds)
+    deciding = RequestBatcher(
+        lambda: liveness.runner_id, lambda key: runs.find(key) is not None, runs.refuse_new, runs.begin
+    )
+    requests = deciding.over(stores.requesting)
+    for name, batcher in (("requests", requests), ("sent marks", writers.sent_marks), ("ends", writers.ends)):
+        duties.start(f"write {name}", batcher.run, silence_seconds=SILENCE_SECONDS)
+    relay = await process.open(Relay(security))
+    server = RpcServer(
+        settings.listen,
+        security=security,
+        validate=validate,
+        stopping=process.stopping,
+        limits=ServerLimits(max_message_bytes=MAX_MESSAGE_BYTES),
+        audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
+        limiter=settings.limit.limiter(),
+    )
+    tokens = TokenChecker(Verifier(settings.verifying_keys_file), Audience.MODELS, settings.common.tls.installation)
+    servicer = ModelServicer(tokens, requests, runs, relay, endpoints)
+    server.add(SERVICE, add_ModelServiceServicer_to_server, servicer)
+    process.enter(metrics.on_sample(lambda: _sample(runs, endpoints)))
+    await process.open(server)
+    await liveness.begin(settings.advertised(server.port))
+    duties.start("renew model runner", liveness.renew, silence_seconds=SILENCE_SECONDS)
+    _log.info("listening", extra={"address": server.address})
+    return runs
+
+
+def _sample(runs: Runs, endpoints: ModelEndpoints) -> None:
+    for state, number in runs.count_by_state().items():
+        metrics.gauge("tenure_models_calls", number, state=state)
+    for name, waiting in endpoints.waiting_by_endpoint().items():
+        metrics.gauge("tenure_models_rate_limit_waiting", waiting, endpoint=name)
+    for name, is_open in endpoints.open_circuits().items():
+        metrics.gauge("tenure_models_endpoint_circuit_open", is_open, endpoint=name)

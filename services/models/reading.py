@@ -1,0 +1,94 @@
+"""Gives one reader a call of this process: its state, the text so far, the pieces as they arrive, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from services.models.rules import GenerationRow, ModelCallState
+from services.models.runs import GenerationRun
+from tenure.domain.budget import TokenUsage
+from tenure.v1 import model_service_pb2 as pb
+from tenure.wire.task import usage_to_wire
+
+GATHERED_SECONDS: Final = 0.05
+"""After a piece, the text of this time is gathered for the next one."""
+MAX_PIECE_CHARACTERS: Final = 65_536
+
+_KINDS: Final = {
+    ModelCallState.ACCEPTED: pb.GenerationState.KIND_ACCEPTED,
+    ModelCallState.SENT: pb.GenerationState.KIND_SENT,
+    ModelCallState.FINISHED: pb.GenerationState.KIND_FINISHED,
+}
+
+
+def state_part(call: GenerationRun | GenerationRow, *, joined: bool) -> pb.GenerateResponse:
+    """Returns the first part: the state in which the caller found the call."""
+    is_over = isinstance(call, GenerationRun) and call.over.is_set()
+    state = pb.GenerationState(
+        kind=_KINDS[ModelCallState.FINISHED if is_over else call.state], joined=joined, begun_epoch=call.begun_epoch
+    )
+    if call.sent_at is not None:
+        moment = Timestamp()
+        moment.FromDatetime(call.sent_at)
+        state.send_time.CopyFrom(moment)
+    return pb.GenerateResponse(state=state)
+
+
+class RunReader:
+    """One reader of one call. `epoch`: of the owner that reads."""
+
+    def __init__(self, run: GenerationRun, epoch: int) -> None:
+        self._run, self._epoch = run, epoch
+        self._offsets: dict[int, int] = {}
+        self._usage = TokenUsage()
+        self._news = asyncio.Event()
+
+    async def parts(self, *, joined: bool) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Yields all parts. Raises the error of a call that ends elsewhere."""
+        run = self._run
+        run.readers.add(self._news)
+        try:
+            yield state_part(run, joined=joined)
+            while True:
+                self._news.clear()
+                is_over = run.over.is_set()
+                has_text = False
+                for part in self._new_parts():
+                    has_text = has_text or part.HasField("text")  # usage alone must not delay the first text
+                    yield part
+                if is_over:
+                    break
+                await self._wait(gathers=has_text)
+            if run.error is not None:
+                raise run.error
+            assert run.end is not None, "a call that is over has an end or an error"
+            yield pb.GenerateResponse.FromString(run.end)
+            run.received_under.add(self._epoch)  # the reader took it: else this line is not reached
+        finally:
+            run.readers.discard(self._news)
+
+    async def _wait(self, *, gathers: bool) -> None:
+        """Waits for something new. `gathers`: not sooner than GATHERED_SECONDS, unless the call is over."""
+        if gathers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHERED_SECONDS):
+                    await self._run.over.wait()
+        await self._news.wait()
+
+    def _new_parts(self) -> Iterator[pb.GenerateResponse]:
+        run = self._run
+        for block in sorted(run.blocks):
+            text = run.text(block)
+            while (offset := self._offsets.get(block, 0)) < len(text):
+                piece = text[offset : offset + MAX_PIECE_CHARACTERS]
+                self._offsets[block] = offset + len(piece)
+                yield pb.GenerateResponse(text=pb.GeneratedText(block=block, offset=offset, text=piece))
+        usage = run.call.usage
+        if usage != self._usage:
+            self._usage = usage
+            yield pb.GenerateResponse(usage=usage_to_wire(usage))

@@ -1,0 +1,273 @@
+"""The model calls of this process, from their beginning until their usage is in the ledger or was reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from services.models.admission import ModelCallLimits
+from services.models.ends import answer_end, failure_end, outcome_of, stopped_end
+from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState
+from services.models.store import AdmittedRequest, EndMark, SentMark, give_up_calls, recorded_end
+from services.models.usage_reports import ModelUsageReport
+from services.models.work import CallWork, ModelCallKey
+from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import LimitReached, TenureError, TryLater, WrongState
+from tenure.domain.retry import FailureClass
+from tenure.model_providers.client import ModelCall, ModelCallFailed
+from tenure.runtime import metrics
+from tenure.runtime.batching import Batcher
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.postgres import Pool
+from tenure.runtime.rpc_server import draining
+
+_log: Final = logging.getLogger(__name__)
+_AGAIN_SECONDS: Final = 0.5
+LAST_WRITES_SECONDS: Final = 10.0
+"""How long a process that ends tries to record the ends of calls that it stopped."""
+
+
+class GenerationRun:
+    """One call in this process. `end`: its end, once it is recorded. `error`: why readers get no end from here.
+
+    `received_under`: the epochs of the owners that received the end. `needs_no_report`: its usage is in the ledger, or
+    is being reported.
+    """
+
+    def __init__(self, key: ModelCallKey, work: CallWork, begun: BeginCall) -> None:
+        self.key, self.work = key, work
+        self.begun_epoch, self.state, self.sent_at = begun.row.begun_epoch, begun.row.state, begun.row.sent_at
+        self.call = ModelCall(on_text=self._append, on_usage=self.wake)
+        self.blocks: dict[int, list[str]] = {}
+        self.end: bytes | None = None
+        self.error: TenureError | None = None
+        self.over = asyncio.Event()
+        self.received_under: set[int] = set()
+        self.needs_no_report = False
+        self.stopped: FailureClass | None = None
+        self.given_up = False
+        self.permit = work.permit
+        self.failure: ModelCallFailed | None = None
+        self.calling: asyncio.Task[bytes] | None = None
+        self.readers: set[asyncio.Event] = set()
+
+    def text(self, block: int) -> str:
+        """Returns the text of a block so far."""
+        pieces = self.blocks[block]
+        if len(pieces) > 1:  # joined by the reader, so that text that nobody reads costs only an append
+            pieces[:] = ["".join(pieces)]
+        return pieces[0]
+
+    def wake(self) -> None:
+        """Tells the readers that there is something new."""
+        for reader in self.readers:
+            reader.set()
+
+    def conclude(self, end: bytes | None, error: TenureError | None = None) -> None:
+        """Gives the readers the end, or the reason why there is none."""
+        self.end, self.error = end, error
+        self.over.set()
+        self.wake()
+
+    def stop(self, why: FailureClass) -> None:
+        """Stops the call; its end follows. Repeatable."""
+        if self.calling is not None and not self.over.is_set() and self.stopped is None:
+            self.stopped = why
+            self.calling.cancel()
+
+    def _append(self, block: int, text: str) -> None:
+        self.blocks.setdefault(block, []).append(text)
+        self.wake()
+
+
+class RunWriters(NamedTuple):
+    """The batchers that write for a run."""
+
+    sent_marks: Batcher[SentMark, bool]
+    ends: Batcher[EndMark, bool]
+
+
+class RunBounds(NamedTuple):
+    """How many calls run at once, and how long an end waits for a reader before its usage is reported."""
+
+    max_calls: int
+    kept_seconds: float
+
+
+class Runs:
+    """The newest call of each task in this process. `report`: takes usage for the ledger."""
+
+    def __init__(
+        self,
+        limits: ModelCallLimits,
+        writers: RunWriters,
+        pool: Pool,
+        runner_id: UUID,
+        report: Callable[[ModelUsageReport], None],
+        bounds: RunBounds,
+    ) -> None:
+        self._limits, self._writers, self._pool = limits, writers, pool
+        self._runner_id, self._report, self._bounds = runner_id, report, bounds
+        self._newest: dict[UUID, GenerationRun] = {}
+        self._running: dict[asyncio.Task[None], GenerationRun] = {}
+        self._is_draining = False
+
+    def find(self, key: ModelCallKey) -> GenerationRun | None:
+        """Returns the call if it runs here, or has ended here lately."""
+        run = self._newest.get(key.task_id)
+        return run if run is not None and run.key == key and not run.given_up else None
+
+    def refuse_new(self) -> TenureError | None:
+        """Returns why no new call begins now."""
+        if self._is_draining:
+            return draining()
+        if len(self._running) >= self._bounds.max_calls:
+            message = f"this model runner makes {self._bounds.max_calls} calls already: repeat the request later"
+            return LimitReached(message, reason="TOO_MANY_CALLS", retry_after_seconds=1.0)
+        return None
+
+    def begin(self, admitted: AdmittedRequest, begun: BeginCall) -> None:
+        """Begins a call whose row says that this runner makes it."""
+        work = admitted.work
+        assert work is not None, "only Generate begins calls"
+        run = GenerationRun(admitted.key, work, begun)
+        older = self._newest.get(admitted.key.task_id)
+        if older is not None:
+            older.stop(FailureClass.INTERRUPTED)  # the task has gone on without it
+            # Only its own commit of the end lets an owner begin the next call. A received end alone proves no commit.
+            older.needs_no_report |= begun.row.fence.epoch in older.received_under
+        self._newest[admitted.key.task_id] = run
+        run.calling = asyncio.create_task(self._call(run))
+        task = asyncio.create_task(self._work(run), name=f"model call {work.request.attempt}")
+        self._running[task] = run
+        task.add_done_callback(self._running.pop)
+
+    def count_by_state(self) -> dict[str, int]:
+        """Returns the number of running calls by state."""
+        counts = dict.fromkeys((ModelCallState.ACCEPTED.value, ModelCallState.SENT.value), 0)
+        for run in self._running.values():
+            counts[run.state.value] += 1
+        return counts
+
+    async def drain(self, seconds: float) -> None:
+        """Begins no more calls, gives up those that were not sent, and waits for the others; then stops them."""
+        self._is_draining = True
+        await self._give_up([run for run in self._running.values() if run.state is ModelCallState.ACCEPTED])
+        await self._wait(self._running, seconds)
+        for run in list(self._running.values()):
+            run.stop(FailureClass.LOST)
+        await self._wait(self._running, LAST_WRITES_SECONDS)
+        for run in self._newest.values():
+            self._report_usage(run)
+
+    async def _wait(self, tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
+        left = list(tasks)
+        if left:
+            await asyncio.wait(left, timeout=seconds)
+
+    async def _give_up(self, runs: list[GenerationRun]) -> None:
+        for run in runs:
+            run.given_up = True
+            if run.calling is not None:
+                run.calling.cancel()
+        if not runs:
+            return
+        try:
+            await give_up_calls(self._pool, [run.key for run in runs], self._runner_id)
+        except TryLater as error:  # they are free all the same as soon as this runner's row is gone
+            _log.warning("could not give up calls that were not sent: %s", error)
+        for run in runs:
+            run.conclude(None, draining())
+
+    async def _work(self, run: GenerationRun) -> None:
+        """Makes the call and records its end."""
+        end = await self._ended(run)
+        if end is None:
+            return
+        try:
+            await self._record(run, end)
+        except TenureError as error:  # the process is closing, or the database refuses this end
+            _log.error("the end of a model call is not recorded", extra={"attempt": run.work.request.attempt})
+            run.conclude(None, error)
+        asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
+
+    async def _ended(self, run: GenerationRun) -> bytes | None:
+        """Returns the end of the call; None: this process gave it up before it was sent."""
+        calling, number = run.calling, run.key.attempt.number
+        assert calling is not None, "begin has started it"
+        try:
+            return await calling
+        except asyncio.CancelledError:
+            if run.given_up:
+                return None
+            if run.stopped is None:  # the process is closing
+                calling.cancel()
+                raise
+            return stopped_end(number, run.stopped, run.call.usage, run.call.request_id)
+        except Exception:  # noqa: BLE001  a bug of a provider must not leave the readers without an end
+            _log.exception("a model call failed unexpectedly", extra={"attempt": run.work.request.attempt})
+            return stopped_end(number, FailureClass.LOST, run.call.usage, run.call.request_id)
+        finally:
+            if run.permit is not None:  # here, because a task that is cancelled before it began runs no line
+                run.permit.close(run.call.usage, run.failure)
+
+    async def _call(self, run: GenerationRun) -> bytes:
+        """Sends the call and returns its end."""
+        number = run.key.attempt.number
+        try:
+            if run.permit is None:
+                run.permit = await self._limits.admit(run.work.limited)
+            if run.state is ModelCallState.ACCEPTED and not await self._mark_sent(run):
+                return stopped_end(number, FailureClass.INTERRUPTED)
+            await failpoint("models.before_call")
+            answer = await run.permit.answer(run.work.request, run.call)
+        except ModelCallFailed as error:
+            run.failure = error
+            return failure_end(number, error)
+        return answer_end(number, answer)
+
+    async def _mark_sent(self, run: GenerationRun) -> bool:
+        """Records that the call is sent now. False: it was cancelled, or another runner has it."""
+        sent_at = datetime.now(UTC)
+        if not await self._writers.sent_marks.submit(SentMark(run.key, sent_at)):
+            return False
+        run.state, run.sent_at = ModelCallState.SENT, sent_at
+        return True
+
+    async def _record(self, run: GenerationRun, end: bytes) -> None:
+        """Records the end, then gives it to the readers. If the record has another end, they get that one."""
+        if await self._writers.ends.submit(EndMark(run.key, end)):
+            metrics.count("tenure_models_calls_ended_total", outcome=outcome_of(end))
+            run.conclude(end)
+            return
+        metrics.count("tenure_models_calls_ended_total", outcome="OVERTAKEN")
+        other = await self._read_end(run.key)
+        if other is None:
+            message = "a later attempt of the task has begun"
+            run.conclude(None, WrongState(message, reason=ATTEMPT_SUPERSEDED))
+        else:
+            run.conclude(other)
+
+    async def _read_end(self, key: ModelCallKey) -> bytes | None:
+        while True:
+            try:
+                return await recorded_end(self._pool, key)
+            except TryLater as error:
+                _log.warning("could not read the end of a call: %s", error)
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _forget(self, run: GenerationRun) -> None:
+        self._report_usage(run)
+        if self._newest.get(run.key.task_id) is run:
+            del self._newest[run.key.task_id]
+
+    def _report_usage(self, run: GenerationRun) -> None:
+        """Reports the usage of a call that may have been settled as lost, or may be yet."""
+        usage: TokenUsage = run.call.usage
+        if not run.needs_no_report and run.over.is_set() and usage.total:
+            run.needs_no_report = True
+            self._report(ModelUsageReport(run.work.token, run.key, usage, run.call.request_id))

@@ -1,0 +1,38 @@
+"""Deletes the rows of tasks that nothing has changed for days: they fence and answer nobody any more."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Never
+
+from services.models.statements import QUERIES
+from tenure.domain.errors import TryLater
+from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.process import rest
+
+_log: Final = logging.getLogger(__name__)
+MOST: Final = 1000
+EVERY_SECONDS: Final = 300.0
+
+
+class GenerationSweep:
+    """Start `run` as a duty."""
+
+    def __init__(self, pool: Pool, days: int) -> None:
+        self._pool, self._days = pool, days
+
+    async def run(self) -> Never:
+        """Sweeps regularly."""
+        while True:
+            try:
+                swept = await self.sweep()
+            except TryLater as error:
+                _log.warning("could not delete old rows of model calls: %s", error)
+                swept = 0
+            await rest(1.0 if swept == MOST else EVERY_SECONDS)
+
+    async def sweep(self) -> int:
+        """Deletes some old rows and returns how many."""
+        async with connection(self._pool) as postgres:
+            cursor = await postgres.execute(QUERIES.sweep_generations, {"days": self._days, "most": MOST})
+            return cursor.rowcount

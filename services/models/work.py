@@ -1,0 +1,102 @@
+"""What a model call is made of: its key, its request to the provider, and the token that began it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from services.models.admission import LimitedCall, Permit
+from services.models.rules import Attempt
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.tool_arguments import storable_json
+from tenure.model_providers.client import ModelRequest
+from tenure.v1 import model_service_pb2 as pb
+from tenure.v1 import token_pb2, tool_pb2
+from tenure.wire.common import PRIORITIES, seconds
+
+FIRST_STEP: Final = 1
+
+
+class ModelCallKey(NamedTuple):
+    """One model call."""
+
+    task_id: UUID
+    attempt: Attempt
+
+
+@dataclass(slots=True, eq=False)
+class CallWork:
+    """What a call needs to begin. `permit`: the one that it has already."""
+
+    request: ModelRequest
+    token: token_pb2.FencingToken
+    limited: LimitedCall
+    permit: Permit | None = None
+
+
+def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> CallWork:
+    """Reads what to send. Raises InvalidRequest for a prompt that no provider could be sent."""
+    name = f"{key.task_id}/{key.attempt.step}/{key.attempt.number}"
+    model_request = read_prompt(
+        request.prompt,
+        name,
+        request.max_output_tokens,
+        seconds(request.timeout) if request.HasField("timeout") else 0.0,
+    )
+    limited = LimitedCall(
+        str(key.task_id),
+        tenant,
+        request.prompt.model,
+        PRIORITIES.to_domain(request.priority),
+        request.prompt.ByteSize(),
+        request.max_output_tokens,
+        is_new=key.attempt.step <= FIRST_STEP,
+    )
+    return CallWork(model_request, request.token, limited)
+
+
+def read_prompt(
+    prompt: pb.Prompt, attempt: str = "", max_output_tokens: int = 0, timeout_seconds: float = 0.0
+) -> ModelRequest:
+    """Reads a prompt. Raises InvalidRequest."""
+    return ModelRequest(
+        model=prompt.model,
+        messages=[_message(index, text) for index, text in enumerate(prompt.messages_json)],
+        texts=tuple(prompt.messages_json),
+        max_output_tokens=max_output_tokens,
+        system=prompt.system,
+        tools=[_tool(index, tool) for index, tool in enumerate(prompt.tools)],
+        attempt=attempt,
+        timeout_seconds=timeout_seconds,
+        is_repeated_soon=prompt.is_repeated_soon,
+    )
+
+
+def _message(index: int, text: str) -> dict[str, Any]:
+    field = f"prompt.messages_json[{index}]"
+    message = _json_object(field, text)
+    content = message.get("content")
+    has_blocks = isinstance(content, list) and bool(content) and all(isinstance(block, dict) for block in content)
+    if not isinstance(message.get("role"), str) or not (isinstance(content, str) or has_blocks):
+        violation = "must have a role, and a content that is a string or a list of at least one object"
+        raise InvalidRequest(violations=[(field, violation)])
+    return message
+
+
+def _tool(index: int, tool: tool_pb2.ToolDefinition) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": _json_object(f"prompt.tools[{index}].input_schema_json", tool.input_schema_json),
+    }
+
+
+def _json_object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = storable_json(text)
+    except ValueError as error:
+        raise InvalidRequest(violations=[(field, f"must be JSON: {str(error)[:200]}")]) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(violations=[(field, "must be a JSON object")])
+    return value

@@ -1,0 +1,129 @@
+"""Several model runners: a call is relayed to the one that makes it, and a dead one's call is lost once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import pytest
+
+from tenure.domain.errors import StaleEpoch, TryLater
+from tests.conformance.test_models_calls import SLOW, slow
+from tests.support.fix_models import ModelReplica, ReadCall, StartModels
+from tests.support.fix_simulator import SimulatorControl
+from tests.support.fix_tools import Grants, Owner
+from tests.support.patience import PATIENCE_SECONDS
+
+
+async def ended_at_last(runner: ModelReplica, owner: Owner) -> Any:
+    """The end of a call, asked for again as a worker does while its runner may be alive."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                return await runner.generate(owner, **SLOW).ended()
+            except TryLater:
+                await asyncio.sleep(0.2)
+
+
+async def test_another_replica_relays_the_call(
+    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+) -> None:
+    slow(simulator, 4000)
+    one, other = await model_runner(), await model_runner()
+    owner = grants.claim()
+    first = await one.generate(owner, **SLOW).speaking()
+    relayed = await other.generate(grants.claim(owner.task_id, epoch=11), **SLOW).speaking()
+    assert relayed.state.joined
+    assert relayed.text.startswith(first.text[:1])
+    assert await relayed.ended() == await first.ended()
+    assert relayed.text == first.text
+    assert len(simulator.calls()) == 1
+
+
+async def test_another_replica_cancels_the_call(
+    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+) -> None:
+    slow(simulator, 30_000)
+    one, other = await model_runner(), await model_runner()
+    owner = grants.claim()
+    call = await one.generate(owner, **SLOW).speaking()
+    newest = grants.claim(owner.task_id, epoch=11)
+    response = await other.cancel(newest)
+    assert response.failure.error_class == "INTERRUPTED"
+    assert (await call.ended()).failure == response.failure
+    for runner in (one, other):
+        with pytest.raises(StaleEpoch):
+            await runner.cancel(owner)
+
+
+async def test_a_killed_runners_call_is_lost_once(
+    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+) -> None:
+    slow(simulator, 30_000)
+    one, other = await model_runner(), await model_runner()
+    owner = grants.claim()
+    await one.generate(owner, **SLOW).speaking()
+    await one.process.kill()
+    ends = await asyncio.gather(*(ended_at_last(other, owner) for _ in range(5)))
+    assert {end.failure.error_class for end in ends} == {"LOST"}
+    assert ends[0].failure.retryable
+    assert (await other.generate(owner, 1, 2, **SLOW).begun()).state.joined is False
+    await _asked(simulator, 2)
+
+
+async def _asked(simulator: SimulatorControl, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(await asyncio.to_thread(simulator.calls)) + len(await asyncio.to_thread(simulator.running)) != count:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_runner_that_restarts_replaces_its_former_life(
+    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+) -> None:
+    """A replica at the same address knows that the one before it is gone, long before its TTL."""
+    slow(simulator, 30_000)
+    runner = await model_runner(runner_ttl_seconds=3600)
+    owner = grants.claim()
+    await runner.generate(owner, **SLOW).speaking()
+    await runner.process.kill()
+    await runner.process.start_again()
+    assert (await ended_at_last(runner, owner)).failure.error_class == "LOST"
+
+
+async def test_a_frozen_runner_does_not_replace_the_lost_end(
+    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+) -> None:
+    slow(simulator, 3000)
+    one, other = await model_runner(), await model_runner()
+    owner = grants.claim()
+    stale = await one.generate(owner, **SLOW).speaking()
+    one.freeze()
+    lost = await ended_at_last(other, owner)
+    assert lost.failure.error_class == "LOST"
+    one.process.signal(signal.SIGCONT)
+    assert await stale_end(stale) in (lost, None)
+    assert await one.generate(owner, **SLOW).ended() == lost
+
+
+async def stale_end(call: ReadCall) -> Any:
+    """The end that a reader of the frozen runner gets; None: its connection broke."""
+    try:
+        return await call.ended()
+    except TryLater:
+        return None
+
+
+async def test_the_row_outlives_no_promise(
+    model_runner: StartModels, grants: Grants, models_database: Any, simulator: SimulatorControl
+) -> None:
+    runner = await model_runner()
+    old, new = grants.claim(), grants.claim()
+    await runner.generate(old).ended()
+    await runner.generate(new).ended()
+    await models_database("update generations set changed_on = changed_on - 8 where task_id = %s", old.task_id)
+    await runner.process.stop()
+    await model_runner(retention_days=7)  # sweeps when it starts
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await models_database("select task_id::text from generations") != [(new.task_id,)]:
+            await asyncio.sleep(0.05)

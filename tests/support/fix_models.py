@@ -1,0 +1,186 @@
+"""Model runners as processes over one database, to be killed, frozen and asked over sockets.
+
+runner = await model_runner()                        # another call starts another replica over the same database
+call = runner.generate(grants.claim(), 1)            # read its parts while it runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from devstack.child_process import freeze
+from services.models.statements import MIGRATIONS
+from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.v1 import model_service_pb2 as pb
+from tenure.v1.model_service_pb2_grpc import ModelServiceStub
+from tenure.wire.model_service import MAX_MESSAGE_BYTES
+from tests.support.fix_simulator import SimulatorControl
+from tests.support.fix_tools import Grants, Owner
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.service_process import ServiceProcess
+
+MODEL = "sim-hello"
+HELLO = json.dumps({"role": "user", "content": "Say hello."})
+
+
+def generate_request(owner: Owner, step: int = 1, attempt_number: int = 1, **prompt: Any) -> pb.GenerateRequest:
+    """A call of a step. `prompt`: fields of the prompt that differ."""
+    given = {"model": MODEL, "messages_json": [HELLO], **prompt}
+    return pb.GenerateRequest(
+        token=owner.token, step=step, attempt_number=attempt_number, prompt=pb.Prompt(**given), max_output_tokens=1000
+    )
+
+
+@dataclass
+class ReadCall:
+    """One Generate, read in the background. `parts`: what has arrived."""
+
+    parts: list[pb.GenerateResponse] = field(default_factory=list)
+    is_over: bool = False
+    arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+    reading: asyncio.Task[None] = field(init=False)
+
+    async def read(self, parts: AsyncIterable[pb.GenerateResponse]) -> None:
+        """Keeps the parts as they arrive."""
+        try:
+            async for part in parts:
+                self.parts.append(part)
+                await self._tell()
+        finally:
+            self.is_over = True
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self.arrived:
+            self.arrived.notify_all()
+
+    async def has(self, matches: Callable[[ReadCall], bool]) -> ReadCall:
+        """Returns as soon as the parts match. Raises the error of the call if it ends before."""
+        async with asyncio.timeout(PATIENCE_SECONDS), self.arrived:
+            while not matches(self):
+                if self.is_over:
+                    await self.reading
+                    raise AssertionError(f"the call ended with {self.parts}")
+                await self.arrived.wait()
+        return self
+
+    async def begun(self) -> ReadCall:
+        """Returns with the first part."""
+        return await self.has(lambda call: bool(call.parts))
+
+    async def speaking(self) -> ReadCall:
+        """Returns with the first text."""
+        return await self.has(lambda call: bool(call.text))
+
+    async def ended(self) -> pb.GenerateResponse:
+        """The last part. Raises the error of the call."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self.reading
+        return self.parts[-1]
+
+    @property
+    def state(self) -> pb.GenerationState:
+        assert self.parts[0].HasField("state")
+        return self.parts[0].state
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces, which must join without a gap."""
+        text = ""
+        for part in self.parts:
+            if part.HasField("text"):
+                assert (part.text.block, part.text.offset) == (0, len(text))
+                text += part.text.text
+        return text
+
+    async def disconnect(self) -> None:
+        self.reading.cancel()
+        await asyncio.gather(self.reading, return_exceptions=True)
+
+
+@dataclass
+class ModelReplica:
+    """One process of the model runner."""
+
+    process: ServiceProcess
+    channel: TenureChannel
+    stub: Any
+    calls: list[ReadCall] = field(default_factory=list)
+
+    def generate(self, owner: Owner, step: int = 1, attempt_number: int = 1, **prompt: Any) -> ReadCall:
+        """A Generate on its way."""
+        return self.send(generate_request(owner, step, attempt_number, **prompt))
+
+    def send(self, request: pb.GenerateRequest) -> ReadCall:
+        call = ReadCall()
+        call.reading = asyncio.create_task(call.read(self.stub.Generate(request, timeout=PATIENCE_SECONDS)))
+        self.calls.append(call)
+        return call
+
+    async def cancel(self, owner: Owner, step: int = 1, attempt_number: int = 1) -> pb.CancelGenerationResponse:
+        request = pb.CancelGenerationRequest(token=owner.token, step=step, attempt_number=attempt_number)
+        response: pb.CancelGenerationResponse = await self.stub.CancelGeneration(request, timeout=CALL_SECONDS)
+        return response
+
+    def freeze(self) -> None:
+        freeze(self.process.pid)
+
+    async def close(self) -> None:
+        for call in self.calls:
+            await call.disconnect()
+        await self.channel.close()
+        await self.process.kill()
+
+
+StartModels = Callable[..., Awaitable[ModelReplica]]
+
+
+@pytest.fixture
+async def models_dsn(fresh_database: Any) -> str:
+    dsn: str = await fresh_database(MIGRATIONS)
+    return dsn
+
+
+@pytest.fixture
+async def model_runner(models_dsn: str, grants: Grants, simulator: SimulatorControl) -> AsyncIterator[StartModels]:
+    """Starts replicas whose provider is the simulator. Keyword arguments are settings without their prefix."""
+    started: list[ModelReplica] = []
+
+    async def start(*, failpoints: str = "", **settings: object) -> ModelReplica:
+        given = {
+            "LISTEN": "127.0.0.1:0",
+            "POSTGRES_DSN": models_dsn,
+            "VERIFYING_KEYS_FILE": str(grants.verifying_keys_file),
+            "RUNNER_TTL_SECONDS": "3",  # short, so that the dead are known to be dead soon
+            **{name.upper(): str(value) for name, value in settings.items()},
+        }
+        provider = {"ANTHROPIC_BASE_URL": simulator.url, "ANTHROPIC_API_KEY": "sk-test"}
+        process = ServiceProcess("models", given, failpoints=failpoints, environment=provider)
+        await process.start()
+        channel = open_channel(process.address, max_message_bytes=MAX_MESSAGE_BYTES)
+        started.append(ModelReplica(process, channel, ModelServiceStub(channel)))
+        return started[-1]
+
+    yield start
+    for replica in started:
+        await replica.close()
+
+
+@pytest.fixture
+async def models_database(models_dsn: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
+    """Runs a query in the service's schema."""
+    async with await psycopg.AsyncConnection.connect(models_dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to models")
+
+        async def query(statement: str, *parameters: object) -> list[Any]:
+            cursor = await postgres.execute(statement.encode(), parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+        yield query
