@@ -10,7 +10,7 @@ from devstack.child_process import StackError
 from devstack.service_process import ServiceProcess
 from devstack.stack import Stack
 
-ORDER: Final = ("checkpoint", "tools", "coordinator", "gateway", "worker")
+ORDER: Final = ("checkpoint", "tools", "models", "coordinator", "gateway", "worker")
 """The order of an upgrade: callees before their callers."""
 
 

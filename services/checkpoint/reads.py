@@ -259,7 +259,8 @@ async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesR
         page_bytes=LIST_BYTES // 2,
         kinds=request.kinds,
     )
-    if not entries and not request.kinds and request.after_sequence < place.sequence:  # the task was pruned meanwhile
+    if not entries and not request.kinds and request.after_sequence < place.sequence:
+        # The task was pruned since it was read.
         async with ledger_connection(reads.primary) as connection:
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
@@ -276,18 +277,18 @@ async def entries_after(
     page_bytes: int = PAGE_BYTES,
     kinds: Sequence[str] = (),
 ) -> tuple[LedgerPosition, list[ledger_pb2.Entry]]:
-    """Returns the end of the ledger and the next page after a sequence. Raises NotFound.
+    """Returns the end of the ledger and the next page after a sequence. Raises NotFound. `kinds`: as `read_page`.
 
-    `kinds`: only entries of these kinds; empty: all. The end is the primary's, so the page is never stale, wherever
-    it was read.
+    The end is the primary's, so the page is never stale, wherever it was read.
     """
     async with ledger_connection(reads.primary) as connection:
         place = await position_of(connection, tenant, task_id)
         if place.sequence <= after:
             return place, []
-        limits: Any = {"after": after, "until": place.sequence, "page_size": page_size, "page_bytes": page_bytes}
-        if kinds or not reads.may_catch_up(place.sequence - after):
-            return place, await read_page(connection, task_id, **limits, kinds=kinds)
+        limits: dict[str, Any] = {"after": after, "until": place.sequence, "kinds": kinds}
+        limits |= {"page_size": page_size, "page_bytes": page_bytes}
+        if not reads.may_catch_up(place.sequence - after):
+            return place, await read_page(connection, task_id, **limits)
     return place, await reads.page(tenant, task_id, **limits)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
@@ -191,9 +191,11 @@ class LedgerReads:
         until: int,
         page_size: int = PAGE_ENTRIES,
         page_bytes: int = PAGE_BYTES,
+        kinds: Sequence[str] = (),
     ) -> list[ledger_pb2.Entry]:
         """Reads a page of entries at the standby if it has the task up to the sequence `until`, else at the primary."""
-        limits: Any = {"after": after, "until": until, "page_size": page_size, "page_bytes": page_bytes}
+        limits: dict[str, Any] = {"after": after, "until": until, "kinds": kinds}
+        limits |= {"page_size": page_size, "page_bytes": page_bytes}
         usable = None if self._standby is None else self._standby.usable()
         if usable is not None:
             try:

@@ -92,6 +92,7 @@ class TasksQuery(TaskFilterQuery, Page):
     root_task_id: str = given("the tasks of the tree of this root", "")
     forked_from_task_id: str = given("the forks of this task", "")
     order: Order = given("NEWEST, or WAIT_DEADLINE: tasks that wait, the earliest deadline first", Order.NEWEST)
+    fresh: bool = given("the page must not be stale, where the server has a standby", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

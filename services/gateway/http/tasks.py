@@ -78,7 +78,7 @@ async def submit(call: HttpCall, _query: req.NoQuery, body: req.SubmitBody) -> T
 async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> TaskPage:
     wanted = filter_of(query, query.root_task_id, query.forked_from_task_id)
     order = task_pb2.TaskOrder.Value(f"TASK_ORDER_{query.order}")
-    return await _page(call, wanted, query, order)
+    return await _page(call, wanted, query, order, fresh=query.fresh)
 
 
 def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_task_id: str = "") -> task_pb2.TaskFilter:
@@ -201,7 +201,8 @@ async def signal(call: HttpCall, _query: req.NoQuery, body: req.SignalBody) -> a
 async def waits(call: HttpCall, query: req.WaitsQuery, _body: None) -> TaskPage:
     """The tasks that wait, the earliest deadline first."""
     wanted = task_pb2.TaskFilter(states=_WAITING if query.external else _WAITING[:1])
-    return await _page(call, wanted, query, task_pb2.TASK_ORDER_WAIT_DEADLINE)
+    # What a person has answered must not be asked again, so the inbox is never stale.
+    return await _page(call, wanted, query, task_pb2.TASK_ORDER_WAIT_DEADLINE, fresh=True)
 
 
 # Files.
@@ -251,8 +252,15 @@ async def _task(call: HttpCall, method: Any, request: Any, *, timeout: float | N
 
 
 async def _page(
-    call: HttpCall, wanted: task_pb2.TaskFilter, page: req.Page, order: task_pb2.TaskOrder.ValueType
+    call: HttpCall,
+    wanted: task_pb2.TaskFilter,
+    page: req.Page,
+    order: task_pb2.TaskOrder.ValueType,
+    *,
+    fresh: bool = False,
 ) -> TaskPage:
-    request = api.ListTasksRequest(filter=wanted, page_size=page.page_size, page_token=page.page_token, order=order)
+    request = api.ListTasksRequest(
+        filter=wanted, page_size=page.page_size, page_token=page.page_token, order=order, fresh=fresh
+    )
     listed = await call.one(call.stubs.tasks.ListTasks, request)
     return task_page(listed)
