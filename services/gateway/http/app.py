@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.http.a2a import A2aDoor
 from services.gateway.http.answers import HealthStatus
 from services.gateway.http.body import json_body
 from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
@@ -65,6 +66,7 @@ class HttpApp:
         any_name: bool,
     ) -> None:
         self._stubs, self._stopping = stubs, stopping
+        self._a2a = A2aDoor(stubs, self._check, is_authenticated=is_authenticated)
         self._origins = Origins(settings.cors_origins, any_name=is_authenticated or any_name)
         self._cors_origins = settings.cors_origins
         self._document = json_bytes(openapi_document(ROUTES))
@@ -100,8 +102,13 @@ class HttpApp:
             Route(SESSION_PATH, self.endpoint(self._begin_session), methods=["POST"]),
             Route(SESSION_PATH, self.endpoint(self._end_session), methods=["DELETE"]),
             Route("/", self.endpoint(_to_console), methods=["GET"]),
+            *self._a2a.routes(),
             *console_pages(Path(__file__).parent / "console"),
         ]
+
+    def _check(self, request: Request) -> None:
+        _check_head(request)
+        self._origins.check(request)
 
     def check_origin(self, request: Request) -> None:
         """Raises HttpRefusal for a request that a page of another origin caused."""
@@ -112,8 +119,7 @@ class HttpApp:
 
         async def checked(request: Request) -> Response:
             try:
-                _check_head(request)
-                self._origins.check(request)
+                self._check(request)
                 return await answer(request)
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
