@@ -13,7 +13,7 @@ import yaml
 from services.models.settings import ModelsSettings
 from tenure.runtime.settings import describe
 from tenure.serve import command_line
-from tests.contract.test_deploy_kubernetes import VERSIONS
+from tests.contract.test_helm_chart import VERSIONS
 from tests.support.compose_file import DEPLOY, compose_services
 
 FOLDER = DEPLOY / "kubernetes" / "models"
