@@ -82,7 +82,7 @@ class Store:
 
     def statements_of_before(self) -> dict[str, str]:
         """The statements of the previous release's service, by file and name."""
-        statements = {}
+        statements: dict[str, str] = {}
         for file in sorted((RECORD / self.service).glob("*.sql")):
             queries = Queries(file.read_text(encoding="utf-8"), str(file))
             statements |= {f"{file.name}: {name}": getattr(queries, name).decode() for name in queries}
