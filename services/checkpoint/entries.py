@@ -94,10 +94,18 @@ async def read_page(
     until: int,
     page_size: int = PAGE_ENTRIES,
     page_bytes: int = PAGE_BYTES,
+    kinds: Sequence[str] = (),
 ) -> list[ledger_pb2.Entry]:
-    """Returns the entries after one sequence up to another, oldest first; at least one if there is any."""
+    """Returns the entries after one sequence up to another, oldest first; at least one if there is any.
+
+    `kinds`: only those of these kinds; empty: all.
+    """
     parameters = _bounds(task_id, after, until, page_size, page_bytes)
-    return [entry_of(columns) for columns in await fetch_all(connection, QUERIES.page_of_entries, parameters)]
+    query = QUERIES.page_of_entries
+    if kinds:
+        query = QUERIES.page_of_kinds
+        parameters["kinds"] = [KINDS[kind] for kind in kinds]
+    return [entry_of(columns) for columns in await fetch_all(connection, query, parameters)]
 
 
 def _bounds(

@@ -98,6 +98,9 @@ class CheckpointSettings:
     listen: Address = setting("address to serve on", default=Address("127.0.0.1:8472"))
     metrics_listen: Address | None = metrics_setting()
     postgres_dsn: Secret = setting("the database of the ledger")
+    notifications_dsn: Secret = setting(
+        "a database through which replicas notify each other, the same for all; empty: the ledger's", default=Secret("")
+    )
     encryption_keys_file: Path | None = setting(
         "the keys that encrypt the secrets of webhooks; without it they are stored as they are", default=None
     )
@@ -144,6 +147,12 @@ class CheckpointSettings:
         if self.webhook.turn_seconds < 2 * self.smtp.longest_seconds:
             yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
         yield from dsn_problems(self.common, "TENURE_CHECKPOINT_POSTGRES_DSN", self.postgres_dsn)
+        if self.notifications_dsn.reveal():
+            yield from dsn_problems(self.common, "TENURE_CHECKPOINT_NOTIFICATIONS_DSN", self.notifications_dsn)
+
+    @property
+    def notifications_database(self) -> Secret:
+        return self.notifications_dsn if self.notifications_dsn.reveal() else self.postgres_dsn
 
     @property
     def caps(self) -> CapDefaults:
@@ -177,7 +186,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
     hub = Hub()
-    replicas = ReplicaNotifications(settings.postgres_dsn, pool, hub)
+    replicas = ReplicaNotifications(settings.notifications_database, pool, hub)
     refusals = Refusals(pool)
     limited = LimitedTenants(pool)
     await adopt_defaults(pool, defaults.sources.tenant_quotas)
@@ -205,13 +214,14 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     policy = _send(duties, pool, settings, due)
     _retain(duties, pool, settings)
+    audit = await process.open(refusal_log(pool, security.identity).opened())
     server = RpcServer(
         settings.listen,
         security=security,
         validate=validate,
         examine=SchemaChecks(schemas_in).examine,
         stopping=process.stopping,
-        audit=await process.open(refusal_log(pool, security.identity).opened()),
+        audit=audit,
         limiter=settings.limit.limiter(),
     )
     watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
@@ -228,7 +238,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     _serve_tenants(server, pool)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
-    approvals = ApprovalServicer(pool, replicas.announce)
+    approvals = ApprovalServicer(pool, replicas.announce, audit.note)
     server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, approvals)
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END

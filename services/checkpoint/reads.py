@@ -253,8 +253,11 @@ async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) 
             until=place.sequence,
             page_size=request.page_size or DEFAULT_ENTRIES,
             page_bytes=LIST_BYTES // 2,
+            kinds=request.kinds,
         )
-        if not entries and request.after_sequence < place.sequence:  # the task was pruned since it was read
+        if (
+            not entries and not request.kinds and request.after_sequence < place.sequence
+        ):  # the task was pruned since it was read
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
     return pb.ListEntriesResponse(entries=entries, more=more)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
@@ -33,6 +32,7 @@ from tenure.domain.errors import (
     TryLater,
     Unavailable,
 )
+from tenure.domain.visible_text import visible_text
 from tenure.runtime import metrics
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
@@ -283,7 +283,7 @@ def _arguments(arguments_json: str) -> str:
         shown = json.dumps(parsed, ensure_ascii=False, indent=2)
     except (ValueError, RecursionError):
         shown = arguments_json
-    return escape(_visible(shown))
+    return escape(visible_text(shown))
 
 
 def _exact_int(text: str) -> int:
@@ -314,20 +314,7 @@ def _thanks(task: task_pb2.Task, label: str) -> str:
 
 def _lines(text: str) -> str:
     """Returns the text escaped, with its line breaks."""
-    return escape(_visible(text)).replace("\n", "<br>")
-
-
-_BLANK: Final = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Letters, marks and symbols that count as printable and show nothing, such as the fillers of Hangul."""
-
-
-def _visible(text: str) -> str:
-    """Returns the text with each character that shows nothing, or reorders what is shown, as its number."""
-    return "".join(
-        one if (one.isprintable() and not _BLANK.match(one)) or one == "\n" else f"\\u{ord(one):04x}" for one in text
-    )
+    return escape(visible_text(text)).replace("\n", "<br>")
 
 
 def _document(title: str, body: str) -> str:

@@ -175,7 +175,10 @@ class TaskServicer(TaskServiceServicer):
 
     async def ListTaskEntries(self, request: api.ListTaskEntriesRequest, _context: Any) -> api.ListTaskEntriesResponse:
         ledger_request = ledger.ListEntriesRequest(
-            task_id=request.task_id, after_sequence=request.after_sequence, page_size=request.page_size
+            task_id=request.task_id,
+            after_sequence=request.after_sequence,
+            page_size=request.page_size,
+            kinds=request.kinds,
         )
         page = await with_retries(lambda: self._peers.checkpoint.ListEntries(ledger_request))
         return api.ListTaskEntriesResponse(entries=page.entries, more=page.more)

@@ -18,6 +18,7 @@ from tenure.cli.output import echo
 from tenure.client import Client
 from tenure.domain.budget import money_text, usd
 from tenure.domain.errors import Refused
+from tenure.domain.visible_text import visible_text
 from tenure.domain.waits import ALLOW, DENY, EDIT
 from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, unix_seconds
@@ -89,7 +90,7 @@ def wait_text(wait: task_pb2.Wait) -> str:
     ]
     if wait.HasField("budget_request"):
         lines.append(f"  budget     {request_text(wait.budget_request)}")
-    return harmless("\n".join(lines))
+    return visible_text("\n".join(lines).replace("\r\n", "\n"))
 
 
 def _arguments(arguments_json: str) -> str:

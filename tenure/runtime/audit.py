@@ -76,7 +76,10 @@ class RefusalLog:
 
     def refused(self, method: str, request: Any, peer: str, refusal: TenureError) -> None:
         """Notes a refusal, to be recorded soon."""
-        record = self.record(method, request, peer, Decision.DENIED, refusal.reason, refusal.metadata)
+        self.note(self.record(method, request, peer, Decision.DENIED, refusal.reason, refusal.metadata))
+
+    def note(self, record: AuditRecord) -> None:
+        """Notes a refusal of a subject that is not the current principal, to be recorded soon."""
         metrics.count("tenure_denied_calls_total", method=record.method, reason=record.reason)
         self._denials.add(record)
 

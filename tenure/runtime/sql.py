@@ -6,13 +6,22 @@ Each migration runs once, in one transaction, with its schema first in the searc
 records it with a checksum; a file that was changed afterwards is refused. Replicas that start together run one after
 the other under an advisory lock. A database with migrations that this code does not know is accepted: during an upgrade
 the old code must still run beside the new code.
+
+Services run while a migration waits for a lock, and whatever they ask for then waits behind it. So a migration gives up
+after seconds, lets them continue and tries again.
+
+A file whose first line is `-- outside a transaction` runs statement by statement, for `create index concurrently` and
+`validate constraint`, which let services write meanwhile. If it fails in the middle, all its statements run again: each
+of them must be repeatable. The line of a statement's end is the only one that ends with a semicolon.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +30,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
+from tenure.domain.errors import Unavailable
 from tenure.runtime.postgres import connection_arguments, domain_errors, revealed
+from tenure.runtime.rpc_status import LOCK_TIMEOUT
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,7 +99,15 @@ def _without_comments(text: str) -> str:
 
 _log: Final = logging.getLogger(__name__)
 _FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<what>[a-z0-9_]+)\.sql")
-_LOCK_TIMEOUT: Final = "120s"
+_OUTSIDE: Final = "-- outside a transaction"
+_TURN_SECONDS: Final = 120.0
+"""How long a replica waits for another one that migrates."""
+_POLL_SECONDS: Final = 0.2
+LOCK_SECONDS: Final = 5.0
+"""How long a migration waits for the lock of a table. Services wait behind it, for at most half of their timeouts."""
+LOCK_TRIES: Final = 24
+LOCK_PAUSE_SECONDS: Final = 1.0
+"""Between two tries: the time in which services do what has piled up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,17 @@ class Migration:
     def checksum(self) -> str:
         """The SHA-256 of the text, independent of the checkout's line endings."""
         return hashlib.sha256(self.text.replace("\r\n", "\n").encode()).hexdigest()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether its statements run outside a transaction, one by one."""
+        return self.text.startswith(f"{_OUTSIDE}\n")
+
+    @property
+    def statements(self) -> list[str]:
+        """Its statements, for a file that runs outside a transaction."""
+        parts = re.split(r";[ \t]*$", _without_comments(self.text.replace("\r\n", "\n")), flags=re.MULTILINE)
+        return [part.strip() for part in parts if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +214,28 @@ def _sql_files(package: str, path: str) -> list[resources.abc.Traversable]:
 
 @asynccontextmanager
 async def _migration_lock(dsn: str | Secret, schema: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-    """Opens a connection that holds the schema's advisory lock. Closing it always releases the lock."""
+    """Opens a connection that holds the schema's advisory lock. Closing it always releases the lock.
+
+    It polls. A statement that waits for the lock would hold a snapshot, and `create index concurrently` of the holder
+    waits for all older snapshots: a deadlock.
+    """
     with domain_errors():
         async with await psycopg.AsyncConnection.connect(
             revealed(dsn), **connection_arguments("migrations")
         ) as postgres:
-            await postgres.execute(sql.SQL("set lock_timeout = {}").format(_LOCK_TIMEOUT))
-            await postgres.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (f"tenure migrations {schema}",))
+            ends_at = time.monotonic() + _TURN_SECONDS
+            while not await _try_lock(postgres, schema):
+                if time.monotonic() > ends_at:
+                    message = f"another process has migrated {schema} for {_TURN_SECONDS:g} s; try again when it ends"
+                    raise Unavailable(message, reason=LOCK_TIMEOUT)
+                await asyncio.sleep(_POLL_SECONDS)
             yield postgres
+
+
+async def _try_lock(postgres: psycopg.AsyncConnection[Any], schema: str) -> bool:
+    statement = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
+    row = await (await postgres.execute(statement, (f"tenure migrations {schema}",))).fetchone()
+    return row is not None and bool(row[0])
 
 
 async def _pending(postgres: psycopg.AsyncConnection[Any], migrations: Migrations) -> list[Migration]:
@@ -217,22 +261,54 @@ async def _applied(postgres: psycopg.AsyncConnection[Any], schema: str) -> dict[
 
 
 async def _apply(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
-    name, table = sql.Identifier(schema), sql.Identifier(schema, "migrations")
+    """Applies a migration, again after a lock that it did not get in time."""
+    apply_once = _apply_outside if file.is_outside else _apply_inside
     try:
-        async with postgres.transaction():
-            schemas = await postgres.execute("select from pg_namespace where nspname = %s", (schema,))
-            if await schemas.fetchone() is None:  # `if not exists` needs the right to create schemas in any case
-                await postgres.execute(sql.SQL("create schema {}").format(name))
-            await postgres.execute(sql.SQL(_TABLE).format(table))
-            await postgres.execute(sql.SQL("set local search_path to {}, public").format(name))
-            await postgres.execute(file.text.encode(), prepare=False)
-            await postgres.execute(
-                sql.SQL("insert into {} (number, name, checksum) values (%s, %s, %s)").format(table),
-                (file.number, file.name, file.checksum),
-            )
+        for tries_left in reversed(range(LOCK_TRIES)):
+            try:
+                return await apply_once(postgres, schema, file)
+            except psycopg.errors.LockNotAvailable:
+                if not tries_left:
+                    raise
+                _log.warning(
+                    "a migration waits for a lock",
+                    extra={"schema": schema, "migration": file.name, "tries": tries_left},
+                )
+                await asyncio.sleep(LOCK_PAUSE_SECONDS)
     except psycopg.Error as error:
         error.add_note(f"in the migration {schema}/{file.name}")
         raise
+
+
+async def _apply_inside(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
+    name, table = sql.Identifier(schema), sql.Identifier(schema, "migrations")
+    async with postgres.transaction():
+        schemas = await postgres.execute("select from pg_namespace where nspname = %s", (schema,))
+        if await schemas.fetchone() is None:  # `if not exists` needs the right to create schemas in any case
+            await postgres.execute(sql.SQL("create schema {}").format(name))
+        await postgres.execute(sql.SQL(_TABLE).format(table))
+        await postgres.execute(sql.SQL("set local search_path to {}, public").format(name))
+        await postgres.execute(sql.SQL("set local lock_timeout = {}").format(f"{LOCK_SECONDS:g}s"))
+        await postgres.execute(file.text.encode(), prepare=False)
+        await _record(postgres, schema, file)
+
+
+async def _apply_outside(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
+    """Without a lock timeout: these statements wait for transactions that began before, and nobody waits for them."""
+    await postgres.execute(sql.SQL("set search_path to {}, public").format(sql.Identifier(schema)))
+    await postgres.execute("set lock_timeout = 0")
+    for statement in file.statements:
+        await postgres.execute(statement.encode(), prepare=False)
+    await _record(postgres, schema, file)
+    await postgres.execute("reset search_path")
+
+
+async def _record(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
+    table = sql.Identifier(schema, "migrations")
+    await postgres.execute(
+        sql.SQL("insert into {} (number, name, checksum) values (%s, %s, %s)").format(table),
+        (file.number, file.name, file.checksum),
+    )
 
 
 _TABLE: Final = """

@@ -18,7 +18,9 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 
 from tenure.runtime.metrics import BUCKETS_SECONDS, REGISTRY, MetricRegistry
+from tenure.runtime.otlp_target import HTTP, PROTOCOLS, http_target, protocol_of
 from tenure.runtime.request_context import Exporting
+from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -85,7 +87,6 @@ class MetricsExport:
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 METRICS_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
-PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
 DISABLED: Final = "OTEL_SDK_DISABLED"
 _EXPORT_TIMEOUT_SECONDS: Final = 3
 _FLUSH_TIMEOUT_SECONDS: Final = 5.0
@@ -100,17 +101,18 @@ async def telemetry(
     """Exports metrics inside the block to the endpoint of OTEL_EXPORTER_OTLP_…ENDPOINT; flushes at the end."""
     Exporting.traces = bool(endpoint(environment, TRACES_ENDPOINT))
     metrics = endpoint(environment, METRICS_ENDPOINT)
-    if (protocol := environment.get(PROTOCOL, "")) not in {"", "grpc"} and (metrics or Exporting.traces):
-        _log.warning("unsupported OTLP protocol: telemetry is exported over gRPC", extra={"protocol": protocol})
     if not metrics:
         yield
         return
+    if (protocol := protocol_of(environment, "METRICS")) not in PROTOCOLS:
+        _log.warning("unsupported OTLP protocol: metrics are exported over gRPC", extra={"protocol": protocol})
     # Imported here because the import takes half a second, which only a process that exports should pay.
     from opentelemetry.sdk.resources import Resource
 
     named = {"service.name": f"tenure-{service}", "service.instance.id": instance, "service.version": version}
     resource = Resource.create({name: value for name, value in named.items() if value})
-    export = MetricsExport(resource, _metric_reader(metrics))
+    reader = _http_metric_reader(environment) if protocol == HTTP else _metric_reader(metrics)
+    export = MetricsExport(resource, reader)
     try:
         yield
     finally:
@@ -130,6 +132,21 @@ def _metric_reader(endpoint: str) -> MetricReader:
 
     exporter = OTLPMetricExporter(endpoint=endpoint, insecure=is_plain(endpoint), timeout=_EXPORT_TIMEOUT_SECONDS)
     return PeriodicExportingMetricReader(exporter, export_interval_millis=_METRICS_INTERVAL_SECONDS * 1000)
+
+
+def _http_metric_reader(environment: Mapping[str, str]) -> MetricReader:
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    from tenure.runtime.metrics_http import HttpMetricExporter
+    from tenure.runtime.otlp_http import OtlpHttp
+
+    try:
+        http = OtlpHttp(http_target(environment, "METRICS"), _EXPORT_TIMEOUT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([str(error)]) from error
+    return PeriodicExportingMetricReader(
+        HttpMetricExporter(http), export_interval_millis=_METRICS_INTERVAL_SECONDS * 1000
+    )
 
 
 def is_plain(endpoint: str) -> bool:

@@ -1159,22 +1159,28 @@ class ListEntriesRequest(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
+    KINDS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     after_sequence: builtins.int
     """Only entries after this one; 0: from the first."""
     page_size: builtins.int
     """The maximum number; 0: 200, at most 1,000."""
+    @builtins.property
+    def kinds(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only entries of these kinds, by the names of the fields of EntryBody; empty: all."""
+
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         after_sequence: builtins.int = ...,
         page_size: builtins.int = ...,
+        kinds: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after_sequence", b"after_sequence", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_sequence", b"after_sequence", "kinds", b"kinds", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1187,7 +1193,7 @@ class ListEntriesResponse(message.Message):
     ENTRIES_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     more: builtins.bool
-    """There are more after the last of these."""
+    """There are more after the last of these; with kinds, there may be more."""
     @builtins.property
     def entries(self) -> containers.RepeatedCompositeFieldContainer[ledger_pb2.Entry]:
         """Oldest first."""

@@ -15,7 +15,7 @@ from tenure.domain.errors import FieldViolation
 from tenure.domain.fencing import is_claim_epoch
 from tenure.domain.outputs import MAX_URI_CHARACTERS
 from tenure.domain.tool_arguments import storable_json
-from tenure.v1 import task_pb2, token_pb2
+from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.wire.common import seconds
 
 # The violations of a request, collected while the checks run.
@@ -172,9 +172,15 @@ def check_watch(request: Any, v: Violations) -> None:
     v.require(request.after_sequence >= 0, "after_sequence", "must not be negative")
 
 
+_ENTRY_KINDS: Final = frozenset(field.name for field in ledger_pb2.EntryBody.DESCRIPTOR.fields)
+
+
 def check_entries(request: Any, v: Violations) -> None:
     check_watch(request, v)
     v.between("page_size", request.page_size, 0, 1000)
+    v.require(len(request.kinds) <= len(_ENTRY_KINDS), "kinds", "must not have more kinds than there are")
+    for kind in request.kinds:
+        v.require(kind in _ENTRY_KINDS, "kinds", f"{kind[:40]!r} is no field of EntryBody")
 
 
 def check_bills(request: Any, v: Violations) -> None:

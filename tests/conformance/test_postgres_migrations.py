@@ -9,9 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from tenure.runtime import sql
 from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.sql import Migrations, Queries, migrate
 from tests.support.fix_postgres import FreshDatabase
+from tests.support.patience import PATIENCE_SECONDS
 
 FIRST = ("0001_tasks.sql", "create table tasks (id int); create index on tasks (id); -- 100 % of them")
 SECOND = ("0002_more.sql", "alter table tasks add column state text")
@@ -78,6 +80,76 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(fresh_database: F
         await migrate(dsn, ledger(FIRST, BROKEN))
     assert "ledger/0002_broken.sql" in caught.value.__notes__[0]
     assert await migrate(dsn, ledger(FIRST, SECOND)) == [SECOND[0]]
+
+
+OUTSIDE = (
+    "0002_index.sql",
+    """-- outside a transaction
+-- Built beside writes.
+drop index concurrently if exists by_id;
+create index concurrently by_id on tasks (id);
+""",
+)
+
+
+async def test_a_file_outside_a_transaction_runs_beside_writes(fresh_database: FreshDatabase) -> None:
+    """It waits for the writer, who writes on. Another replica that migrates meanwhile is not in its way."""
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(FIRST))
+    async with await psycopg.AsyncConnection.connect(dsn) as writer:
+        await writer.execute("insert into ledger.tasks values (1)")
+        replicas = [asyncio.create_task(migrate(dsn, ledger(FIRST, OUTSIDE))) for _ in range(3)]
+        await blocked_by(dsn, writer)
+        await writer.execute("insert into ledger.tasks values (2)")
+        await writer.commit()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        applied = await asyncio.gather(*replicas)
+    assert sorted(map(len, applied)) == [0, 0, 1]
+    assert await rows(dsn, "select indisvalid from pg_index where indexrelid = 'ledger.by_id'::regclass") == [(True,)]
+
+
+async def test_a_file_outside_a_transaction_is_repeated_whole(fresh_database: FreshDatabase) -> None:
+    """As after a build that failed: the invalid index that it leaves is replaced."""
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(FIRST))
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+        await postgres.execute("insert into ledger.tasks values (1), (1)")
+        unique = (OUTSIDE[0], OUTSIDE[1].replace("create index", "create unique index"))
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            await migrate(dsn, ledger(FIRST, unique))
+        await postgres.execute("delete from ledger.tasks")
+        assert await migrate(dsn, ledger(FIRST, unique)) == [OUTSIDE[0]]
+    assert await rows(dsn, "select indisvalid from pg_index where indexrelid = 'ledger.by_id'::regclass") == [(True,)]
+
+
+async def test_a_migration_lets_services_pass_while_it_waits(
+    fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives up its place in the queue for the lock, and tries again until the long transaction has ended."""
+    monkeypatch.setattr(sql, "LOCK_SECONDS", 0.2)
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(FIRST))
+    async with (
+        await psycopg.AsyncConnection.connect(dsn) as long,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as service,
+    ):
+        await long.execute("select from ledger.tasks")
+        migrating = asyncio.create_task(migrate(dsn, ledger(FIRST, SECOND)))
+        await blocked_by(dsn, long)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await service.execute("select from ledger.tasks")  # waits behind the migration, until that gives up
+        assert not migrating.done()
+        await long.commit()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await migrating == [SECOND[0]]
+
+
+async def blocked_by(dsn: str, connection: psycopg.AsyncConnection[Any]) -> None:
+    """Waits until somebody waits for what the transaction of this connection holds."""
+    waits = "select count(*) from pg_locks where not granted and {} = any(pg_blocking_pids(pid))"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await rows(dsn, waits.format(connection.info.backend_pid)) == [(0,)]:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_database_ahead_of_the_code_is_left_alone(

@@ -13,8 +13,9 @@ import yaml
 from services.models.settings import ModelsSettings
 from tenure.runtime.settings import describe
 from tenure.serve import command_line
-from tests.contract.test_deploy_kubernetes import VERSIONS
+from tests.contract.test_helm_chart import VERSIONS
 from tests.support.compose_file import DEPLOY, compose_services
+from tests.support.helm_chart import RELEASE, rendered
 
 FOLDER = DEPLOY / "kubernetes" / "models"
 CLOSING_SECONDS = 30
@@ -76,7 +77,7 @@ def test_kubernetes_understands_the_model_runner(version: str) -> None:
 
 
 def test_kubernetes_runs_it_as_compose_does() -> None:
-    pod = named("Deployment", "models")["spec"]["template"]["spec"]
+    pod = named("Deployment", "tenure-models")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     variables = {one["name"] for one in container["env"]}
     assert variables - known_variables() == {"POD_IP"}
@@ -85,6 +86,18 @@ def test_kubernetes_runs_it_as_compose_does() -> None:
     assert required - variables == {"OPENAI_API_KEY_FILE"}
     assert pod["terminationGracePeriodSeconds"] > DRAIN_SECONDS + CLOSING_SECONDS
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    rule = named("NetworkPolicy", "models")["spec"]["ingress"][0]
-    callers = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in rule["from"]}
+    rule = named("NetworkPolicy", "tenure-models")["spec"]["ingress"][0]
+    callers = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]}
     assert callers == {"worker", "models"}
+
+
+def test_kubernetes_reaches_the_release_of_the_chart() -> None:
+    """The labels, the names and the secrets are those of a release `tenure`."""
+    for document in documents():
+        text = yaml.safe_dump(document)
+        assert document["metadata"]["name"].startswith(f"{RELEASE}-")
+        assert set(re.findall(r"app.kubernetes.io/instance: (\S+)", text)) <= {RELEASE}
+    (container,) = named("Deployment", "tenure-models")["spec"]["template"]["spec"]["containers"]
+    (address,) = [one["value"] for one in container["env"] if one["name"] == "TENURE_MODELS_CHECKPOINT_ADDRESS"]
+    services = {one["metadata"]["name"] for one in rendered("") if one["kind"] == "Service"}
+    assert address.partition(":")[0] in services

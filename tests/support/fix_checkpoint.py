@@ -235,6 +235,7 @@ class MakeCheckpoint(Protocol):
         default_max_usd: float = 10.0,
         lower_tier_share: float = 0.05,
         traces: TraceSettings | None = None,
+        notifications_dsn: str = "",
     ) -> Checkpoint: ...
 
 
@@ -273,6 +274,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             default_max_usd: float = 10.0,
             lower_tier_share: float = 0.05,
             traces: TraceSettings | None = None,
+            notifications_dsn: str = "",
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
@@ -286,6 +288,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "default_max_usd": default_max_usd,
                 "lower_tier_share": lower_tier_share,
                 "traces": traces or TraceSettings(),
+                "notifications_dsn": Secret(notifications_dsn),
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))

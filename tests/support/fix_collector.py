@@ -108,12 +108,7 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         if self._collector.on_export is not None:
             await self._collector.on_export()
-        spans = [
-            _span(_plain(resource.resource.attributes)["service.name"], one)
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for one in scope.spans
-        ]
+        spans = spans_in(request)
         if (status := self._collector.refuses_spans(spans)) is not None:
             self._collector.refused += 1
             await context.abort(status, "not these")
@@ -133,6 +128,16 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
             for scope in resource.scope_metrics:
                 self._collector.metrics |= {metric.name for metric in scope.metrics}
         return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+def spans_in(request: Any) -> list[ExportedSpan]:
+    """The spans of an ExportTraceServiceRequest."""
+    return [
+        _span(_plain(resource.resource.attributes)["service.name"], one)
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for one in scope.spans
+    ]
 
 
 def _span(service: str, one: Any) -> ExportedSpan:

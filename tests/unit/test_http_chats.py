@@ -12,7 +12,7 @@ import pytest
 from services.gateway.http import ag_ui, ai_chat
 from services.gateway.http.ai_chat import UiMessageWriter
 from services.gateway.http.chat_text import ChatText, TextPart
-from services.gateway.http.conversation import ChatThread
+from services.gateway.http.conversation import ChatThread, message_request_id
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.requests import NoQuery, SubmitBody
 from tenure.domain.budget import TokenUsage
@@ -259,3 +259,28 @@ async def test_a_message_does_not_pass_an_approval() -> None:
         await thread(call).say("c1/m2", "hurry")
     assert (caught.value.status, caught.value.reason) == (409, "WAITS_FOR_APPROVAL")
     assert call.sent("SendMessage") == []
+
+
+async def test_a_long_conversation_is_not_read_to_find_a_turn() -> None:
+    """Only the entries that begin turns: the answers of models and tools may have megabytes."""
+    begun = ledger_pb2.Entry(
+        sequence=1, body=ledger_pb2.EntryBody(submitted=ledger_pb2.TaskSubmitted(request_id="c1/m1"))
+    )
+    message = ledger_pb2.UserMessage(request_id="c1/m2", text="and now?")
+    asked = ledger_pb2.Entry(sequence=40, body=ledger_pb2.EntryBody(user_message=message))
+    entries = api.ListTaskEntriesResponse(entries=[begun, asked])
+    for message_id, after in (("c1/m1", 1), ("c1/m2", 40)):
+        call = ToldCall(
+            ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])], ListTaskEntries=[entries]
+        )
+        turn = await thread(call).say(message_id, "again")
+        assert (turn.task_id, turn.after_sequence) == (ROOT, after)
+        assert {tuple(request.kinds) for request in call.sent("ListTaskEntries")} == {
+            ("submitted", "forked", "user_message", "wait_resolution")
+        }
+
+
+@pytest.mark.parametrize(("first", "second"), [(("a/b", "c"), ("a", "b/c")), (("a%2Fb", "c"), ("a/b", "c"))])
+def test_two_messages_never_have_one_request_id(first: tuple[str, str], second: tuple[str, str]) -> None:
+    assert message_request_id(*first) != message_request_id(*second)
+    assert message_request_id("chat-1", "m:1") == "chat-1/m:1"  # as it was for ids without a slash

@@ -20,8 +20,8 @@ from tenure.domain.approvals import (
     shown_digest,
     verify_link,
 )
-from tenure.domain.audit import MAX_NAME, MAX_TARGET, AuditRecord, Decision
-from tenure.domain.errors import InvalidRequest, NotFound, WrongState
+from tenure.domain.audit import MAX_NAME, MAX_REASON, MAX_TARGET, AuditRecord, Decision
+from tenure.domain.errors import InvalidRequest, NotFound, TenureError, TryLater, WrongState
 from tenure.runtime import metrics
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2, task_pb2
@@ -29,6 +29,7 @@ from tenure.wire.common import STATES, timestamp
 from tenure.wire.task import wait_to_domain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from tenure.domain.waits import Wait
@@ -84,10 +85,32 @@ async def read_link(pool: Pool, token: LinkToken) -> LinkView:
         return await _view(connection, *await _verified(connection, token))
 
 
-async def answer_by_link(pool: Pool, request: pb.AnswerByLinkRequest) -> AppendResult:
-    """Answers the wait of a link. Raises as `read_link`; WrongState (WAIT_CHANGED), InvalidRequest."""
+async def answer_by_link(
+    pool: Pool, request: pb.AnswerByLinkRequest, note_refusal: Callable[[AuditRecord], None]
+) -> AppendResult:
+    """Answers the wait of a link. Raises as `read_link`; WrongState (WAIT_CHANGED), InvalidRequest.
+
+    `note_refusal` gets the audit record of an answer that is refused.
+    """
+    holder = _Holder()
+    try:
+        return await _answer(pool, request, holder)
+    except TenureError as error:
+        if not isinstance(error, TryLater):  # it may come again, and is not decided
+            note_refusal(_record(holder.link, request, Decision.DENIED, error.reason))
+        raise
+
+
+@dataclass(slots=True)
+class _Holder:
+    """The link whose token the caller has proven to hold, also if it has expired."""
+
+    link: StoredLink | None = None
+
+
+async def _answer(pool: Pool, request: pb.AnswerByLinkRequest, holder: _Holder) -> AppendResult:
     async with ledger_connection(pool) as connection:
-        link, expires_at = await _verified(connection, LinkToken(request.link_id, request.digest))
+        link, expires_at = await _verified(connection, LinkToken(request.link_id, request.digest), holder)
         answer = checkpoint_service_pb2.WaitAnswer(
             wait_id=link.wait_id,
             comment=request.comment,
@@ -104,7 +127,7 @@ async def answer_by_link(pool: Pool, request: pb.AnswerByLinkRequest) -> AppendR
             if answer.decision and answer.decision not in (decisions := decisions_by_link(view.wait)):
                 rule = f"must be one of the decisions of the link: {', '.join(decisions) or 'none'}"
                 raise InvalidRequest(violations=[("decision", rule)])
-    await append_records(pool, [_record(link, request)])
+    await append_records(pool, [_record(link, request, Decision.ALLOWED)])
     appended = await append_external_entry(pool, link.tenant, _entry(link, answer, request.request_id))
     metrics.count("tenure_answer_links_total", outcome="answered")
     return appended
@@ -118,10 +141,19 @@ def _entry(
     )
 
 
-async def _verified(connection: Connection, token: LinkToken) -> tuple[StoredLink, datetime]:
+async def _verified(
+    connection: Connection, token: LinkToken, holder: _Holder | None = None
+) -> tuple[StoredLink, datetime]:
     row = await fetch_one(connection, APPROVALS.link, {"link_id": token.link_id})
     stored = None if row is None else _LinkRow(*row)
-    link = verify_link(token, None if stored is None else stored.stored())
+    try:
+        link = verify_link(token, None if stored is None else stored.stored())
+    except WrongState:  # it has expired: the token is right
+        if holder is not None and stored is not None:
+            holder.link = stored.stored()
+        raise
+    if holder is not None:
+        holder.link = link
     assert stored is not None, "verify_link refuses an unknown link"
     return link, stored.expires_at
 
@@ -147,15 +179,20 @@ async def _is_repeat(connection: Connection, link: StoredLink, request_id: str) 
     return await fetch_one(connection, QUERIES.find_foreign, parameters) is not None
 
 
-def _record(link: StoredLink, request: pb.AnswerByLinkRequest) -> AuditRecord:
-    target = f"task_id={link.task_id} wait_id={link.wait_id} shown_digest={request.shown_digest} link_id={link.link_id}"
+def _record(
+    link: StoredLink | None, request: pb.AnswerByLinkRequest, decision: Decision, reason: str = ""
+) -> AuditRecord:
+    """Returns the audit record of an answer. `link` None: the token is that of no link, so nobody is named."""
+    target = f"shown_digest={request.shown_digest} link_id={request.link_id}"
+    if link is not None:
+        target = f"task_id={link.task_id} wait_id={link.wait_id} {target}"
     return AuditRecord(
         record_id=str(uuid_utils.uuid7()),
-        tenant=link.tenant,
-        subject=link.actor[:MAX_NAME],
+        tenant="" if link is None else link.tenant,
+        subject="" if link is None else link.actor[:MAX_NAME],
         peer=request.client_address[:MAX_NAME],
         method=METHOD,
         target=target[:MAX_TARGET],
-        decision=Decision.ALLOWED,
-        reason="",
+        decision=decision,
+        reason=reason[:MAX_REASON],
     )

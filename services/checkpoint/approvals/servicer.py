@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from services.checkpoint.approvals import answering, groups
@@ -12,15 +11,20 @@ from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1.approval_service_pb2_grpc import ApprovalServiceServicer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.checkpoint.watch.announcement import Announcement
+    from tenure.domain.audit import AuditRecord
     from tenure.runtime.postgres import Pool
 
 
 class ApprovalServicer(ApprovalServiceServicer):
     """See protos/tenure/v1/approval_service.proto for what each method promises."""
 
-    def __init__(self, pool: Pool, announce: Callable[[Announcement], None]) -> None:
-        self._pool, self._announce = pool, announce
+    def __init__(
+        self, pool: Pool, announce: Callable[[Announcement], None], note_refusal: Callable[[AuditRecord], None]
+    ) -> None:
+        self._pool, self._announce, self._note_refusal = pool, announce, note_refusal
 
     async def SetApproverGroup(self, request: pb.SetApproverGroupRequest, _context: Any) -> pb.SetApproverGroupResponse:
         return pb.SetApproverGroupResponse(group=await groups.set_group(self._pool, current_tenant(), request))
@@ -41,6 +45,6 @@ class ApprovalServicer(ApprovalServiceServicer):
         return view.message()
 
     async def AnswerByLink(self, request: pb.AnswerByLinkRequest, _context: Any) -> pb.AnswerByLinkResponse:
-        answered = await answering.answer_by_link(self._pool, request)
+        answered = await answering.answer_by_link(self._pool, request, self._note_refusal)
         self._announce(answered.announcement)
         return pb.AnswerByLinkResponse(task=answered.task)

@@ -353,6 +353,18 @@ select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
  where bytes_before < %(page_bytes)b
  order by sequence;
 
+-- name: page_of_kinds
+-- As page_of_entries, of some kinds. A statement of its own: the other one is read at each open.
+select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
+  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
+          from entries e
+         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
+           and e.kind = any(%(kinds)b::smallint[])
+         order by e.sequence
+         limit %(page_size)b) p
+ where bytes_before < %(page_bytes)b
+ order by sequence;
+
 -- name: foreign_entries
 -- Entries of several tasks at once: external entries for their owners, and the first pages of opened tasks. The caller
 -- compares counts and finds the ranges that were cut.

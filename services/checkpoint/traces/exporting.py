@@ -83,7 +83,7 @@ class TraceExporter:
                 metrics.gauge("tenure_trace_export_lag_seconds", 0)  # the replica with the turn knows it
                 await rest(TURN_SECONDS / 3 * random.uniform(0.8, 1.2))
                 continue
-            collector = collector_at(self._settings.endpoint, redact)
+            collector = collector_at(self._settings, redact)
             try:
                 await self._work(turn, collector)
             finally:

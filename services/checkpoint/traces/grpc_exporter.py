@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
+_OF_THE_SPANS: Final = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # mostly: larger than a message may be
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""What a collector says that took the request and cannot take these spans. All others are about the collector."""
+
 
 class NotingExporter(OTLPSpanExporter):
-    """`refusal`: the status of the last request, None once the collector took one."""
+    """`refuses_spans`: whether the last failure was about the spans. `rejected`: spans of the last request left out."""
 
-    refusal: grpc.StatusCode | None = None
+    refuses_spans = False
+    rejected = 0
 
     def _initialize_channel_and_stub(self) -> None:
         super()._initialize_channel_and_stub()  # type: ignore[no-untyped-call]
@@ -26,7 +39,8 @@ class _NotingClient:
         try:
             answer = self._client.Export(**parameters)
         except grpc.RpcError as error:
-            self._exporter.refusal = error.code()  # a call that failed has one
+            self._exporter.refuses_spans = error.code() in _OF_THE_SPANS  # a call that failed has a code
             raise
-        self._exporter.refusal = None
+        self._exporter.refuses_spans = False
+        self._exporter.rejected = int(answer.partial_success.rejected_spans)
         return answer

@@ -1,4 +1,4 @@
-"""Sends spans to a collector by OTLP over gRPC."""
+"""Sends spans to a collector by OTLP, over gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import logging
 from enum import Enum, auto
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-import grpc
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -17,13 +16,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tenure.domain import semconv
 from tenure.domain.spans import AttributeValue, SpanKind, TaskSpan
+from tenure.runtime import metrics
+from tenure.runtime.otlp_target import HTTP
 from tenure.runtime.telemetry import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.traces.grpc_exporter import NotingExporter
-    from services.checkpoint.traces.settings import Redact
+    from services.checkpoint.traces.settings import Redact, TraceSettings
 
 _log: Final = logging.getLogger(__name__)
 EXPORT_TIMEOUT_SECONDS: Final = 5
@@ -31,18 +31,6 @@ MAX_CONTENT_CHARACTERS: Final = 16_384
 NOT_REDACTED: Final = "[left out: the redaction failed]"
 _SERVICE: Final = "tenure"
 _KINDS: Final = {SpanKind.INTERNAL: trace.SpanKind.INTERNAL, SpanKind.CLIENT: trace.SpanKind.CLIENT}
-
-_OF_THE_SPANS: Final = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,  # mostly: larger than a message may be
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-    }
-)
-"""What a collector says that took the request and cannot take these spans. All others are about the collector."""
 
 
 class Sent(Enum):
@@ -53,10 +41,20 @@ class Sent(Enum):
     LATER = auto()
 
 
+class SpanSender(Protocol):
+    """An exporter of OpenTelemetry that says why it failed. It blocks for a bounded time."""
+
+    refuses_spans: bool
+    rejected: int
+
+    def export(self, spans: Sequence[ReadableSpan], /) -> SpanExportResult: ...
+    def shutdown(self) -> None: ...
+
+
 class Collector:
     """A collector of OpenTelemetry. `redact`: see docs/tracing.md; it runs in a thread, as the export does."""
 
-    def __init__(self, exporter: NotingExporter, redact: Redact | None) -> None:
+    def __init__(self, exporter: SpanSender, redact: Redact | None) -> None:
         self._exporter, self._redact = exporter, redact
         # Equal for all replicas: a span that is exported twice is the same span.
         self._resource = Resource.create({"service.name": _SERVICE, "service.version": version("tenure")})
@@ -77,8 +75,15 @@ class Collector:
             _log.exception("spans cannot be encoded", extra={"spans": len(spans)})
             return Sent.REFUSED
         if result is SpanExportResult.SUCCESS:
+            self._note_rejected()
             return Sent.TAKEN
-        return Sent.REFUSED if self._exporter.refusal in _OF_THE_SPANS else Sent.LATER
+        return Sent.REFUSED if self._exporter.refuses_spans else Sent.LATER
+
+    def _note_rejected(self) -> None:
+        """Counts spans that the collector left out of a request that it took: OTLP forbids to send them again."""
+        if rejected := self._exporter.rejected:
+            metrics.count("tenure_trace_spans_left_out_total", rejected)
+            _log.error("the collector left out spans of a request that it took", extra={"spans": rejected})
 
     def _readable(self, span: TaskSpan) -> ReadableSpan:
         failed = bool(span.error_type)
@@ -121,9 +126,17 @@ def _context(trace_id: str, span_id: str) -> trace.SpanContext:
     return trace.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=flags)
 
 
-def collector_at(endpoint: str, redact: Redact | None) -> Collector:
-    """Returns the collector at an endpoint."""
+def collector_at(settings: TraceSettings, redact: Redact | None) -> Collector:
+    """Returns the collector that the settings name."""
+    if settings.protocol == HTTP:
+        from services.checkpoint.traces.http_exporter import HttpSpanExporter
+        from tenure.runtime.otlp_http import OtlpHttp
+
+        return Collector(HttpSpanExporter(OtlpHttp(settings.http_target(), EXPORT_TIMEOUT_SECONDS)), redact)
     from services.checkpoint.traces.grpc_exporter import NotingExporter
 
-    exporter = NotingExporter(endpoint=endpoint, insecure=is_plain(endpoint), timeout=EXPORT_TIMEOUT_SECONDS)
+    endpoint, headers = settings.endpoint, settings.header_text() or None
+    exporter = NotingExporter(
+        endpoint=endpoint, insecure=is_plain(endpoint), timeout=EXPORT_TIMEOUT_SECONDS, headers=headers
+    )
     return Collector(exporter, redact)

@@ -1,7 +1,8 @@
 """Notifications between replicas: coalesced NOTIFY after commits on one dedicated connection, LISTEN on another.
 
 A single replica sends no notification: each notification costs Postgres a transaction. It looks for others every
-second, and a replica that begins to listen notifies the others at once.
+second, and a replica that begins to listen notifies the others at once. A notification reaches the sessions of one
+database on one server: where replicas use several nodes of a cluster, they name one database for notifications.
 
 Notifications may be lost. A replica that was disconnected wakes all its watchers after it reconnects, and a poll over
 the watched tasks finds what no notification reported.
@@ -16,7 +17,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
+from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection, prepare_connection
 from services.checkpoint.watch.announcement import Announcement
 from services.checkpoint.watch.ledger_metrics import count_announced
 from tenure.runtime.dedicated_connection import DedicatedConnection
@@ -45,6 +46,7 @@ class ReplicaNotifications:
     """Sends this process's announcements to the other replicas, and passes all announcements to this process's hub."""
 
     def __init__(self, dsn: str | Secret, pool: Pool, hub: Hub) -> None:
+        """`dsn`: the database of the notifications, the same for all replicas. `pool`: of the ledger."""
         self._dsn = dsn
         self._pool = pool
         self._hub = hub
@@ -105,18 +107,21 @@ class ReplicaNotifications:
         """Polls watched tasks, as a duty and backstop: one cheap statement a second for each thousand tasks. Also looks
         for other replicas.
         """
-        while True:
-            note_progress()
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            await self._look_for_others()
-            task_ids = list(self._hub.task_ids)
-            for start in range(0, len(task_ids), TASKS_A_POLL):
+        async with DedicatedConnection(
+            self._dsn, service="checkpoint-poll", schema=SCHEMA, prepare=prepare_connection
+        ) as postgres:
+            while True:
                 note_progress()
-                await self._poll(task_ids[start : start + TASKS_A_POLL])
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
+                await self._look_for_others(postgres)
+                task_ids = list(self._hub.task_ids)
+                for start in range(0, len(task_ids), TASKS_A_POLL):
+                    note_progress()
+                    await self._poll(task_ids[start : start + TASKS_A_POLL])
 
-    async def _look_for_others(self) -> None:
+    async def _look_for_others(self, postgres: DedicatedConnection) -> None:
         parameters = {"listener": f"tenure-{LISTENER}", "own_pid": self._listening_pid}
-        async with ledger_connection(self._pool) as connection:
+        async with postgres.use() as connection:
             [(others,)] = await fetch_all(connection, QUERIES.count_listeners, parameters)
         self._has_others = others > 0
 

@@ -16,7 +16,7 @@ from services.gateway.http.ai_chat import answer_approval, answer_question, appr
 from services.gateway.http.call import HttpCall
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.chat_turn import turn_parts
-from services.gateway.http.conversation import ChatThread, ChatTurn
+from services.gateway.http.conversation import ChatThread, ChatTurn, message_request_id
 from services.gateway.http.event_stream import EventResponse
 from services.gateway.http.json_text import json_text
 from services.gateway.http.requests import NoQuery, SubmitBody
@@ -104,7 +104,8 @@ async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> Chat
     last = body.messages[-1] if body.messages else None
     if not isinstance(last, dict) or last.get("role") != "user" or not last.get("id"):
         raise InvalidRequest(violations=[("messages", "needs a last message of the user, with an id")])
-    text, message_id = _text(last.get("content")), f"{body.threadId}/{last['id']}"
+    text = _text(last.get("content"))
+    message_id = message_request_id(body.threadId, str(last["id"]))
     if not text or len(message_id) > MAX_ID:
         raise InvalidRequest(violations=[("messages", "needs a last message with a text")])
     return await conversation.say(message_id, text)

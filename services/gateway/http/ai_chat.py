@@ -17,7 +17,7 @@ from starlette.responses import Response
 from services.gateway.http.call import HttpCall
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.chat_turn import turn_parts
-from services.gateway.http.conversation import ChatThread, ChatTurn
+from services.gateway.http.conversation import ChatThread, ChatTurn, message_request_id
 from services.gateway.http.event_stream import EventResponse
 from services.gateway.http.requests import NoQuery, SubmitBody
 from services.gateway.http.shapes import given
@@ -76,7 +76,7 @@ async def chat(call: HttpCall, _query: NoQuery, body: ChatBody) -> Response:
         turn = await _answered(call, conversation, last)
         return await _stream(call, turn, str(last.get("id", "")))
     text = "\n".join(_texts(last))
-    message_id = f"{body.id}/{last.get('id', '')}"
+    message_id = message_request_id(body.id, str(last.get("id", "")))
     if not text or not last.get("id") or len(message_id) > MAX_ID:
         raise InvalidRequest(violations=[("messages", "needs a last message with an id and a text")])
     turn = await conversation.say(message_id, text)

@@ -25,6 +25,8 @@ from tenure.wire.common import SOURCES, STATES
 TERMINAL_STATES: Final = frozenset(STATES.to_wire(state) for state in TERMINAL)
 _TRIES: Final = 5
 _PAGE: Final = 1000
+_KINDS: Final = ("submitted", "forked", "user_message", "wait_resolution")
+"""The entries that begin turns. All others, which have the answers and the outcomes of tools, are not read here."""
 _TASKS_PAGE: Final = 20
 _ANSWERED_BY_TEXT: Final = frozenset({task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT_KIND_APPROVAL})
 
@@ -35,6 +37,11 @@ class ChatTurn:
 
     task_id: str
     after_sequence: int
+
+
+def message_request_id(conversation_id: str, message_id: str) -> str:
+    """Returns the request id of a message: two conversations never share one, whatever their clients choose as ids."""
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in (conversation_id, message_id))
 
 
 class ChatThread:
@@ -67,13 +74,13 @@ class ChatThread:
         """Begins the turn of a message, once, also when it is repeated. Raises the errors of the calls."""
         for tries_left in reversed(range(_TRIES)):
             task = await self.newest()
-            if task is not None and (turn := await self._turn_of(task, message_id)) is not None:
+            if task is not None and (turn := await self.turn_of(task, message_id)) is not None:
                 return turn
             try:
                 return await self._begin(task, message_id, text)
             except AlreadyExists as error:
                 if (known := error.metadata.get("task_id")) and error.reason == "REQUEST_ID_REUSED":
-                    begun = await self._turn_of(task_pb2.Task(task_id=known), message_id)
+                    begun = await self.turn_of(task_pb2.Task(task_id=known), message_id)
                     if begun is not None:
                         return begun
                 if not tries_left:
@@ -109,7 +116,7 @@ class ChatThread:
         if task.state in TERMINAL_STATES:
             fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text)
             forked = (await self._call.one(tasks.ForkTask, fork, timeout=FORK_SECONDS)).task
-            return await self._turn_of(forked, message_id) or ChatTurn(forked.task_id, 1)
+            return await self.turn_of(forked, message_id) or ChatTurn(forked.task_id, 1)
         if task.HasField("wait") and task.wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
             # The turn of a message would neither show the approval nor end.
             message = f"the task waits for the approval of {task.wait.tool}: approve or reject the call first"
@@ -122,9 +129,9 @@ class ChatThread:
         else:
             sent = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
             await self._call.one(tasks.SendMessage, sent)
-        return await self._turn_of(task, message_id) or ChatTurn(task.task_id, task.sequence)
+        return await self.turn_of(task, message_id) or ChatTurn(task.task_id, task.sequence)
 
-    async def _turn_of(self, task: task_pb2.Task, message_id: str) -> ChatTurn | None:
+    async def turn_of(self, task: task_pb2.Task, message_id: str) -> ChatTurn | None:
         """Returns the turn that the message began in this task, or None."""
         is_of_message = False
         async for entry in self._entries(task.task_id):
@@ -132,7 +139,8 @@ class ChatThread:
             if entry.sequence == 1:
                 is_of_message = body.submitted.request_id == message_id
             elif is_of_message:
-                return ChatTurn(task.task_id, _begin_of(entry) or 1)
+                is_fork = entry.sequence == 2 and body.HasField("forked")
+                return ChatTurn(task.task_id, _begin_of(entry) if is_fork else 1)
             elif message_id in {body.user_message.request_id, body.wait_resolution.request_id}:
                 return ChatTurn(task.task_id, entry.sequence)
         return ChatTurn(task.task_id, 1) if is_of_message else None
@@ -140,7 +148,7 @@ class ChatThread:
     async def _entries(self, task_id: str) -> AsyncGenerator[ledger_pb2.Entry]:
         after, more = 0, True
         while more:
-            request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after, page_size=_PAGE)
+            request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after, page_size=_PAGE, kinds=_KINDS)
             page = await self._call.one(self._call.stubs.tasks.ListTaskEntries, request)
             for entry in page.entries:
                 yield entry

@@ -11,6 +11,18 @@ export function harmless(text) {
     .replace(HARMFUL, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
+// Characters that show nothing or reorder what is shown, also those that belong into some texts, such as joiners and
+// variation selectors; line ends stay. As in tenure/domain/visible_text.py.
+const UNSEEN = /[\p{C}\p{Zl}\p{Zp}]|[^\P{Zs} ]|[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
+
+// Returns a text that a person decides on, with every character that they could not see escaped. In JSON it is the same
+// value still.
+export function visible(text) {
+  return String(text).replaceAll("\r\n", "\n").replace(UNSEEN, (char) => (char === "\n" ? char : escaped(char)));
+}
+
+const escaped = (char) => char.split("").map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`).join("");
+
 // Returns an element: h("a.name", {href: "#/tasks"}, "text", child, …). null, undefined and false are left out.
 export function h(selector, ...rest) {
   const [tag, ...classes] = selector.split(".");

@@ -1,7 +1,7 @@
 // The form that answers a wait: what exactly would be done, who may answer, until when, and the answers.
 
 import { api, path, requestId } from "../api.js";
-import { h, setText } from "../dom.js";
+import { h, setText, visible } from "../dom.js";
 import { money, moneyExact, number, pretty, relative } from "../format.js";
 import { grantOf } from "../grants.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
@@ -25,13 +25,14 @@ export function waitPanel(task, { onAnswered = () => {}, heading = "h2" } = {}) 
   const id = `wait-${wait.wait_id}`;
   const panel = h("section.wait", { "aria-labelledby": id }, h(heading, { id }, HEADINGS[wait.kind] ?? "Waits"));
   const isGenerated = wait.tool && wait.question === `May ${wait.tool} be called?`; // The heading asks the same.
-  if (wait.question && !isGenerated) panel.append(h("p.question", wait.question));
-  if (wait.context) panel.append(h("p.context", wait.context));
-  if (wait.reference) panel.append(h("p.dim", `Reference: ${wait.reference}`));
+  if (wait.question && !isGenerated) panel.append(h("p.question", visible(wait.question)));
+  if (wait.context) panel.append(h("p.context", visible(wait.context)));
+  if (wait.reference) panel.append(h("p.dim", `Reference: ${visible(wait.reference)}`));
   if (wait.tool) {
     // Never cut: a person must see what they allow.
-    panel.append(h("div.would-do", h("p", "It would call ", h("b.tool", wait.tool), " with"), h("pre.arguments", pretty(wait.arguments))));
+    panel.append(h("div.would-do", h("p", "It would call ", h("b.tool", visible(wait.tool)), " with"), h("pre.arguments", visible(pretty(wait.arguments)))));
   }
+  if (hasUnseen(wait)) panel.append(h("p.warn.unseen", "The text has characters that cannot be seen, or that change the order in which it is read. They are shown as \\u and their number."));
   if (wait.budget_need) panel.append(need(wait.budget_need, task.budget));
   panel.append(
     facts(
@@ -46,6 +47,9 @@ export function waitPanel(task, { onAnswered = () => {}, heading = "h2" } = {}) 
   if (isAnswerable(wait)) panel.append(answers(task, onAnswered));
   return panel;
 }
+
+// Whether a person would read another text than the one that they decide on.
+const hasUnseen = (wait) => [wait.question, wait.context, wait.reference, wait.tool, wait.arguments ? pretty(wait.arguments) : ""].some((text) => text && visible(text) !== text);
 
 function whoMay(wait) {
   const named = (wait.approvers ?? []).map((one) => (typeof one === "string" ? one : one.name ?? one.subject ?? one.email ?? JSON.stringify(one)));
@@ -124,7 +128,7 @@ function answers(task, onAnswered) {
     }
     default:
       for (const option of wait.options) {
-        const label = { approve: "Approve", deny: "Reject", continue: "Let it go on" }[option] ?? option;
+        const label = { approve: "Approve", deny: "Reject", continue: "Let it go on" }[option] ?? visible(option);
         buttons.append(choice(label, decide(option), `Answered: ${option}.`, option === "deny" ? "danger" : option === wait.options[0] ? "primary" : ""));
       }
       if (wait.kind === "QUESTION" || (wait.kind === "APPROVAL" && wait.options.length === 0)) {
@@ -143,7 +147,7 @@ function answers(task, onAnswered) {
 
 // Asks for other arguments, as JSON.
 function editArguments(wait, send) {
-  const text = h("textarea.code", { name: "arguments", rows: 12, spellcheck: "false", value: JSON.stringify(wait.arguments, null, 2) });
+  const text = h("textarea.code", { name: "arguments", rows: 12, spellcheck: "false", value: visible(JSON.stringify(wait.arguments, null, 2)) });
   return dialog(`Other arguments for ${wait.tool}`, {
     confirm: "Allow with these",
     build: (body) => body.append(h("p", "The call runs once, with these arguments instead of the agent's. The agent reads that they were changed."), field("Arguments, a JSON object", text)),

@@ -1,0 +1,233 @@
+-- The queue: which tasks wait in it, which are taken from it, how long it is. tenure.domain.fairness decides between
+-- the first two statements which tenants' tasks are next.
+
+-- name: streams
+-- The queues and loops with queued tasks, by one step through the index for each. For requests that do not name them.
+with recursive stream as (
+  (select t.queue, t.loop from tasks t
+    where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+    order by t.queue, t.loop limit 1)
+  union all
+  select n.queue, n.loop
+    from stream s
+   cross join lateral (
+         select t.queue, t.loop from tasks t
+          where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+            and (t.queue, t.loop) > (s.queue, s.loop)
+          order by t.queue, t.loop limit 1) n
+)
+select queue, loop from stream
+ where (cardinality(%(queues)b::text[]) = 0 or queue = any(%(queues)b::text[]))
+   and (cardinality(%(loops)b::text[]) = 0 or loop = any(%(loops)b::text[]))
+ limit %(most)b;
+
+-- name: waiting
+-- A page of tenants with queued tasks, by one step through the index for each tenant, or for each of the named tenants
+-- (`only_tenants`; empty: all), so that the tasks of others cost nothing. Of each: how many tasks it has to offer
+-- (counted up to `depth`: the more tenants, the fewer slots each can get), and how many it has running or on the way to
+-- a worker. Returns at least one row, which says whether tenants follow after the page.
+with recursive stream as (
+  select s.queue, s.loop, p.number as priority
+    from unnest(%(queues)b::text[], %(loops)b::text[]) as s(queue, loop)
+   cross join unnest(%(priorities)b::bigint[]) as p(number)
+), step as (
+  select s.queue, s.loop, s.priority, t.tenant, 1 as place
+    from stream s
+   cross join lateral (
+         select c.tenant from tasks c
+          where c.queue = s.queue and c.loop = s.loop and c.priority = s.priority and c.tenant > %(after)b
+            and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+          order by c.tenant limit 1) t
+   where cardinality(%(only_tenants)b::text[]) = 0
+  union all
+  select h.queue, h.loop, h.priority, t.tenant, h.place + 1
+    from step h
+   cross join lateral (
+         select c.tenant from tasks c
+          where c.queue = h.queue and c.loop = h.loop and c.priority = h.priority and c.tenant > h.tenant
+            and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+          order by c.tenant limit 1) t
+   where h.place < %(most_tenants)b
+), named as (
+  select s.queue, s.loop, s.priority, n.tenant,
+         row_number() over (partition by s.queue, s.loop, s.priority order by n.tenant) as place
+    from stream s
+   cross join (select distinct tenant from unnest(%(only_tenants)b::text[]) as o(tenant) where tenant > %(after)b) n
+   cross join lateral (
+         select from tasks c
+          where c.queue = s.queue and c.loop = s.loop and c.priority = s.priority and c.tenant = n.tenant
+            and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+          limit 1) t
+), head as (
+  select queue, loop, priority, tenant from step
+  union all
+  select queue, loop, priority, tenant from named where place <= %(most_tenants)b
+), page as materialized (
+  select min(last) as last
+    from (select max(h.tenant) as last from head h
+           group by h.queue, h.loop, h.priority having count(*) = %(most_tenants)b) full_streams
+), present as materialized (
+  select distinct h.tenant as name from head h cross join page where page.last is null or h.tenant <= page.last
+), tenant as materialized (
+  -- A single tenant without a limit needs no count: it is next, however many tasks it has running.
+  select t.name, t.most,
+         case when t.most is null and (select count(*) from present) = 1 then 0
+              else (select count(*) from (select from tasks r
+                                           where r.holds and r.tenant = t.name
+                                           limit greatest(%(most_counted)b, t.most)) r)
+                   + (select count(*) from (select from tasks o
+                                             where o.state = 'QUEUED' and o.ending_state = '' and o.tenant = t.name
+                                               and o.offered_until > now()
+                                             limit greatest(%(most_counted)b, t.most)) o) end as running
+    from (select p.name, (select l.max_running_tasks from tenants l
+                           where l.tenant in (p.name, '') order by l.tenant desc limit 1) as most
+            from present p) t
+), depth as materialized (
+  select greatest(1, least(%(limit)b, 512 / greatest(1, count(*)))) as most from tenant
+), found as (
+  select h.priority, h.tenant, f.is_new, sum(f.waiting)::bigint as waiting, min(f.oldest) as oldest,
+         bool_or(f.waiting = depth.most) as is_more
+    from head h
+   cross join depth
+   cross join lateral (
+         select n.is_new, count(*) as waiting, min(n.created_at) as oldest
+           from (values (false), (true)) as b(is_new)
+          cross join lateral (
+                select b.is_new, c.created_at from tasks c
+                 where c.queue = h.queue and c.loop = h.loop and c.priority = h.priority and c.tenant = h.tenant
+                   and (c.claim_count = 0) = b.is_new
+                   and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+                   and (c.offered_until is null or c.offered_until < now())
+                   and c.deaths < %(deaths_below)b
+                   and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
+                        or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
+                                    where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
+                 order by c.created_at
+                 limit (select most from depth)) n
+          group by n.is_new) f
+   group by h.priority, h.tenant, f.is_new
+)
+select page.last, found.priority, found.tenant, found.is_new, found.waiting, found.is_more, found.oldest,
+       tenant.running, tenant.most
+  from page left join (found join tenant on tenant.name = found.tenant) on true;
+
+-- name: take
+-- Takes a number of tasks from each tenant, the oldest first. Offers are disjoint: rows that another coordinator has
+-- locked are skipped, and tasks that were offered recently are left out. Rows are locked while they are searched: with
+-- a search first and a lock later, two concurrent requests would find the same rows and one would get nothing.
+with portion as (
+  select * from unnest(%(priorities)b::bigint[], %(tenants)b::text[], %(are_new)b::boolean[], %(counts)b::bigint[])
+           with ordinality as p(priority, tenant, is_new, most, place)
+), chosen as (
+  select p.place, t.task_id
+    from portion p
+   cross join lateral (
+         select s.task_id
+           from unnest(%(queues)b::text[], %(loops)b::text[]) as q(queue, loop)
+          cross join lateral (
+                select c.task_id, c.created_at from tasks c
+                 where c.queue = q.queue and c.loop = q.loop and c.priority = p.priority and c.tenant = p.tenant
+                   and (c.claim_count = 0) = p.is_new
+                   and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+                   and (c.offered_until is null or c.offered_until < now())
+                   and c.deaths < %(deaths_below)b
+                   and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
+                        or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
+                                    where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
+                 order by c.created_at
+                 limit p.most
+                 for no key update of c skip locked) s
+          order by s.created_at
+          limit p.most) t
+)
+update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+  from chosen where t.task_id = chosen.task_id
+returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
+          t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
+
+-- name: depth
+-- How many tasks are queued and for how long, for all tenants, from the index alone. Tasks of a tenant that has reached
+-- its running quota are counted apart: more workers would not help them.
+with recursive line as (
+  (select t.queue, t.loop, t.priority, t.tenant from tasks t
+    where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+    order by t.queue, t.loop, t.priority, t.tenant limit 1)
+  union all
+  select n.queue, n.loop, n.priority, n.tenant
+    from line l
+   cross join lateral (
+         select t.queue, t.loop, t.priority, t.tenant from tasks t
+          where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+            and (t.queue, t.loop, t.priority, t.tenant) > (l.queue, l.loop, l.priority, l.tenant)
+          order by t.queue, t.loop, t.priority, t.tenant limit 1) n
+), waiting as materialized (
+  select l.queue, l.priority, l.tenant, c.queued, c.oldest
+    from line l
+   cross join lateral (
+         select count(*) as queued, min(t.queued_at) as oldest from tasks t
+          where t.queue = l.queue and t.loop = l.loop and t.priority = l.priority and t.tenant = l.tenant
+            and t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null) c
+), held_back as materialized (
+  select w.tenant
+    from (select distinct tenant from waiting) w
+   cross join lateral (
+         select l.max_running_tasks as most from tenants l where l.tenant in (w.tenant, '') order by l.tenant desc limit 1) l
+   where (select count(*) from (select from tasks r where r.holds and r.tenant = w.tenant limit l.most) r) >= l.most
+)
+select w.queue, w.priority, sum(w.queued)::bigint,
+       coalesce(sum(w.queued) filter (where h.tenant is not null), 0)::bigint,
+       min(w.oldest) filter (where h.tenant is null),
+       extract(epoch from now() - min(w.oldest) filter (where h.tenant is null))::float8
+  from waiting w left join held_back h on h.tenant = w.tenant
+ group by w.queue, w.priority
+ order by 3 desc
+ limit %(most)b;
+
+-- name: lock_running
+-- Opens of tasks of a tenant with a limit wait here for each other. Tenants without a limit get no row, and no Open
+-- waits for them. Takes the locks in the one order for all callers.
+with limited as materialized (
+  select a.tenant, hashtextextended('running tasks of ' || a.tenant, 0) as key
+    from unnest(%(tenants)b::text[]) as a(tenant)
+   cross join lateral (select l.max_running_tasks as most from tenants l
+                        where l.tenant in (a.tenant, '') order by l.tenant desc limit 1) l
+   where l.most is not null
+   order by key
+)
+select tenant, pg_advisory_xact_lock(key) from limited;
+
+-- name: count_running
+-- Runs under those locks, so that the counts cover all earlier opens. A task that is opened only to be ended does not
+-- count.
+select a.tenant, l.most, (select count(*) from (select from tasks r
+                                                 where r.holds and r.tenant = a.tenant and r.ending_state = ''
+                                                 limit l.most) r)
+  from unnest(%(tenants)b::text[]) as a(tenant)
+ cross join lateral (select l.max_running_tasks as most from tenants l
+                      where l.tenant in (a.tenant, '') order by l.tenant desc limit 1) l
+ where l.most is not null;
+
+-- name: due
+-- Which sweeps have work, by database time: each condition is one step in the index of its sweep, without a lock. A sweep
+-- decides about rows itself, under their locks.
+select name
+  from (values
+    ('retries', exists (select from tasks where state = 'RETRY_SCHEDULED' and next_retry_at <= now())),
+    ('deadlines', exists (select from tasks where ended_at is null and ending_state = '' and state <> 'WAITING_USER'
+                                              and deadline_at <= now())),
+    ('queued', exists (select from tasks where queued_until <= now() and ending_state = '')),
+    ('starts', exists (select from tasks where starts_at <= now())),
+    ('waits', exists (select from tasks where wait_deadline_at <= now())),
+    ('escalations', exists (select from tasks where wait_step_at <= now())),
+    ('signals', exists (select from tasks t
+                         where t.wait_correlation <> ''
+                           and exists (select from signals s
+                                        where s.tenant = t.tenant and s.correlation_id = t.wait_correlation
+                                          and s.taken_by is null))),
+    ('schedules', exists (select from schedules where look_at <= now())),
+    ('families', (select position from family_news order by position limit 1) is not null
+                 or (select position from raised_budgets order by position limit 1) is not null),
+    ('webhooks', exists (select from webhooks where not paused and turn_until <= now()))
+  ) as work(name, is_due)
+ where is_due;
