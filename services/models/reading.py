@@ -58,7 +58,7 @@ class RunReader:
                 self._news.clear()
                 is_over = run.over.is_set()
                 has_text = False
-                for part in self._new_parts():
+                for part in self._new_parts(is_over=is_over):
                     has_text = has_text or part.HasField("text")  # usage alone must not delay the first text
                     yield part
                 if is_over:
@@ -80,7 +80,8 @@ class RunReader:
                     await self._run.over.wait()
         await self._news.wait()
 
-    def _new_parts(self) -> Iterator[pb.GenerateResponse]:
+    def _new_parts(self, *, is_over: bool) -> Iterator[pb.GenerateResponse]:
+        """Yields new text, then new usage, unless the end follows, which has the whole usage."""
         run = self._run
         for block in sorted(run.blocks):
             text = run.text(block)
@@ -88,7 +89,6 @@ class RunReader:
                 piece = text[offset : offset + MAX_PIECE_CHARACTERS]
                 self._offsets[block] = offset + len(piece)
                 yield pb.GenerateResponse(text=pb.GeneratedText(block=block, offset=offset, text=piece))
-        usage = run.call.usage
-        if usage != self._usage:
+        if not is_over and (usage := run.call.usage) != self._usage:
             self._usage = usage
             yield pb.GenerateResponse(usage=usage_to_wire(usage))

@@ -118,6 +118,7 @@ class RunnerCall:
         self._events, self._note_reach = events, note_reach
         self._lengths: dict[int, int] = {}
         self._heard_at = monotonic()
+        self._alarm: asyncio.TimerHandle | None = None
         self.usage, self.request_id = TokenUsage(), ""
 
     async def answer(self) -> ModelAnswer:
@@ -152,9 +153,13 @@ class RunnerCall:
     async def _follow(self) -> ModelAnswer:
         """Reads the call's stream to its end."""
         stream = self._stub.Generate(self._generate())
+        self._announce_wait()
         try:
             while True:
-                part = await self._next(stream)
+                part = await stream.read()
+                if not isinstance(part, pb.GenerateResponse):
+                    message = "the model runner ended the stream before the end of the call"
+                    raise Unavailable(message, reason="STREAM_ENDED")
                 self._heard_at = monotonic()
                 self._note_reach(is_broken=False)
                 match part.WhichOneof("part"):
@@ -171,19 +176,14 @@ class RunnerCall:
                         raise _failure(part.failure)
         finally:
             stream.cancel()
+            if self._alarm is not None:
+                self._alarm.cancel()
 
-    async def _next(self, stream: Any) -> pb.GenerateResponse:
-        """Returns the next part. A connected call that waits at the rate limit gives no sign for long."""
-        reading = asyncio.ensure_future(stream.read())
-        try:
-            while not (await asyncio.wait({reading}, timeout=STILL_WAITING_SECONDS))[0]:
-                self._events.on_wait()
-        finally:
-            reading.cancel()
-        part = reading.result()
-        if not isinstance(part, pb.GenerateResponse):
-            raise Unavailable("the model runner ended the stream before the end of the call", reason="STREAM_ENDED")
-        return part
+    def _announce_wait(self) -> None:
+        """Announces a connected call without a message as alive, again and again: it may wait at the rate limit."""
+        if monotonic() - self._heard_at >= STILL_WAITING_SECONDS:
+            self._events.on_wait()
+        self._alarm = asyncio.get_running_loop().call_later(STILL_WAITING_SECONDS, self._announce_wait)
 
     def _take_state(self, state: pb.GenerationState) -> None:
         if state.joined:
