@@ -93,7 +93,7 @@ class AlertRecord:
     async def run(self) -> None:
         """Records until it is cancelled."""
         while True:
-            with suppress(OSError, http.client.HTTPException):  # the next question tells
+            with suppress(OSError, ValueError, http.client.HTTPException):  # while it starts or ends; it is asked again
                 self._note(await self.server.alerts())
             await asyncio.sleep(POLL_SECONDS)
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from devstack.etcd import EtcdMissingError, EtcdProcess, EtcdStartError, environment
+from devstack.etcd import EtcdProcess, EtcdStartError, environment, find_beside
 
 PROGRAM_SECONDS: Final = 60.0
 
@@ -35,9 +35,7 @@ def restore_snapshot(etcd: EtcdProcess, file: Path) -> None:
 
 
 def _run(etcd: EtcdProcess, program: str, *arguments: str) -> None:
-    path = etcd.binary.with_name(program)
-    if not path.is_file():
-        raise EtcdMissingError(f"{etcd.binary.parent} has no {program}: install all programs of the release of etcd")
+    path = find_beside(etcd.binary, program)
     done = subprocess.run(
         [path, *arguments],
         capture_output=True,

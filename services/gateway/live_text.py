@@ -149,15 +149,17 @@ class LiveTextRelay:
         request = coordinator.GetLiveSourceRequest(task_id=task_id, epoch=epoch)
         try:
             while stream.failures < REDIAL.max_attempts:
+                most = REDIAL.max_attempts - 1  # while the coordinator or etcd is away: the worker is known again later
                 try:
                     source = await self._source(request)
                     if source is None:
                         return
+                    most = REDIAL.max_attempts
                     await self._listen(source, task_id, epoch, stream)
                 except (TenureError, PeerFailed) as error:
                     fields = {"task": task_id, "epoch": describe_epoch(epoch), "why": str(error)}
                     _log.info("the live text of a task is not available", extra=fields)
-                stream.failures += 1
+                stream.failures = min(stream.failures + 1, most)
                 await asyncio.sleep(REDIAL.wait_seconds(stream.failures, random.random()))
         finally:
             stream.end()

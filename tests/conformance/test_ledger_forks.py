@@ -11,7 +11,7 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.turn import CallModel, CloseOut, ExecuteTools, next_action
+from tenure.domain.turn import CallModel, ExecuteTools, JoinModelCall, next_action
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb2
@@ -255,7 +255,7 @@ async def test_a_call_of_the_fork_is_another_call(checkpoint: MakeCheckpoint) ->
     with pytest.raises(WrongState):
         await other.end()
     await other.commit(outcome(step=2))
-    assert isinstance(next_action(await point_of(replica, owner.task.task_id)), CallModel | CloseOut)
+    assert isinstance(next_action(await point_of(replica, owner.task.task_id)), JoinModelCall)
     assert not any(
         isinstance(one.body, facts.Forked) for one in entries_to_domain(await replica.entries(owner.task.task_id))
     )
