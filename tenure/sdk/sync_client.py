@@ -461,10 +461,12 @@ class SyncClient:
         forked_from_task_id: str = "",
         page_size: int = 50,
         page_token: str = "",
+        fresh: bool = False,
     ) -> TaskPage:
         """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
 
-        page_size: 1 to 500. page_token: of the previous page; empty: the first page. Otherwise as `tasks`.
+        page_size: 1 to 500. page_token: of the previous page; empty: the first page. fresh: the page must not be stale,
+        where the server has a standby. Otherwise as `tasks`.
         """
         return self._calls.run(
             lambda: self._client.tasks_page(
@@ -476,6 +478,7 @@ class SyncClient:
                 forked_from_task_id=forked_from_task_id,
                 page_size=page_size,
                 page_token=page_token,
+                fresh=fresh,
             )
         )
 

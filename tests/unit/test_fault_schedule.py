@@ -6,7 +6,7 @@ from tenure.runtime.failpoints import FAILPOINTS, arm, disarm
 from tests.fault.failpoint_scenes import ELSEWHERE, SCENES, rounds
 from tests.fault.suite.faults import INJECTORS
 from tests.fault.suite.scenarios import FAMILY, MEMBER, SCENARIOS, SLOWEST, WEIGHTS
-from tests.fault.suite.schedule import Mode, Shape, kind_of, plan
+from tests.fault.suite.schedule import PLANNED, Mode, Shape, kind_of, plan
 
 SERVICES = ("gateway", "coordinator", "coordinator-2", "checkpoint", "tools", "tools-2", "worker-1", "worker-2")
 SHAPE = Shape(SERVICES, ("worker-1>tools", "worker-1>tools-2", "coordinator>etcd"))
@@ -41,7 +41,7 @@ def test_every_scenario_is_chosen_and_every_failpoint_is_tried() -> None:
     assert {task.scenario for each in plans for task in each.tasks} == {*WEIGHTS, FAMILY}
     assert {*WEIGHTS, FAMILY, MEMBER, SLOWEST} == set(SCENARIOS)
     tried = {fault.detail.partition("=")[0] for each in plans for fault in each.faults if fault.kind == "arm"}
-    assert tried == set(FAILPOINTS)
+    assert tried == set(PLANNED)
 
 
 def test_faults_are_over_when_all_is_mended() -> None:

@@ -19,6 +19,8 @@ TRAFFIC_SECONDS: Final = 12.0
 NTH: Final = (1, 1, 1, 2, 3)
 GUESTS: Final = 0.2
 GUEST: Final = "guest"
+PLANNED: Final = sorted(name for name in FAILPOINTS if not name.startswith("models."))
+"""The failpoints of the suite's services, which have no model runner."""
 EARLY: Final = 0.4  # of the time of others: what is armed has to start again first, and then to meet its place
 
 
@@ -228,13 +230,13 @@ def _lost_runner(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
 
 
 def _failpoint_kill(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
-    name = rng.choice(sorted(FAILPOINTS))
+    name = rng.choice(PLANNED)
     detail = f"{name}={rng.choice(NTH)}#kill9"
     return PlannedFault(at * EARLY, "arm", _one_of(rng, shape, name), rng.uniform(3.0, 8.0), detail)
 
 
 def _failpoint_other(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
-    name = rng.choice(sorted(FAILPOINTS))
+    name = rng.choice(PLANNED)
     action = rng.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{rng.choice(NTH)}#sleep(6000)"])
     return PlannedFault(at, "arm", _one_of(rng, shape, name), rng.uniform(2.0, 6.0), f"{name}={action}")
 
