@@ -210,7 +210,7 @@ async def check_places(places: dict[str, bytes], secrets: dict[str, str]) -> Non
         "logs": "audit_head",
         "etcd": "/tenure/",
         "database": CANARY,
-        "traces": "tenure-worker",
+        "traces": "tenure-checkpoint",
         "environments": "TENURE_WORKER_ID",
         "command lines": "tenure.serve\0checkpoint",
         "addresses": "gateway",
