@@ -37,5 +37,6 @@ pytest_plugins = [
     "tests.support.fix_models",
     "tests.support.fix_webhooks",
     "tests.support.fix_worker",
+    "tests.support.fix_own_tools",
     "tests.support.collection_order",
 ]

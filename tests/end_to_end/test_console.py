@@ -59,9 +59,10 @@ async def check_same_visit(page: Page) -> None:
 async def test_the_list_follows_all_tasks(installation: Installation, viewer: Viewer) -> None:
     page = await viewer.opens("tasks")
     await page.locator("#link-state.live").wait_for()
-    task_id = await installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex, labels={"team": "blue"})
+    task_id = await installation.submit("sim-e2e-slow-answer", labels={"team": "blue"})
     await row(page, task_id, "running")
-    await row(page, task_id, "succeeded")
+    await installation.client.cancel(task_id)
+    await row(page, task_id, "cancelled")
     await check_same_visit(page)
     other = await installation.submit("sim-hello", "no label")
     await row(page, other, "succeeded")

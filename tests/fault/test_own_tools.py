@@ -3,117 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import uuid
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from checker.collect import collect_tasks
-from checker.verify import verify
-from devstack.service_process import ServiceProcess
-from tenure.client import Client
 from tenure.domain import entries as facts
 from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.states import TaskState
-from tenure.domain.task import AgentSpec, ControlWork, InDoubtPolicy, TaskPolicy, TaskSpec
-from tenure.domain.tools import EffectClass, OutcomeStatus
-from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
+from tenure.domain.task import InDoubtPolicy, TaskPolicy
+from tenure.domain.tools import OutcomeStatus
 from tenure.wire.common import state_name
-from tenure.wire.task import spec_to_wire
 from tests.conformance.test_worker_in_doubt import say
-from tests.conformance.test_worker_waits import answer
 from tests.fault.test_zombies import logged, stands_still, worker_stack
-from tests.support.fix_simulator import REPOSITORY
-from tests.support.fix_worker import WorkerBench
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_own_tools import REPEATABLE, Letters
 
 __all__ = ["worker_stack"]  # the fixture: leases short enough to outwait them
 
 pytestmark = pytest.mark.server
-
-MODULE = "tests.support.own_tool_functions"
-REPEATABLE = [effect.value for effect in EffectClass if effect.may_run_again]
-
-
-class Letters:
-    """Tasks of one test, with the file of their effects and the gate before them."""
-
-    def __init__(self, bench: WorkerBench, folder: Path) -> None:
-        self.bench = bench
-        self.trace, self.gate = folder / "trace", folder / "gate"
-
-    async def worker(self, failpoints: str = "", **settings: str) -> ServiceProcess:
-        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=MODULE, **settings)
-
-    async def submit(
-        self,
-        effects: list[str],
-        *,
-        how: str = "",
-        function: str = "writing",
-        policy: TaskPolicy | None = None,
-        **tool: Any,
-    ) -> str:
-        arguments = {"trace": str(self.trace), "gate": str(self.gate), "line": "", "how": how}
-        given = {"effects": effects, "arguments": arguments, "tool": tool}
-        spec = TaskSpec(
-            goal="",
-            agent=AgentSpec(loop="control"),
-            policy=policy or TaskPolicy(on_in_doubt=InDoubtPolicy.TELL_MODEL),
-            queue=self.bench.queue,
-            control=ControlWork(function, json.dumps(given)),
-        )
-        request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
-        return str((await self.bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
-
-    def open_gate(self) -> None:
-        self.gate.touch()
-
-    def lines(self) -> list[list[str]]:
-        return [line.split() for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
-
-    def counts(self) -> Counter[str]:
-        """How often each effect happened, and how often it began."""
-        return Counter(line[0] for line in self.lines())
-
-    def keys(self, effect: str) -> set[str]:
-        return {line[2] for line in self.lines() if line[0].endswith(effect)}
-
-    async def began(self, *effects: str, times: int = 1) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while any(self.counts()[f"began-{effect}"] < times for effect in effects):
-                await asyncio.sleep(0.02)
-
-    async def result(self, task_id: str) -> list[str]:
-        """What a task that SUCCEEDED returned. Its history breaks no invariant."""
-        task = await self.bench.ended(task_id)
-        assert state_name(task.state) == TaskState.SUCCEEDED, task.message
-        async with Client(self.bench.stack.gateway_address) as auditor:
-            assert verify(await collect_tasks(auditor, [task_id])) == []
-        decoded: list[str] = json.loads(task.result)
-        return decoded
-
-
-@pytest.fixture
-def letters(bench: WorkerBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Letters:
-    add = bench.stack.add_worker
-    monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, "PYTHONPATH": str(REPOSITORY)}))
-    return Letters(bench, tmp_path)
-
-
-async def test_own_tools_run_once_and_are_recorded(letters: Letters) -> None:
-    letters.open_gate()
-    await letters.worker()
-    task_id = await letters.submit([*REPEATABLE, "UNSAFE"])
-    assert await letters.result(task_id) == ["SUCCEEDED: attempt 1"] * 4
-    assert {effect: letters.counts()[effect] for effect in EffectClass} == dict.fromkeys(EffectClass, 1)
-    outcomes = await letters.bench.bodies(task_id, facts.ToolOutcome)
-    assert sorted(outcome.call_id for outcome in outcomes) == ["1.0", "1.1", "1.2", "1.3"]
-    assert letters.keys("UNSAFE") == {f"{task_id}/1.3"}
 
 
 async def test_a_killed_workers_repeatable_calls_run_again(letters: Letters) -> None:
@@ -254,51 +160,3 @@ async def test_a_drain_hands_a_keyed_tool_over(letters: Letters) -> None:
     letters.open_gate()
     assert await letters.result(task_id) == ["SUCCEEDED: attempt 2"]
     assert letters.counts()["KEYED"] == 1
-
-
-async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
-    letters.open_gate()
-    await letters.worker()
-    task_id = await letters.submit(["UNSAFE"], needs_approval=True)
-    task = await letters.bench.in_state(task_id, TaskState.WAITING_USER)
-    assert (task.wait.kind, task.wait.tool) == (task_pb2.WAIT_KIND_TOOL_APPROVAL, "write_unsafe")
-    assert letters.lines() == []
-    await answer(letters.bench, task, "allow")
-    assert await letters.result(task_id) == ["SUCCEEDED: attempt 1"]
-    assert letters.counts()["UNSAFE"] == 1
-
-
-@pytest.mark.parametrize(
-    ("how", "effect", "answer"),
-    [
-        ("fail", "KEYED", "FAILED: write_keyed failed: ValueError: out of ink"),
-        ("large", "KEYED", "FAILED: write_keyed returned 17000000 bytes, and may return 262144"),
-        ("unknown", "UNSAFE", "IN_DOUBT: It is not known whether this call happened: write_unsafe lost the answer"),
-        ("unknown", "KEYED", "FAILED: write_keyed lost the answer to what it sent: the post office hung up."),
-    ],
-)
-async def test_what_an_own_tool_comes_to(letters: Letters, how: str, effect: str, answer: str) -> None:
-    letters.open_gate()
-    await letters.worker()
-    (result,) = await letters.result(await letters.submit([effect], how=how))
-    assert result.startswith(answer)
-    assert letters.counts()[effect] == 1
-
-
-@pytest.mark.parametrize(("effect", "status"), [("KEYED", "TIMED_OUT"), ("UNSAFE", "IN_DOUBT")])
-async def test_an_own_tool_is_stopped_at_its_timeout(letters: Letters, effect: str, status: str) -> None:
-    letters.open_gate()
-    await letters.worker()
-    (result,) = await letters.result(await letters.submit([effect], how="sleep", timeout_seconds=0.5))
-    assert result.startswith(status)
-    # The worker stops the run. On a busy machine the service gives up before it hears of that, and asked it to stop.
-    assert any(f"took longer than 0.5 s and was {how}" in result for how in ("stopped", "asked to stop"))
-
-
-async def test_a_name_of_the_tool_service_is_refused(letters: Letters) -> None:
-    letters.open_gate()
-    await letters.worker()
-    task_id = await letters.submit([], function="conflicting")
-    task = await letters.bench.ended(task_id)
-    assert json.loads(task.result) == "INVALID_ARGUMENTS: TOOL_NAME_TAKEN"
-    assert letters.lines() == []
