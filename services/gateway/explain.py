@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from services.gateway.explanation import CallFact, Facts, PinFact, WorkerFact, explain, span
+from services.gateway.explanation import CallFact, Facts, OpenModelCallFact, PinFact, WorkerFact, explain, span
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
@@ -27,6 +27,7 @@ T = TypeVar("T")
 NEWEST_ENTRIES: Final = 500
 """The number of newest entries that are read for open calls: more than a step has."""
 _TIMEOUT_SECONDS: Final = 3.0
+_ENDS_OF_MODEL_CALLS: Final = frozenset({"assistant_message", "model_failure", "attempt_lost"})
 
 
 async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
@@ -95,6 +96,7 @@ def gather_facts(
         caps=tuple(caps),
         error_class=moved[-1].body.transition.error_class if moved else "",
         pin=_pin(task, builds),
+        model_call=_open_model_call(entries, now),
     )
 
 
@@ -122,6 +124,21 @@ def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.Ca
         elif entry.body.HasField("tool_outcome"):
             intents.pop(entry.body.tool_outcome.call_id, None)
     return tuple(CallFact(call_id, tool, status.get(call_id, "")) for call_id, tool in intents.items())
+
+
+def _open_model_call(entries: Sequence[ledger_pb2.Entry], now: float) -> OpenModelCallFact | None:
+    """Returns the open model attempt, if its call outlives its worker."""
+    opened: ledger_pb2.Entry | None = None
+    for entry in entries:
+        kind = entry.body.WhichOneof("body")
+        if kind == "model_attempt":
+            opened = entry
+        elif kind in _ENDS_OF_MODEL_CALLS:
+            opened = None
+    if opened is None or not opened.body.model_attempt.outlives_worker:
+        return None
+    since = now - unix_seconds(opened.record_time)
+    return OpenModelCallFact(opened.step, opened.body.model_attempt.attempt_number, since)
 
 
 def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:

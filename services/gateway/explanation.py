@@ -99,6 +99,15 @@ class CallFact:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenModelCallFact:
+    """A model call of a model runner whose end the ledger does not have."""
+
+    step: int
+    attempt_number: int
+    since_reserved: float
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The input of `explain`.
 
@@ -106,7 +115,8 @@ class Facts:
     service that knows them did not answer. `lease_seconds` 0: the task has no claim. `waits_for`: the question or the
     event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
     queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
-    `caps`: the quotas that the task's tenant has reached, as text. `pin`: the revision of its agent.
+    `caps`: the quotas that the task's tenant has reached, as text. `pin`: the revision of its agent. `model_call`: the
+    open call that outlives its worker.
     """
 
     state: TaskState
@@ -136,6 +146,7 @@ class Facts:
     refusals: int | None = 0
     caps: tuple[str, ...] = ()
     pin: PinFact | None = None
+    model_call: OpenModelCallFact | None = None
 
 
 def explain(facts: Facts) -> list[str]:
@@ -174,6 +185,8 @@ def _circumstances(facts: Facts) -> Iterator[str]:
             yield f"It cannot start before its start time, in {span(facts.until_start)}"
         case TaskState.QUEUED:
             yield _workers(facts)
+            if facts.model_call is not None:
+                yield _model_call(facts.model_call)
             if facts.until_too_long is not None:
                 yield f"Its queue timeout is in {span(facts.until_too_long)}"
         case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
@@ -243,6 +256,11 @@ def _builds(pin: PinFact) -> str:
 
 def _function(facts: Facts) -> str:
     return f"the function {offered_function(facts.loop)}"
+
+
+def _model_call(call: OpenModelCallFact) -> str:
+    since = f"attempt {call.attempt_number}, reserved {span(call.since_reserved)} ago"
+    return f"Its model call of step {call.step} ({since}) stays open at the model runner: the next owner joins it"
 
 
 def _calls(facts: Facts) -> Iterator[str]:

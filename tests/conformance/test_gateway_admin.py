@@ -13,7 +13,7 @@ from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tests.end_to_end.command import tenure
-from tests.support.fix_checkpoint import MakeCheckpoint, words
+from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve, words
 from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS, Serve
 from tests.support.fix_mcp import Configure, McpServers, definitions, offered, withdrawn
 from tests.support.fix_tools import Grants, StartTools
@@ -113,6 +113,29 @@ async def test_explain_works_without_coordinators_and_tools(checkpoint: MakeChec
     assert "Its refused writes are unknown" in text
     with pytest.raises(NotFound):
         await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=NOBODYS))
+
+
+async def test_a_queued_task_names_its_call_at_the_model_runner(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    stub = await gateway(replica.address)
+
+    async def explained() -> str:
+        return "\n".join((await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=task_id))).lines)
+
+    owner = await replica.claim(task_id, joins=True)
+    await owner.commit(reserve=reserve(outlives=True))
+    await replica.requeue(owner)
+    line = r"^Its model call of step 1 \(attempt 1, reserved \d+ s ago\) stays open at the model runner: the next owner"
+    assert re.search(line, await explained(), re.MULTILINE)
+    joiner = await replica.claim(task_id, joins=True)
+    await joiner.commit(answer())
+    await replica.requeue(joiner)
+    assert "model call" not in await explained()
+    direct = await replica.claim(task_id)
+    await direct.commit(reserve=reserve(step=2))
+    await replica.requeue(direct)
+    assert "model call" not in await explained()
 
 
 async def test_aging_tasks_are_listed_without_coordinators(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
