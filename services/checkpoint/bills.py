@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
 
 from services.checkpoint.commit.draft import clean
 from services.checkpoint.commit.prepared import task_of
@@ -19,14 +20,17 @@ from services.checkpoint.queries import (
 from services.checkpoint.reads import position_of
 from tenure.domain.budget import Prices, TokenUsage, cost
 from tenure.domain.fencing import Fence
-from tenure.domain.lost_model_calls import RecordedModelCall, decide_report
+from tenure.domain.lost_model_calls import RecordedModelCall, decide_report, with_input
 from tenure.runtime import metrics
+from tenure.runtime.sql_arrays import Int4s, Uuids
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
 from tenure.wire.task import prices_to_domain, usage_to_domain, usage_to_wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tenure.domain.fencing import Claims
     from tenure.runtime.postgres import Connection, Pool
 
@@ -75,6 +79,7 @@ class _Attempt(NamedTuple):
     """A model attempt as it was reserved."""
 
     made_under: Fence
+    input_tokens: int
     reserved_tokens: int
     reserved_nano_usd: int
     outlives_worker: bool
@@ -95,7 +100,7 @@ class _Attempt(NamedTuple):
 async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageRequest) -> None:
     """Bills the reported usage, once. Raises NotFound, WrongState or InvalidRequest; then nothing has changed."""
     task_id = task_of(claims)
-    usage = usage_to_domain(request.usage)
+    stated = usage_to_domain(request.usage)
     place = {"task_id": task_id, "step": request.step, "attempt_number": request.attempt_number}
 
     async def work(connection: Connection) -> None:
@@ -105,6 +110,7 @@ async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageReques
             raise await task_not_found(connection, claims.tenant, task_id)
         attempt = await _find_attempt(connection, place)
         call = None if attempt is None else await _find_call(connection, place, attempt)
+        usage = stated if attempt is None else with_input(stated, attempt.input_tokens, attempt.reserved_tokens)
         nano_usd = 0 if attempt is None else cost(attempt.prices, usage)
         if not decide_report(call, claims.fence, usage, nano_usd):
             return
@@ -122,13 +128,27 @@ async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageReques
     await in_ledger_transaction(pool, work)
 
 
+async def inspect_calls(
+    pool: Pool, calls: Sequence[pb.InspectModelCallsRequest.ModelCall]
+) -> list[pb.InspectModelCallsResponse.Verdict]:
+    """Returns whether each of these attempts is settled, in the caller's order."""
+    parameters = {
+        "task_ids": Uuids(UUID(call.task_id) for call in calls),
+        "steps": Int4s(call.step for call in calls),
+        "attempt_numbers": Int4s(call.attempt_number for call in calls),
+    }
+    async with ledger_connection(pool) as connection:
+        rows = await fetch_all(connection, USAGE_REPORTS.settled_calls, parameters)
+    return [pb.InspectModelCallsResponse.Verdict(settled=settled) for (settled,) in rows]
+
+
 async def _find_attempt(connection: Connection, place: dict[str, Any]) -> _Attempt | None:
     """Returns the newest attempt with the number. Copies in a fork have no epoch, because another task made them."""
     for epoch, claim_id, body in await fetch_all(connection, USAGE_REPORTS.find_attempts, place):
         attempt = ledger_pb2.EntryBody.FromString(body).model_attempt
         if attempt.attempt_number == place["attempt_number"]:
             prices = prices_to_domain(attempt.prices)
-            reserved = attempt.reserved_tokens, attempt.reserved_nano_usd
+            reserved = attempt.input_tokens, attempt.reserved_tokens, attempt.reserved_nano_usd
             return _Attempt(Fence(epoch, claim_id), *reserved, attempt.outlives_worker, prices)
     return None
 

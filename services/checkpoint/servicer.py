@@ -215,6 +215,11 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         await bills.report_usage(self._ledger.pool, claims, request)
         return pb.ReportUsageResponse()
 
+    async def InspectModelCalls(
+        self, request: pb.InspectModelCallsRequest, context: Context
+    ) -> pb.InspectModelCallsResponse:
+        return pb.InspectModelCallsResponse(verdicts=await bills.inspect_calls(self._ledger.pool, request.calls))
+
     async def ListRefusedWrites(
         self, request: pb.ListRefusedWritesRequest, context: Context
     ) -> pb.ListRefusedWritesResponse:

@@ -19,6 +19,7 @@ from services.models.relay import Relay
 from services.models.runs import RunBounds, Runs, RunWriters
 from services.models.servicer import SERVICE, ModelServicer
 from services.models.settings import ModelsSettings
+from services.models.settled_calls import SettledCalls
 from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
@@ -91,6 +92,7 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
     liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
     runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports)
+    duties.start("stop settled calls", SettledCalls(runs, checkpoint).run, silence_seconds=SILENCE_SECONDS)
     await process.run_until_stopped()
     _log.info("draining", extra=runs.count_by_state())
     await runs.drain(settings.drain_seconds)

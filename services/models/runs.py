@@ -35,7 +35,7 @@ class GenerationRun:
     """One call in this process. `end`: its end, once it is recorded. `error`: why readers get no end from here.
 
     `received_under`: the epochs of the owners that received the end. `needs_no_report`: its usage is in the ledger, or
-    is being reported.
+    is being reported. `is_settled`: the ledger takes no end of it any more.
     """
 
     def __init__(self, key: ModelCallKey, work: CallWork, begun: BeginCall) -> None:
@@ -48,6 +48,7 @@ class GenerationRun:
         self.over = asyncio.Event()
         self.received_under: set[int] = set()
         self.needs_no_report = False
+        self.is_settled = False
         self.stopped: FailureClass | None = None
         self.given_up = False
         self.permit = work.permit
@@ -146,6 +147,10 @@ class Runs:
         self._running[task] = run
         task.add_done_callback(self._running.pop)
 
+    def in_flight(self) -> list[GenerationRun]:
+        """Returns the calls without an end."""
+        return [run for run in self._running.values() if not run.over.is_set()]
+
     def count_by_state(self) -> dict[str, int]:
         """Returns the number of running calls by state."""
         counts = dict.fromkeys((ModelCallState.ACCEPTED.value, ModelCallState.SENT.value), 0)
@@ -194,6 +199,8 @@ class Runs:
         except TenureError as error:  # the process is closing, or the database refuses this end
             _log.error("the end of a model call is not recorded", extra={"attempt": run.work.request.attempt})
             run.conclude(None, error)
+        if run.is_settled:
+            self._report_usage(run)
         asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
 
     async def _ended(self, run: GenerationRun) -> bytes | None:

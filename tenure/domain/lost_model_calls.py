@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tenure.domain.budget import TokenUsage
@@ -54,6 +54,16 @@ def settle_lost(input_tokens: int, max_output_tokens: int, reported: ReportedCal
     cache_creation = _within(reported.usage.cache_creation_input_tokens, input_tokens - cache_read)
     uncached = _within(reported.usage.input_tokens, input_tokens - cache_read - cache_creation)
     return TokenUsage(uncached, output, cache_creation, cache_read)
+
+
+def with_input(usage: TokenUsage, input_tokens: int, reserved_tokens: int) -> TokenUsage:
+    """Returns a reported usage with the reserved input, as far as it fits, if the provider stated no input.
+
+    Some providers state the input at the end of the answer only, and a stopped call has no end.
+    """
+    if usage.total > usage.output_tokens:
+        return usage
+    return replace(usage, input_tokens=_within(input_tokens, reserved_tokens - usage.output_tokens))
 
 
 def _within(tokens: int, most: int) -> int:

@@ -235,6 +235,11 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         ),
         _counter("tenure_models_calls_lost_total", _MODELS, "calls of model runners that this one found dead"),
         _counter(
+            "tenure_models_calls_settled_total",
+            _MODELS,
+            "calls that were stopped, because the ledger had settled them: their tasks had ended without a worker",
+        ),
+        _counter(
             "tenure_models_relayed_total", _MODELS, "requests relayed to another model runner", method="the method"
         ),
         _counter(

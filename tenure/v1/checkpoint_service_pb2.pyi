@@ -2390,6 +2390,98 @@ class ReportUsageResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class InspectModelCallsRequest(message.Message):
+    """Model calls that a model runner makes."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class ModelCall(message.Message):
+        """One model attempt."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        STEP_FIELD_NUMBER: builtins.int
+        ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task."""
+        step: builtins.int
+        """The step of the call."""
+        attempt_number: builtins.int
+        """The attempt of the call."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            step: builtins.int = ...,
+            attempt_number: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CALLS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[InspectModelCallsRequest.ModelCall]:
+        """At most 512."""
+
+    def __init__(
+        self,
+        *,
+        calls: abc.Iterable[InspectModelCallsRequest.ModelCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InspectModelCallsResponse(message.Message):
+    """What the ledger knows of these model calls."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Verdict(message.Message):
+        """What the ledger knows of one call."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        SETTLED_FIELD_NUMBER: builtins.int
+        settled: builtins.bool
+        """The attempt is settled. False: it is open, or the ledger does not know it."""
+        def __init__(
+            self,
+            *,
+            settled: builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["settled", b"settled"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERDICTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def verdicts(self) -> containers.RepeatedCompositeFieldContainer[InspectModelCallsResponse.Verdict]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        verdicts: abc.Iterable[InspectModelCallsResponse.Verdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListBillsRequest(message.Message):
     """The bills to list."""
 

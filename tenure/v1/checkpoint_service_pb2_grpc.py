@@ -184,6 +184,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.FromString,
                 _registered_method=True)
+        self.InspectModelCalls = channel.unary_unary(
+                '/tenure.v1.CheckpointService/InspectModelCalls',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsResponse.FromString,
+                _registered_method=True)
         self.ListBills = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListBills',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
@@ -486,6 +491,14 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InspectModelCalls(self, request, context):
+        """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
+        owner can commit an end of the call afterwards, so a model runner stops it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListBills(self, request, context):
         """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND.
         """
@@ -698,6 +711,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ReportUsage,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.SerializeToString,
+            ),
+            'InspectModelCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectModelCalls,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsResponse.SerializeToString,
             ),
             'ListBills': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBills,
@@ -1533,6 +1551,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ReportUsage',
             tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectModelCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/InspectModelCalls',
+            tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

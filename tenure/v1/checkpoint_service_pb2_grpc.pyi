@@ -158,6 +158,10 @@ class CheckpointServiceStub:
     NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
     repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
     """
+    InspectModelCalls: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectModelCallsRequest, _checkpoint_service_pb2.InspectModelCallsResponse]
+    """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
+    owner can commit an end of the call afterwards, so a model runner stops it.
+    """
     ListBills: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]
     """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
     ListAging: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]
@@ -310,6 +314,10 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     replaces the estimate, once: a repeat changes nothing.
     NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
     repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
+    """
+    InspectModelCalls: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectModelCallsRequest, _checkpoint_service_pb2.InspectModelCallsResponse]  # type: ignore[assignment]
+    """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
+    owner can commit an end of the call afterwards, so a model runner stops it.
     """
     ListBills: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]  # type: ignore[assignment]
     """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
@@ -634,6 +642,16 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         replaces the estimate, once: a repeat changes nothing.
         NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
         repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
+        """
+
+    @_abc_1.abstractmethod
+    def InspectModelCalls(
+        self,
+        request: _checkpoint_service_pb2.InspectModelCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.InspectModelCallsResponse, _abc.Awaitable[_checkpoint_service_pb2.InspectModelCallsResponse]]:
+        """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
+        owner can commit an end of the call afterwards, so a model runner stops it.
         """
 
     @_abc_1.abstractmethod

@@ -214,6 +214,14 @@ def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
     v.require(sum(counts) >= 1, "usage", "must have at least one token")
 
 
+def _inspect_calls(request: checkpoint.InspectModelCallsRequest, v: Violations) -> None:
+    v.require(len(request.calls) <= 512, "calls", "at most 512")
+    for index, call in enumerate(request.calls):
+        v.uuid(f"calls[{index}].task_id", call.task_id)
+        v.require(call.step >= 1, f"calls[{index}].step", "must be 1 or more")
+        v.require(call.attempt_number >= 1, f"calls[{index}].attempt_number", "must be 1 or more")
+
+
 def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations) -> None:
     check_prune(request, v)
     v.length("actor", request.actor, 1, 200)
@@ -253,6 +261,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListRefusedWritesRequest: check_task_id,
     checkpoint.ListBillsRequest: check_bills,
     checkpoint.ReportUsageRequest: _report,
+    checkpoint.InspectModelCallsRequest: _inspect_calls,
     checkpoint.CheckpointServicePruneTasksRequest: _prune,
     checkpoint.ListPruningsRequest: _offers,
     checkpoint.NoteForgottenRequest: _forgotten,

@@ -157,6 +157,7 @@ ASK_EVERY_NODE = {
         retention.find_pruned retention.lock_one retention.note_cleared retention.note_forgotten retention.prune
         sub_agents.parent sub_agents.tell_again sub_agents.to_stop sub_agents.wanting_budget traces.note_exported
         usage_reports.correct usage_reports.find_attempts usage_reports.find_bill usage_reports.keep_report
+        usage_reports.settled_calls
     """,
     "by nature of all roots: the queue is in the order of tenants and ages": """
         queue.count_running queue.streams queue.take queue.waiting tenants.running

@@ -15,6 +15,14 @@ select u.lost, r.task_id is not null, u.nano_usd,
   left join usage_reports r using (task_id, step, attempt_number)
  where u.task_id = %(task_id)b::text::uuid and u.step = %(step)b and u.attempt_number = %(attempt_number)b;
 
+-- name: settled_calls
+-- Whether each of these attempts has a bill, in the caller's order.
+select u.task_id is not null
+  from unnest(%(task_ids)b::uuid[], %(steps)b::int[], %(attempt_numbers)b::int[])
+       with ordinality as a(task_id, step, attempt_number, place)
+  left join token_usage u using (task_id, step, attempt_number)
+ order by a.place;
+
 -- name: keep_report
 -- The report, and what the attempt was billed before.
 insert into usage_reports (task_id, root_task_id, step, attempt_number, holder, reported_at, provider_request_id,
