@@ -21,6 +21,7 @@ from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.comparing import FindingKind, compare
+from services.checkpoint.comparing_model_calls import ModelCallFindingKind, compare_model_calls
 from services.checkpoint.grants import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
@@ -396,6 +397,23 @@ async def print_findings(process: Process, settings: CheckpointSettings) -> None
         sys.stderr.write(f"{kind:<13} {counts[kind]}\n")
 
 
+async def print_model_findings(process: Process, settings: CheckpointSettings) -> None:
+    """Compares the ledger with the model calls on standard input, and prints a line of JSON for each finding.
+
+    Raises ConfigurationError for an input that is not of `tenure serve models list-calls`.
+    """
+    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
+    counts: Counter[str] = Counter()
+    try:
+        async for finding in compare_model_calls(pool, sys.stdin):
+            counts[finding.finding] += 1
+            sys.stdout.write(f"{json.dumps(asdict(finding))}\n")
+    except ValueError as error:
+        raise ConfigurationError([str(error)]) from error
+    for kind in ModelCallFindingKind:
+        sys.stderr.write(f"{kind:<18} {counts[kind]}\n")
+
+
 async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
     """Migrates the database, and gives the service's role its rights."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
@@ -411,5 +429,6 @@ def main() -> int:
         "reencrypt": seal_secrets_again,
         "raise-generation": raise_after_restore,
         "compare-records": print_findings,
+        "compare-model-calls": print_model_findings,
     }
     return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)

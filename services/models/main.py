@@ -2,10 +2,12 @@
 
 tenure serve models            serves
 tenure serve models migrate    migrates the database and ends
+tenure serve models list-calls prints the newest model call of each task, for the ledger to compare
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -14,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from services.models.endpoints.opening import open_default_endpoints, open_endpoints
 from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
+from services.models.listing import list_calls
 from services.models.liveness import RunnerLife
 from services.models.relay import Relay
 from services.models.runs import RunBounds, Runs, RunWriters
@@ -53,7 +56,7 @@ LAST_REPORTS_SECONDS: Final = 5.0
 
 def main() -> int:
     """Runs a command and returns the exit code."""
-    commands = {"migrate": migrate_only}
+    commands = {"migrate": migrate_only, "list-calls": print_calls}
     return run_service("models", ModelsSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)
 
 
@@ -62,6 +65,13 @@ async def migrate_only(_process: Process, settings: ModelsSettings) -> None:
     await migrate(settings.postgres_dsn, MIGRATIONS)
     if settings.service_role:
         await Rights.of("services.models").give(settings.postgres_dsn, settings.service_role)
+
+
+async def print_calls(process: Process, settings: ModelsSettings) -> None:
+    """Prints a line of JSON for the newest call of each task."""
+    pool = await process.open(open_pool(settings.postgres_dsn, service="models", schema=SCHEMA))
+    async for call in list_calls(pool):
+        sys.stdout.write(f"{json.dumps(call)}\n")
 
 
 class _Stores(NamedTuple):

@@ -66,7 +66,8 @@ class CallIntent:
     """A request under a claim. `sends_at`: when the call is sent, if it need not wait.
 
     `may_be_own`: an earlier try of this very request may have been written, and then its call has not begun.
-    `was_relayed`: another replica sent it here, and it is not sent on.
+    `was_relayed`: another replica sent it here, and it is not sent on. `reserved_epoch`: the epoch under which the
+    ledger recorded the attempt; 0: unknown.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class CallIntent:
     sends_at: datetime | None = None
     may_be_own: bool = False
     was_relayed: bool = False
+    reserved_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,16 @@ def decide(row: GenerationRow, request: CallIntent, here: Here) -> RowDecision:
     ):
         return RowDecision(stale(request.fence, row.fence), None)
     admitted = replace(row, fence=request.fence)
-    if request.attempt < row.attempt:
-        verdict: Verdict | TenureError = _superseded(request.attempt, row.attempt)
-    elif request.attempt > row.attempt:
-        verdict = _decide_new(request, here)
+    if request.attempt > row.attempt or request.reserved_epoch > row.begun_epoch > 0:
+        # A call begins after its reservation. If the recorded one began before the reservation of this attempt, the
+        # ledger was restored to a moment before the recorded call, and another call has got its number.
+        verdict: Verdict | TenureError = _decide_new(request, here)
+    elif request.attempt < row.attempt and request.fence.epoch > row.fence.epoch:
+        # A later owner has the recorded call in its ledger, unless that was restored: the end of this one is lost.
+        before = GenerationRow(request.fence, request.attempt, ModelCallState.SENT, begun_epoch=request.reserved_epoch)
+        verdict = _lost(before)
+    elif request.attempt < row.attempt:
+        verdict = _superseded(request.attempt, row.attempt)
     elif row.state is ModelCallState.FINISHED:
         verdict = EndedCall(admitted)
     elif row.state is ModelCallState.ACCEPTED:
@@ -208,6 +216,10 @@ def _decide_sent(row: GenerationRow, request: CallIntent, here: Here) -> Verdict
     if row.runner_id != here.runner_id and row.runner_alive:
         return _relay(row, row.runner_id, request)
     # The runner is dead; or it is this process, which did not learn that its write had succeeded, and sent nothing.
+    return _lost(row)
+
+
+def _lost(row: GenerationRow) -> EndedCall:
     end = stopped_end(row.attempt.number, FailureClass.LOST)
     return EndedCall(replace(row, state=ModelCallState.FINISHED, ended=end), lost_now=True)
 

@@ -137,7 +137,9 @@ class Runs:
         assert work is not None, "only Generate begins calls"
         run = GenerationRun(admitted.key, work, begun)
         older = self._newest.get(admitted.key.task_id)
-        if older is not None:
+        if older is not None and older.key == run.key:  # its number is another call's now: it must not record its end
+            self._abandon(older)
+        elif older is not None:
             older.stop(FailureClass.INTERRUPTED)  # the task has gone on without it
             # Only its own commit of the end lets an owner begin the next call. A received end alone proves no commit.
             older.needs_no_report |= begun.row.fence.epoch in older.received_under
@@ -173,6 +175,14 @@ class Runs:
         left = list(tasks)
         if left:
             await asyncio.wait(left, timeout=seconds)
+
+    def _abandon(self, run: GenerationRun) -> None:
+        """Ends a call without an end."""
+        run.given_up = True
+        if run.calling is not None:
+            run.calling.cancel()
+        if not run.over.is_set():
+            run.conclude(None, draining())
 
     async def _give_up(self, runs: list[GenerationRun]) -> None:
         for run in runs:

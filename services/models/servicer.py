@@ -49,7 +49,7 @@ class ModelServicer(ModelServiceServicer):
         """Makes a call, joins it, or answers from the record. Raises StaleEpoch, WrongState, TryLater."""
         claims, key = self._check(request.token, request.step, request.attempt_number)
         work = read_work(request, key, claims.tenant)
-        verdict = await self._admit(Kind.GENERATE, claims, key, context, work)
+        verdict = await self._admit(Kind.GENERATE, claims, key, context, request.reserved_epoch, work)
         async with aclosing(self._parts(key, verdict, request, claims.epoch)) as parts:
             async for part in parts:
                 yield part
@@ -57,7 +57,7 @@ class ModelServicer(ModelServiceServicer):
     async def CancelGeneration(self, request: pb.CancelGenerationRequest, context: Any) -> pb.CancelGenerationResponse:
         """Stops a call, and returns its end once it is recorded. Raises StaleEpoch, WrongState, TryLater."""
         claims, key = self._check(request.token, request.step, request.attempt_number)
-        verdict = await self._admit(Kind.CANCEL, claims, key, context)
+        verdict = await self._admit(Kind.CANCEL, claims, key, context, request.reserved_epoch)
         run = self._runs.find(key)
         if run is not None:
             run.stop(FailureClass.INTERRUPTED)
@@ -79,13 +79,26 @@ class ModelServicer(ModelServiceServicer):
         return pb.CountInputTokensResponse(input_tokens=await self._limits.count(read_prompt(request.prompt)))
 
     async def _admit(
-        self, kind: Kind, claims: Claims, key: ModelCallKey, context: Any, work: CallWork | None = None
+        self,
+        kind: Kind,
+        claims: Claims,
+        key: ModelCallKey,
+        context: Any,
+        reserved_epoch: int,
+        work: CallWork | None = None,
     ) -> Verdict:
         """Decides a request under the lock of the task's row. A new call that need not wait is SENT from then on."""
         if work is not None and self._runs.refuse_new() is None and self._runs.find(key) is None:
             work.permit = self._limits.admit_now(work.limited)
         sends_at = datetime.now(UTC) if work is not None and work.permit is not None else None
-        intent = CallIntent(kind, claims.fence, key.attempt, sends_at, was_relayed=was_relayed(context))
+        intent = CallIntent(
+            kind,
+            claims.fence,
+            key.attempt,
+            sends_at,
+            was_relayed=was_relayed(context),
+            reserved_epoch=min(reserved_epoch, claims.epoch),
+        )
         admitted = AdmittedRequest(key, claims.tenant, intent, work)
         return await self._decided(admitted)
 

@@ -186,7 +186,7 @@ class ClaimLedger:
             entry = next(ours, None)
             if entry is None:
                 break
-            self.point.apply(entries.Entry(sequence, *entry))
+            self.point.apply(entries.Entry(sequence, *entry, epoch=self._held_task.claims.epoch))
         if self.point.sequence != response.sequence or next(ours, None) is not None:
             raise SequenceConflict("the answer to a commit does not have all new entries of the task")
 

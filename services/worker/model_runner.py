@@ -74,7 +74,10 @@ class RunnerModels:
     async def cancel(self, attempt: ClaimedAttempt) -> ModelAnswer | None:
         """Stops the call at its runner. Repeatable."""
         request = pb.CancelGenerationRequest(
-            token=attempt.token(), step=attempt.step, attempt_number=attempt.attempt_number
+            token=attempt.token(),
+            step=attempt.step,
+            attempt_number=attempt.attempt_number,
+            reserved_epoch=attempt.reserved_epoch,
         )
         answer = await self._stub.CancelGeneration(request, timeout=CANCEL_TIMEOUT_SECONDS)
         match answer.WhichOneof("end"):
@@ -215,6 +218,7 @@ class RunnerCall:
             max_output_tokens=request.max_output_tokens,
             timeout=duration(request.timeout_seconds) if request.timeout_seconds else None,
             priority=PRIORITIES.to_wire(attempt.priority),
+            reserved_epoch=attempt.reserved_epoch,
         )
 
 

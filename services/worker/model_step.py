@@ -247,7 +247,8 @@ class ModelStep:
 
     def _claimed(self, step: int, attempt_number: int) -> ClaimedAttempt:
         held_task = self._held_task
-        return ClaimedAttempt(lambda: held_task.token, step, attempt_number, held_task.tier)
+        reserved_epoch = self._ledger.point.reserved_epoch
+        return ClaimedAttempt(lambda: held_task.token, step, attempt_number, held_task.tier, reserved_epoch)
 
     def _request(self, attempt: entries.ModelAttempt, step: int) -> ModelRequest:
         """Builds the request. Messages that arrived between estimate and commit reduce the maximum output.

@@ -17,12 +17,16 @@ from tenure.v1 import token_pb2
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAttempt:
-    """A model attempt under a claim. `token`: returns the newest token of the claim."""
+    """A model attempt under a claim. `token`: returns the newest token of the claim.
+
+    `reserved_epoch`: the epoch under which the ledger recorded the newest attempt; 0: it has none.
+    """
 
     token: Callable[[], token_pb2.FencingToken]
     step: int
     attempt_number: int
     priority: Priority = Priority.NORMAL
+    reserved_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class ResumePoint:
     `refused_tokens`: the upper bound, in tokens, of the input that was found too long most recently.
     `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
+    `reserved_epoch`: the epoch under which the newest model attempt was reserved.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -81,6 +82,7 @@ class ResumePoint:
     attempts_in_step: int = 0
     failures: list[ModelFailure] = field(default_factory=list)
     open_attempt: ModelAttempt | None = None
+    reserved_epoch: int = 0
     answer: AssistantMessage | None = None
     truncations: int = 0
     retries: int = 0
@@ -141,6 +143,8 @@ class ResumePoint:
         if entry.sequence != self.sequence + 1:
             raise ValueError(f"entry {entry.sequence} does not follow {self.sequence}")
         self.sequence = entry.sequence
+        if isinstance(entry.body, ModelAttempt):
+            self.reserved_epoch = entry.epoch
         self._fold(entry.step, entry.body, entry.actor)
 
     def _fold(self, step: int, body: Body, actor: str) -> None:  # noqa: C901, PLR0912 - one case for each entry kind

@@ -78,6 +78,7 @@ class GenerateRequest(message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    RESERVED_EPOCH_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -86,6 +87,10 @@ class GenerateRequest(message.Message):
     """The maximum output, in tokens."""
     priority: task_pb2.Priority.ValueType
     """The tier of the task, for the order at the rate limit."""
+    reserved_epoch: builtins.int
+    """The epoch under which the ledger's entry of the attempt was made; 0: unknown. A recorded call that began under a
+    lower epoch is not this attempt: the ledger was restored to a moment before that call.
+    """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -108,10 +113,11 @@ class GenerateRequest(message.Message):
         max_output_tokens: builtins.int = ...,
         timeout: duration_pb2.Duration | None = ...,
         priority: task_pb2.Priority.ValueType = ...,
+        reserved_epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -261,10 +267,13 @@ class CancelGenerationRequest(message.Message):
     TOKEN_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
+    RESERVED_EPOCH_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
     """The attempt of the call."""
+    reserved_epoch: builtins.int
+    """As GenerateRequest.reserved_epoch."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -275,10 +284,11 @@ class CancelGenerationRequest(message.Message):
         token: token_pb2.FencingToken | None = ...,
         step: builtins.int = ...,
         attempt_number: builtins.int = ...,
+        reserved_epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "step", b"step", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "reserved_epoch", b"reserved_epoch", "step", b"step", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

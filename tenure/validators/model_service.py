@@ -36,6 +36,7 @@ def _attempt(request: Any, v: Violations) -> None:
     check_token(request.token, v)
     v.require(request.step >= 1, "step", "must be 1 or more")
     v.between("attempt_number", request.attempt_number, 1, MAX_CALL_ATTEMPTS)
+    v.require(request.reserved_epoch >= 0, "reserved_epoch", "must not be negative")
 
 
 def _prompt(prompt: models.Prompt, v: Violations) -> None:

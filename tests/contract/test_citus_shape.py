@@ -169,7 +169,7 @@ ASK_EVERY_NODE = {
         sub_agents.take_news sub_agents.take_raised tenants.wake traces.due
     """,
     "by nature of all roots: an operator compares all of the ledger with other records after a restore": """
-        restore.entries_of_kinds restore.known_by_prunings restore.page_of_tasks
+        restore.entries_of_kinds restore.known_by_prunings restore.page_of_attempts restore.page_of_tasks
     """,
     "by nature of all roots: a list, or sums, of a tenant": """
         agents.open_tasks doubts.list_doubts forks.list_forks outputs.list_output_kind outputs.list_output_uri

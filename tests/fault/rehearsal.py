@@ -46,7 +46,16 @@ def commands_of_page() -> list[str]:
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in blocks]
 
 
-BACK_UP_POSTGRES, BACK_UP_ETCD, RESTORE_POSTGRES, RESTORE_ETCD, GENERATION, KEYS, COMPARE = commands_of_page()
+(
+    BACK_UP_POSTGRES,
+    BACK_UP_ETCD,
+    RESTORE_POSTGRES,
+    RESTORE_ETCD,
+    GENERATION,
+    KEYS,
+    COMPARE,
+    COMPARE_MODEL_CALLS,
+) = commands_of_page()
 
 
 @dataclass(slots=True)
@@ -116,6 +125,8 @@ class Rehearsal(Installation):
             "TENURE_TOOLS_POSTGRES_DSN": dsn,
             "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
             "TENURE_TOOLS_WORKSPACE_ROOT": str(layout.workspaces),
+            "TENURE_MODELS_POSTGRES_DSN": dsn,
+            "TENURE_MODELS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         }
 
     async def choose_moment(self) -> None:
@@ -137,8 +148,12 @@ class Rehearsal(Installation):
 
     def stop(self) -> None:
         """The services are gone at once. The workers live."""
-        for name in SERVICES:
+        for name in (*SERVICES, *self._runners):
             self.stack.services[name].kill()
+
+    @property
+    def _runners(self) -> list[str]:
+        return ["models"] if self.stack.options.model_runner else []
 
     async def restore_postgres(self) -> None:
         await asyncio.to_thread(self.postgres.kill)
@@ -167,8 +182,13 @@ class Rehearsal(Installation):
             await self.run(block)
         return [json.loads(line) for line in (self.folder / "findings.jsonl").read_text().splitlines()]
 
+    async def find_model_calls(self) -> list[dict[str, Any]]:
+        """The part of step 5 that is for model runners."""
+        await self.run(COMPARE_MODEL_CALLS)
+        return [json.loads(line) for line in (self.folder / "model-findings.jsonl").read_text().splitlines()]
+
     async def start(self) -> None:
-        for name in STARTED:
+        for name in (*self._runners, *STARTED):
             service: ServiceProcess = self.stack.services[name]
             service.start()
             await service.wait_ready()
@@ -182,16 +202,16 @@ class Rehearsal(Installation):
 
 
 @asynccontextmanager
-async def rehearsal() -> AsyncIterator[Rehearsal]:
+async def rehearsal(*, model_runner: bool = False) -> AsyncIterator[Rehearsal]:
     """An installation with a base backup of a Postgres that archives its log, and an etcd of its own."""
     with store_folder() as folder:
-        async with _in_folder(folder) as install:
+        async with _in_folder(folder, model_runner=model_runner) as install:
             await install.run(BACK_UP_POSTGRES)
             yield install
 
 
 @asynccontextmanager
-async def _in_folder(folder: Path) -> AsyncIterator[Rehearsal]:
+async def _in_folder(folder: Path, *, model_runner: bool) -> AsyncIterator[Rehearsal]:
     wal = folder / "backup" / "wal"
     wal.mkdir(parents=True)
     wal.chmod(0o777)  # Postgres runs under another account
@@ -208,6 +228,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Rehearsal]:
                 scenarios=scenarios,
                 postgres_dsn=postgres.dsn(DATABASE),
                 etcd_endpoints=etcd.endpoint,
+                model_runner=model_runner,
                 environment={"*": {"PYTHONPATH": str(REPOSITORY)}},
             )
             async with Stack(options) as stack, Client(stack.gateway_address) as client:

@@ -11,9 +11,11 @@ import pytest
 from tenure.domain.errors import NotFound, TenureError
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import ledger_pb2
 from tenure.v1 import tool_service_pb2 as tools_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.wire.task import usage_to_domain
 from tests.fault.rehearsal import LOST_QUEUE, Rehearsal, rehearsal
 from tests.support.patience import CALL_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
@@ -101,3 +103,48 @@ async def check_what_remains(
     for task_id, file in install.files.items():
         effects = install.effects(file)
         assert len(effects) == len(set(effects)) or (is_older and task_id in in_flight), task_id
+
+
+async def keep_model_calls(install: Rehearsal, rows: str) -> None:
+    """Puts the model runners' rows back, as if their database had not been restored."""
+    await install.query("delete from models.generations returning 1")
+    given = f"json_populate_recordset(null::models.generations, $json${rows}$json$)"
+    await install.query(f"insert into models.generations select * from {given} returning 1")
+
+
+def answers_of_attempts_after(entries: list[ledger_pb2.Entry], epoch: int) -> set[str]:
+    """The provider's ids of the answers whose attempts were reserved under later epochs."""
+    reserved, found = 0, set()
+    for entry in entries:
+        if entry.body.HasField("model_attempt"):
+            reserved = entry.epoch
+        elif entry.body.HasField("assistant_message") and reserved > epoch:
+            found.add(entry.body.assistant_message.provider_request_id)
+    return found
+
+
+async def test_model_calls_of_a_lost_future_answer_nothing() -> None:
+    """The schema `models` is in another server, which lost nothing: its newest call is one that the ledger lost."""
+    async with rehearsal(model_runner=True) as install:
+        kept = await install.begin()
+        first = await install.until(kept, "tool_outcome")
+        await install.choose_moment()
+        await install.until(kept, "tool_outcome", lambda entry: entry.step >= first.step + 4)
+        await install.archive()
+        highest = int(await install.query("select highest_epoch from ledger.epochs"))
+        install.stop()
+        rows = str(await install.query("select json_agg(g)::text from models.generations g"))
+        answered = {call["request_id"] for call in install.model_calls(kept)}
+        await install.restore_postgres()
+        await keep_model_calls(install, rows)
+        await install.find_losses()
+        found = [(each["finding"], each["task_id"]) for each in await install.find_model_calls()]
+        await install.start()
+        entries = await install.check_ended(kept)
+        billed = sum([usage_to_domain(bill.usage).total async for bill in install.client.bills(kept)])
+        budget = (await install.client.get(kept)).budget
+    assert ("UNKNOWN_MODEL_CALL", kept) in found
+    later = answers_of_attempts_after(entries, highest)
+    assert len(later) >= 4
+    assert not later & answered
+    assert (budget.used_tokens, budget.reserved_tokens) == (billed, 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.budget import TokenUsage
-from tenure.domain.lost_model_calls import ReportedCall, settle_lost
+from tenure.domain.lost_model_calls import ReportedCall, settle_lost, with_input
 
 tokens = st.integers(-(2**40), 2**40)
 
@@ -28,6 +28,13 @@ def test_unheard_it_is_billed_its_whole_input() -> None:
 
 def test_output_without_input_leaves_the_input_estimated() -> None:
     assert settle_lost(100, 50, heard(0, 20)) == TokenUsage(100, 20)
+
+
+def test_a_report_without_input_is_billed_with_the_reserved_input() -> None:
+    assert with_input(TokenUsage(90, 20), 100, 150) == TokenUsage(90, 20)
+    assert with_input(TokenUsage(0, 20, 0, 30), 100, 150) == TokenUsage(0, 20, 0, 30)
+    assert with_input(TokenUsage(0, 20), 100, 150) == TokenUsage(100, 20)
+    assert with_input(TokenUsage(0, 120), 100, 150) == TokenUsage(30, 120)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(tokens, tokens, tokens, tokens))

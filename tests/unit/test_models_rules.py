@@ -78,12 +78,11 @@ def test_a_stale_claim_changes_nothing(kind: Kind, state: ModelCallState, epoch:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_an_earlier_attempt_is_superseded_and_raises_the_fence(kind: Kind) -> None:
-    before = row(ModelCallState.SENT, OWN)
-    decision = decide(before, intent(kind, 1, epoch=11), here(runs=True))
+def test_an_earlier_attempt_of_the_same_owner_is_superseded(kind: Kind) -> None:
+    decision = decide(row(ModelCallState.SENT, OWN), intent(kind, 1), here(runs=True))
     assert isinstance(decision.verdict, WrongState)
     assert decision.verdict.reason == ATTEMPT_SUPERSEDED
-    assert decision.written == replace(before, fence=Fence(11, "claim"))
+    assert decision.written is None
 
 
 @pytest.mark.parametrize("state", ModelCallState)
@@ -156,6 +155,43 @@ def test_a_cancelled_attempt_never_begins() -> None:
     assert decide(cancelled.written, intent(step=3), here()) == RowDecision(EndedCall(cancelled.written), None)
 
 
+def after_restore(step: int, reserved_epoch: int, kind: Kind = Kind.GENERATE) -> CallIntent:
+    """A request of an owner whose ledger is older than the row, which has attempt 1 of step 2 begun under epoch 9."""
+    return replace(intent(kind, step, epoch=20), reserved_epoch=reserved_epoch)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("state", ModelCallState)
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_call_of_a_lost_future_answers_no_new_attempt(kind: Kind, state: ModelCallState, step: int) -> None:
+    decision = decide(row(state, OWN, alive=True), after_restore(step, 20, kind), here(runs=True))
+    assert decision.written is not None
+    assert (decision.written.attempt, decision.written.fence.epoch) == (Attempt(step, 1), 20)
+    if kind is Kind.GENERATE:
+        assert isinstance(decision.verdict, BeginCall)
+        assert not decision.verdict.joined
+        assert decide(decision.written, after_restore(step, 20), here(runs=True)).verdict == JoinRun()
+    else:
+        assert failure_of(decision) == "INTERRUPTED"
+
+
+def test_a_call_that_began_before_the_backup_is_joined() -> None:
+    for reserved_epoch in (0, 8, 9):
+        assert isinstance(
+            decide(row(ModelCallState.FINISHED), after_restore(2, reserved_epoch), here()).verdict, EndedCall
+        )
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_an_earlier_call_than_the_recorded_one_is_lost(kind: Kind) -> None:
+    """Its end was overwritten in the future that the ledger lost, and a retry gets another number."""
+    decision = decide(row(ModelCallState.FINISHED), after_restore(1, 8, kind), here())
+    assert failure_of(decision) == "LOST"
+    assert decision.written is not None
+    assert (decision.written.attempt, decision.written.fence.epoch) == (Attempt(1, 1), 20)
+    assert decision.written.begun_epoch == 8
+
+
 rows = st.builds(
     lambda state, runner_id, alive: row(state, OTHER if state is ModelCallState.SENT else runner_id, alive=alive),
     st.sampled_from(ModelCallState),
@@ -176,9 +212,11 @@ intents = st.builds(
 def test_no_sequence_of_requests_begins_an_attempt_twice(
     first: GenerationRow, requests: list[tuple[CallIntent, bool]]
 ) -> None:
-    """Nor does a fence or an attempt go back, or a recorded end change."""
+    """Nor does a fence or an attempt go back, or a recorded end change. A later owner has all earlier attempts."""
     current, sent = first, {first.attempt} if first.state is not ModelCallState.ACCEPTED else set()
     for request, runs in requests:
+        if request.fence.epoch > current.fence.epoch and request.attempt < current.attempt:
+            continue  # only after a restore of the ledger
         begins_here = current.runner_id == OWN and runs
         verdict, written = decide(current, request, here(runs=begins_here))
         if isinstance(verdict, BeginCall) and verdict.row.state is ModelCallState.SENT:

@@ -86,6 +86,11 @@ update generations g set runner_id = null
 select ended from generations
  where task_id = %(task_id)b and step = %(step)b and attempt_number = %(attempt_number)b and state = 'FINISHED';
 
+-- name: list_generations
+-- The newest call of each task that had one, by id.
+select task_id, tenant, step, attempt_number, sent_at from generations
+ where task_id > %(after)b::uuid and step > 0 order by task_id limit %(most)b::int;
+
 -- name: sweep_generations
 -- Deletes rows that nothing has changed for days, some at a time. Such a row fences and answers nobody any more.
 delete from generations where task_id in (
