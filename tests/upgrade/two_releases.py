@@ -36,6 +36,7 @@ KINDS: Final = ("checkpoint", "tools", "coordinator", "gateway", "worker")
 REPLICAS: Final = {"checkpoint": 2, "tools": 2, "coordinator": 2}
 TURNS: Final = 40
 LONG: Final = "sim-upgrade-long"
+MEDIUM: Final = "sim-upgrade-medium"
 SHORT: Final = "sim-upgrade-short"
 PASSWORD: Final = uuid.uuid4().hex
 ROLES: Final = REPOSITORY / "deploy" / "postgres" / "roles.sql"
@@ -57,8 +58,8 @@ def effects(count: int) -> list[str]:
     return sorted(f"{kind} {number}" for kind in ("keyed", "unsafe") for number in range(1, count + 1))
 
 
-SCENARIOS: Final = {LONG: turns(TURNS, 1000), SHORT: turns(5, 200)}
-EFFECTS: Final = {LONG: effects(TURNS), SHORT: effects(5)}
+SCENARIOS: Final = {LONG: turns(TURNS, 1000), MEDIUM: turns(20, 1000), SHORT: turns(5, 200)}
+EFFECTS: Final = {LONG: effects(TURNS), MEDIUM: effects(20), SHORT: effects(5)}
 
 
 @dataclass(slots=True)
@@ -136,9 +137,13 @@ async def make_roles(postgres: PostgresProcess) -> None:
 
 
 @asynccontextmanager
-async def two_releases(folder: Path, postgres: PostgresProcess, *, start: str) -> AsyncIterator[TwoReleases]:
+async def two_releases(
+    folder: Path, postgres: PostgresProcess, *, start: str, model_runner: bool = False
+) -> AsyncIterator[TwoReleases]:
     """All processes serve. `start`: which release they are of, "previous" or "this", as the schemas are."""
-    before = previous_release().unpack(folder / "before")
+    before = folder / "before"
+    if previous_release().is_in_history:
+        previous_release().unpack(before)
     code = before if start == "previous" else REPOSITORY
     await make_roles(postgres)
     await migrate_all(postgres, code)
@@ -161,6 +166,7 @@ async def two_releases(folder: Path, postgres: PostgresProcess, *, start: str) -
             scenarios=scenarios,
             environment=environment,
             postgres_dsn=postgres.dsn(DATABASE),
+            model_runner=model_runner,
         )
     )
     async with stack, Client(stack.gateway_address) as client:
