@@ -181,7 +181,9 @@ async def _serve(
 def _sample(runs: Runs, endpoints: ModelEndpoints) -> None:
     for state, number in runs.count_by_state().items():
         metrics.gauge("tenure_models_calls", number, state=state)
+    metrics.gauge("tenure_models_calls_max", runs.max_calls)
     for name, waiting in endpoints.waiting_by_endpoint().items():
         metrics.gauge("tenure_models_rate_limit_waiting", waiting, endpoint=name)
+        metrics.histogram("tenure_models_rate_limit_wait_seconds", endpoint=name)  # from 0, so that its rate is known
     for name, is_open in endpoints.open_circuits().items():
         metrics.gauge("tenure_models_endpoint_circuit_open", is_open, endpoint=name)

@@ -149,6 +149,11 @@ class Runs:
         self._running[task] = run
         task.add_done_callback(self._running.pop)
 
+    @property
+    def max_calls(self) -> int:
+        """The most calls at once."""
+        return self._bounds.max_calls
+
     def in_flight(self) -> list[GenerationRun]:
         """Returns the calls without an end."""
         return [run for run in self._running.values() if not run.over.is_set()]

@@ -181,6 +181,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             "model calls that this model runner makes",
             state="ACCEPTED: waits for its rate limit; SENT",
         ),
+        _gauge("tenure_models_calls_max", _MODELS, "the most model calls that this model runner makes at once"),
         _counter(
             "tenure_models_requests_total",
             _MODELS,

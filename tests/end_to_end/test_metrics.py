@@ -92,7 +92,10 @@ async def traffic(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     folder = tmp_path_factory.mktemp("metrics")
     tools = folder / "tools.yaml"
     tools.write_text(yaml.safe_dump(TOOLS))
-    environment = {"*": {"TENURE_METRICS_TENANTS": str(NAMED_TENANTS)}}
+    environment = {
+        "*": {"TENURE_METRICS_TENANTS": str(NAMED_TENANTS)},
+        "checkpoint": {"TENURE_CHECKPOINT_STANDBY_DSN": "postgresql://127.0.0.1:9/away"},
+    }
     chosen = options(folder, workers=2, metrics=True, tools_config=tools, environment=environment)
     chosen = replace(chosen, data_dir=folder / ".tenure", model_runner=True)
     async with Stack(chosen) as stack, Client(stack.gateway_address) as client:
