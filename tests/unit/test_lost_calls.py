@@ -30,7 +30,7 @@ def test_output_without_input_leaves_the_input_estimated() -> None:
     assert settle_lost(100, 50, heard(0, 20)) == TokenUsage(100, 20)
 
 
-def test_a_report_without_input_is_billed_with_the_reserved_input() -> None:
+def test_a_report_without_input_is_billed_the_reserved_input() -> None:
     assert with_input(TokenUsage(90, 20), 100, 150) == TokenUsage(90, 20)
     assert with_input(TokenUsage(0, 20, 0, 30), 100, 150) == TokenUsage(0, 20, 0, 30)
     assert with_input(TokenUsage(0, 20), 100, 150) == TokenUsage(100, 20)
