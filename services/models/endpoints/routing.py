@@ -30,6 +30,8 @@ _log: Final = logging.getLogger(__name__)
 MAX_KEY_QUEUES: Final = 1000
 """The number of models, over all endpoints, whose limits are kept: clients choose the name of a model."""
 BYTES_PER_TOKEN: Final = 4
+PATIENT_SECONDS: Final = 30.0
+"""A call whose own timeout is shorter says nothing about its endpoint: one tenant's haste must not close it to all."""
 NO_ENDPOINT: Final = (
     "this model runner has no endpoint for the model {model}: set {vendor}_API_KEY or {vendor}_BASE_URL for the model "
     "runner, list the model in TENURE_MODELS_ENDPOINTS_FILE, or give the task a model of another provider"
@@ -152,8 +154,12 @@ class ModelEndpoints:
         )
 
     async def move(self, call: LimitedCall, refused_by: frozenset[str]) -> EndpointPermit:
-        """Waits for a permit of an endpoint that has not refused the call."""
-        return await self._admit(call, refused_by)
+        """Waits for a permit of an endpoint that has not refused the call. Raises TimeoutError after the longest wait.
+
+        A call that was SENT cannot be taken over, so it must not wait as one that was not.
+        """
+        async with asyncio.timeout(self._longest_wait_seconds):
+            return await self._admit(call, refused_by)
 
     def keep(self, call: LimitedCall, endpoint: str) -> None:
         """Remembers that the prompt of the task is cached there."""
@@ -225,12 +231,16 @@ class EndpointPermit:
                 return await self._answer(request, call)
             except ModelCallFailed as failure:
                 refused_by |= {self.name}
-                moves = may_move(failure.error_class, was_sent=failure.was_sent, was_taken=call.was_taken)
+                error_class, status = failure.error_class, failure.status_code
+                moves = may_move(error_class, status, was_sent=failure.was_sent, was_taken=call.was_taken)
                 if not moves or not self._endpoints.has_another(self._call, refused_by):
                     raise
                 refused = self.name
                 self._give_back(failure)
-                other = await self._endpoints.move(self._call, refused_by)
+                try:
+                    other = await self._endpoints.move(self._call, refused_by)
+                except TimeoutError:
+                    raise failure from None
                 self._route, self._flight = other._route, other._flight  # noqa: SLF001  a permit like this one
                 metrics.count("tenure_models_failovers_total", endpoint=refused, error_class=failure.error_class.value)
                 _log.warning(
@@ -245,7 +255,7 @@ class EndpointPermit:
 
     async def _answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Asks one endpoint. Its circuit learns of the outcome when the response begins, or by the failure."""
-        circuit, flight = self._route.endpoint.circuit, self._flight
+        circuit, flight, began = self._route.endpoint.circuit, self._flight, monotonic()
         is_try = circuit.begin(monotonic())
         is_open_question = True
 
@@ -266,7 +276,9 @@ class EndpointPermit:
             raise
         finally:
             if is_open_question:
-                circuit.end(monotonic(), error_class, is_try=is_try)
+                is_hasty = error_class is FailureClass.TIMEOUT and monotonic() - began < PATIENT_SECONDS
+                said = FailureClass.INTERRUPTED if is_hasty and request.timeout_seconds else error_class
+                circuit.end(monotonic(), said, is_try=is_try)
             self._count(error_class, call.usage)
         self._endpoints.keep(self._call, self.name)
         return answer
