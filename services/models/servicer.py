@@ -48,8 +48,7 @@ class ModelServicer(ModelServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Makes a call, joins it, or answers from the record. Raises StaleEpoch, WrongState, TryLater."""
         claims, key = self._check(request.token, request.step, request.attempt_number)
-        work = read_work(request, key, claims.tenant)
-        verdict = await self._admit(Kind.GENERATE, claims, key, context, work)
+        verdict = await self._admit(Kind.GENERATE, claims, key, context, read_work(request, key, claims.tenant))
         async with aclosing(self._parts(key, verdict, request, claims.epoch)) as parts:
             async for part in parts:
                 yield part
@@ -82,7 +81,7 @@ class ModelServicer(ModelServiceServicer):
         self, kind: Kind, claims: Claims, key: ModelCallKey, context: Any, work: CallWork | None = None
     ) -> Verdict:
         """Decides a request under the lock of the task's row. A new call that need not wait is SENT from then on."""
-        if work is not None and self._runs.refuse_new() is None and self._runs.find(key) is None:
+        if work is not None and self._runs.refuse_new(work.limited) is None and self._runs.find(key) is None:
             work.permit = self._limits.admit_now(work.limited)
         sends_at = datetime.now(UTC) if work is not None and work.permit is not None else None
         intent = CallIntent(kind, claims.fence, key.attempt, sends_at, was_relayed=was_relayed(context))

@@ -220,6 +220,19 @@ async def test_a_runner_that_is_away_too_long_gives_the_task_back(monkeypatch: p
     assert len(runner.requests) > 1
 
 
+async def test_a_stream_that_was_silent_for_long_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call at the rate limit says nothing for minutes; the drain of its runner must not cost the worker its claim."""
+    monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 1.0)
+
+    async def silent(context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        yield SENT
+        await asyncio.sleep(1.5)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the runner drains")
+
+    runner = ScriptedRunner([silent, parts(JOINED, pb.GenerateResponse(answer=answer()))])
+    assert (await ask(runner)).usage == TokenUsage(7, 3)
+
+
 async def test_a_worker_without_a_runner_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no tasks then; a connection that is ready again ends that."""
     monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 0.5)
