@@ -57,11 +57,11 @@ async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
         first.faults.order(fault_from({"status": 529}, None), count=1, endpoint="messages", model=None)
         settings = [settings_of("one", first.url, 1), settings_of("two", second.url, 2)]
         endpoints = await stack.enter_async_context(opened(settings, 0.5))
-        queue, caller, size = endpoints._queue("two", f"anthropic/{HELLO}"), LineCaller("t", Priority.NORMAL), (1, 1)
-        refused = queue.take_now(caller, CallSize(*size))
+        queue, caller = endpoints._line("two", f"anthropic/{HELLO}").queue, LineCaller("t", Priority.NORMAL)
+        refused = queue.take_now(caller, CallSize(1, 1))
         assert refused is not None
         refused.refuse(0.0)
-        probe = queue.take_now(caller, CallSize(*size))
+        probe = queue.take_now(caller, CallSize(1, 1))
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(ModelCallFailed) as failed:
                 await ask(endpoints, limited())
@@ -69,6 +69,19 @@ async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
         assert endpoints.waiting_by_endpoint() == {"one": 0, "two": 0}
         assert probe is not None
         probe.end(None)
+
+
+async def test_a_model_that_fails_closes_no_endpoint_to_others() -> None:
+    """Any task may name a model that its provider cannot serve at the moment."""
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]
+        first.faults.order(fault_from({"status": 500}, None), count=3, endpoint="messages", model="sim-echo")
+        settings = [settings_of("one", first.url, 1), settings_of("two", second.url, 2)]
+        endpoints = await stack.enter_async_context(opened(settings))
+        for _ in range(4):
+            assert (await ask(endpoints, limited("sim-echo")))[1].name == "two"
+        assert endpoints.open_circuits() == {"one": True, "two": False}
+        assert (await ask(endpoints, limited()))[1].name == "one"
 
 
 @pytest.mark.parametrize(
