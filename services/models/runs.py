@@ -17,7 +17,7 @@ from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState,
 from services.models.store import AdmittedRequest, CallElsewhere, EndMark, SentMark, give_up_calls, read_elsewhere
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.budget import TokenUsage
-from tenure.domain.errors import LimitReached, TenureError, TryLater, WrongState
+from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable, WrongState
 from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCall, ModelCallFailed
@@ -221,10 +221,12 @@ class Runs:
         run.work.forget_prompt()  # a prompt may be large, and the run is kept for a while
         try:
             await self._record(run, end)
-        except TenureError as error:  # the process is closing, or the database refuses this end
+        except Exception as error:  # noqa: BLE001  the process is closing, or the database refuses this end
             fields = {"attempt": run.work.request.attempt, "why": str(error)}
             _log.error("the end of a model call is not recorded", extra=fields)
-            run.conclude(None, error)
+            message = "the model runner could not record the end of the call: repeat the request later"
+            unrecorded = Unavailable(message, reason="NOT_RECORDED", retry_after_seconds=1.0)
+            run.conclude(None, error if isinstance(error, TenureError) else unrecorded)
         asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
 
     async def _ended(self, run: GenerationRun) -> bytes | None:

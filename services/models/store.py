@@ -37,6 +37,8 @@ from tenure.runtime.sql_arrays import Byteas, Int4s, Texts, Uuids
 
 MAX_CALLS: Final = 65_536
 """The limit of the setting: as many ends may wait for Postgres at once."""
+MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+"""The limit of the prompts that wait for a decision: while Postgres is away, they wait for seconds."""
 _SIZE_BYTES: Final = 256
 
 
@@ -88,7 +90,8 @@ class RequestBatcher(NamedTuple):
                     metrics.count("tenure_stale_epoch_rejections_total", service="models")
             return verdicts
 
-        return Batcher("requests", write, key=lambda one: one.key.task_id, size=lambda _: _SIZE_BYTES)
+        limits = BatchLimits(max_bytes=MAX_WAITING_BYTES, max_waiting_bytes=MAX_WAITING_BYTES)
+        return Batcher("requests", write, key=lambda one: one.key.task_id, size=_size_of, limits=limits)
 
     def _decide(self, row: GenerationRow, one: AdmittedRequest, runner_id: UUID) -> RowDecision:
         """Decides under the lock of the row: a call that ends here meanwhile has not recorded its end yet."""
@@ -98,6 +101,10 @@ class RequestBatcher(NamedTuple):
             return self.refuse_new(one.work.limited)
 
         return decide(row, one.request, Here(runner_id, lambda: self.runs(one.key), refuse_new))
+
+
+def _size_of(one: AdmittedRequest) -> int:
+    return _SIZE_BYTES + (0 if one.work is None else one.work.limited.input_bytes)
 
 
 async def _locked(

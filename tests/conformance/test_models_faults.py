@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from devstack.postgres_process import PostgresProcess
+from services.models.statements import MIGRATIONS
 from tenure.domain.errors import LimitReached, TryLater
+from tenure.runtime.sql import migrate
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.conformance.test_models_replicas import ended_at_last
 from tests.conformance.test_models_waiting import accepted, attempts
@@ -18,6 +21,7 @@ from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 from tests.support.patience import PATIENCE_SECONDS
 
+LARGE: dict[str, Any] = {"messages_json": [json.dumps({"role": "user", "content": "x" * (24 * 1024 * 1024)})]}
 EARLIER = "update runners set renewed_at = renewed_at - interval '1 hour'"
 """As if the clock of Postgres had jumped: no renewal looks recent."""
 
@@ -118,15 +122,41 @@ async def test_a_tenants_flood_leaves_places_to_others(
         await runner.generate(grants.claim(tenant="other"), **SLOW).begun()
 
 
+async def test_prompts_that_wait_for_postgres_are_bounded(
+    model_runner: StartModels, grants: Grants, own_postgres: PostgresProcess
+) -> None:
+    await migrate(own_postgres.dsn(), MIGRATIONS)
+    runner = await model_runner(postgres_dsn=own_postgres.dsn())
+    await runner.generate(grants.claim()).ended()
+    await asyncio.to_thread(own_postgres.kill)
+    calls = [runner.generate(grants.claim(), **LARGE, **SLOW) for _ in range(14)]
+    ends = await asyncio.gather(*(call.ended() for call in calls), return_exceptions=True)
+    assert all(isinstance(end, TryLater) for end in ends)
+    assert "QUEUE_FULL" in {end.reason for end in ends if isinstance(end, TryLater)}
+
+
 async def test_prompts_beyond_the_memory_are_refused(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator, 60_000)
     runner = await model_runner(max_prompt_megabytes=64)
-    large: dict[str, Any] = {"messages_json": [json.dumps({"role": "user", "content": "x" * (24 * 1024 * 1024)})]}
     for _ in range(2):
-        await runner.generate(grants.claim(), **large, **SLOW).begun()
+        await runner.generate(grants.claim(), **LARGE, **SLOW).begun()
     with pytest.raises(LimitReached) as refused:
-        await runner.generate(grants.claim(), **large, **SLOW).ended()
+        await runner.generate(grants.claim(), **LARGE, **SLOW).ended()
     assert refused.value.reason == "TOO_MANY_CALLS"
     await runner.generate(grants.claim(), **SLOW).begun()
+
+
+async def test_an_end_that_postgres_refuses_leaves_no_reader_waiting(
+    model_runner: StartModels, grants: Grants, models_database: Any
+) -> None:
+    runner = await model_runner(report_seconds=0.5)
+    owner = grants.claim()
+    await models_database("alter table generations add constraint refused check (ended is null) not valid")
+    with pytest.raises(TryLater) as refused:
+        await runner.generate(owner).ended()
+    assert refused.value.reason == "NOT_RECORDED"
+    await models_database("alter table generations drop constraint refused")
+    end = await ended_by(runner, owner)  # the process has forgotten the call, so its end is lost
+    assert end.failure.error_class == "LOST"
