@@ -69,8 +69,9 @@ class GenerationRun:
         return pieces[0]
 
     def wake(self) -> None:
-        """Tells the readers that there is something new."""
-        for reader in self.readers:
+        """Tells the readers that there is something new. Each one comes back when it has read it."""
+        told, self.readers = self.readers, set()
+        for reader in told:
             reader.set()
 
     def conclude(self, end: bytes | None, error: TenureError | None = None) -> None:

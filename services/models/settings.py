@@ -53,7 +53,7 @@ class ModelsSettings:
     runner_ttl_seconds: float = setting(
         "how long the other replicas may miss renewals of this process before it counts as dead",
         default=15.0,
-        minimum=1.0,
+        minimum=2.0,
     )
     report_seconds: float = setting(
         "how long an end waits for a worker before its usage is reported to the ledger", default=60.0, minimum=0.1
