@@ -16,7 +16,6 @@ ends.py               the ends of calls, as they are recorded and sent
 reading.py            gives one reader a call: the text so far, pieces, the end
 relay.py              to the replica that makes a call
 liveness.py           this process's row among the runners
-usage_reports.py      the usage of calls whose end may not be in the ledger
 sweeping.py           deletes old rows
 
 statements.py         the SQL statements and migrations

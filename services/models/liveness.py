@@ -1,16 +1,22 @@
-"""The life of this process, as all replicas see it: a row that it renews, timed by the database's clock.
+"""The life of this process, as all replicas see it: a row that it renews. And the lives of the others, as it sees them.
 
 A runner that did not renew in time counts as dead: whoever is asked for one of its calls records the call as lost. A
 runner that was only slow notices when it records the end: compare-and-set. So it may go on under the same id.
+
+The time is that of the replica that looks: how long it has seen the same renewal, by its own monotonic clock. So a
+clock that jumps kills no runner, nor does an outage of Postgres, in which nobody can renew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
-from collections.abc import Callable
-from typing import Final, Self
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from time import monotonic
+from typing import Final, NamedTuple, Self
 from uuid import UUID
 
 import uuid_utils.compat as uuids
@@ -26,6 +32,50 @@ _AGAIN_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
 
 
+class _SeenRenewal(NamedTuple):
+    """A renewal, and how long it may stay the last one of a runner that lives. `since`: when it was seen first."""
+
+    renewed_at: datetime
+    ttl_seconds: float
+    since: float
+
+
+class SeenRunners:
+    """The renewals of all runners, as this process has seen them. `now`: monotonic seconds.
+
+    `patience_seconds`: the longest time between two looks after which it still knows how long it has seen a renewal.
+    After a longer one it may have been Postgres, or this process itself, that stood still.
+    """
+
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
+        self._renewals: dict[UUID, _SeenRenewal] = {}
+        self._looked_at = -math.inf
+
+    def look(self, now: float, rows: Iterable[tuple[UUID, datetime, float]]) -> None:
+        """Takes the rows of all runners."""
+        before = self._renewals if self._is_fresh(now) else {}
+        self._renewals, self._looked_at = {}, now
+        for runner_id, renewed_at, ttl_seconds in rows:
+            known = before.get(runner_id)
+            since = now if known is None or known.renewed_at != renewed_at else known.since
+            self._renewals[runner_id] = _SeenRenewal(renewed_at, ttl_seconds, since)
+
+    def is_alive(self, now: float, runner_id: UUID, renewed_at: datetime) -> bool:
+        """Whether a runner with this last renewal lives. One that was not seen for long enough counts as alive."""
+        seen = self._renewals.get(runner_id)
+        if seen is None or seen.renewed_at != renewed_at or not self._is_fresh(now):
+            return True
+        return now - seen.since < seen.ttl_seconds
+
+    def count_alive(self, now: float) -> int:
+        """Returns the number of runners that live."""
+        return sum(self.is_alive(now, runner_id, seen.renewed_at) for runner_id, seen in self._renewals.items())
+
+    def _is_fresh(self, now: float) -> bool:
+        return now - self._looked_at <= self._patience_seconds
+
+
 class RunnerLife:
     """The runner row of this process. The connection is used for nothing else, so that load does not delay renewals.
 
@@ -38,6 +88,7 @@ class RunnerLife:
         self.own_id: UUID = uuids.uuid7()
         self._kept, self._ttl_seconds, self._on_replicas = kept, ttl_seconds, on_replicas
         self._address = ""
+        self._others = SeenRunners(ttl_seconds / 2)
 
     @property
     def runner_id(self) -> UUID:
@@ -46,6 +97,10 @@ class RunnerLife:
             raise Unavailable("the model runner is starting", reason="STARTING", retry_after_seconds=0.2)
         return self.own_id
 
+    def is_alive(self, runner_id: UUID, renewed_at: datetime) -> bool:
+        """Whether a runner whose last renewal is this one counts as alive."""
+        return self._others.is_alive(monotonic(), runner_id, renewed_at)
+
     async def begin(self, address: str) -> None:
         """Begins the life of a process that serves at this address. Raises TryLater."""
         host = socket.gethostname()
@@ -53,19 +108,19 @@ class RunnerLife:
         async with self._kept.use() as postgres:
             await postgres.execute(QUERIES.replace_runners, parameters)
             await postgres.execute(QUERIES.renew_runner, self._row(address))
-            await postgres.execute(QUERIES.forget_runners)
         self._address = address
         _log.info("model runner is alive", extra={"runner_id": str(self.own_id), "address": address})
 
     async def renew(self) -> None:
-        """Renews the row three times in each TTL, as a duty."""
+        """Renews the row and looks at the others three times in each TTL, as a duty."""
         while True:
             note_progress()
             try:
                 async with self._kept.use() as postgres:
                     await postgres.execute(QUERIES.renew_runner, self._row(self._address))
-                    counted = await (await postgres.execute(QUERIES.count_runners)).fetchone()
-                self._on_replicas(counted[0] if counted else 1)
+                    rows = await (await postgres.execute(QUERIES.read_renewals)).fetchall()
+                self._others.look(monotonic(), rows)
+                self._on_replicas(self._others.count_alive(monotonic()))
             except TryLater as error:
                 _log.warning("could not renew this model runner: %s", error)
                 await asyncio.sleep(_AGAIN_SECONDS)

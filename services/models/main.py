@@ -26,7 +26,6 @@ from services.models.settled_calls import SettledCalls
 from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
-from services.models.usage_reports import ModelUsageReports
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
 from tenure.runtime import metrics
@@ -34,17 +33,20 @@ from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties, Process
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_options import ServerLimits
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security
 from tenure.runtime.service import run_service
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
+from tenure.runtime.usage_reports import UsageReport, UsageReports
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from tenure.validators import validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
+from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS, usage_report_to_wire
 from tenure.wire.model_service import MAX_MESSAGE_BYTES
 from tenure.wire.token import TokenChecker
 
@@ -52,6 +54,8 @@ _log: Final = logging.getLogger(__name__)
 SILENCE_SECONDS: Final = 120.0
 """The longest silence of a duty that runs statements. Each statement is given up after seconds."""
 LAST_REPORTS_SECONDS: Final = 5.0
+MAX_WAITING_REPORTS: Final = 10_000
+REPORTS_TRIED_SECONDS: Final = 3600.0
 
 
 def main() -> int:
@@ -96,7 +100,7 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     checkpoint = await process.open(
         open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT), peer="checkpoint")
     )
-    reports = ModelUsageReports(checkpoint)
+    reports = _reports(checkpoint)
     duties.start("usage reports", reports.run, silence_seconds=SILENCE_SECONDS)
     sweep = GenerationSweep(stores.pool, settings.retention_days)
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
@@ -125,6 +129,21 @@ def _endpoints(settings: ModelsSettings) -> ModelEndpoints:
     return ModelEndpoints(opened, longest_wait_seconds=settings.rate_limit_wait_seconds)
 
 
+def _reports(checkpoint: TenureChannel) -> UsageReports:
+    """Returns the sender of usage reports. A task may be queued for long before its next owner joins its call."""
+    stub: Any = CheckpointServiceStub(checkpoint)
+
+    async def send(report: UsageReport) -> None:
+        await stub.ReportUsage(usage_report_to_wire(report), timeout=REPORT_TIMEOUT_SECONDS)
+
+    return UsageReports(
+        send,
+        lambda result: metrics.count("tenure_models_usage_reports_total", result=result),
+        max_waiting=MAX_WAITING_REPORTS,
+        tried_seconds=REPORTS_TRIED_SECONDS,
+    )
+
+
 async def _open_stores(process: Process, settings: ModelsSettings) -> _Stores:
     kept = PoolOptions(settings=SESSION_SETTINGS)
     pool = await process.open(open_pool(settings.postgres_dsn, service="models", schema=SCHEMA, options=kept))
@@ -143,16 +162,20 @@ async def _serve(
     endpoints: ModelEndpoints,
     duties: Duties,
     liveness: RunnerLife,
-    reports: ModelUsageReports,
+    reports: UsageReports,
 ) -> Runs:
     """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
     writers = RunWriters(
         sent_batcher(stores.sending, lambda: liveness.own_id), end_batcher(stores.ending, lambda: liveness.own_id)
     )
-    bounds = RunBounds(settings.max_calls, settings.report_seconds)
+    bounds = RunBounds(settings.max_calls, settings.max_prompt_megabytes * 1024 * 1024, settings.report_seconds)
     runs = Runs(endpoints, writers, stores.pool, liveness.own_id, reports.note, bounds)
     deciding = RequestBatcher(
-        lambda: liveness.runner_id, lambda key: runs.find(key) is not None, runs.refuse_new, runs.begin
+        lambda: liveness.runner_id,
+        liveness.is_alive,
+        lambda key: runs.find(key) is not None,
+        runs.refuse_new,
+        runs.begin,
     )
     requests = deciding.over(stores.requesting)
     for name, batcher in (("requests", requests), ("sent marks", writers.sent_marks), ("ends", writers.ends)):

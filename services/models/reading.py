@@ -51,11 +51,11 @@ class RunReader:
     async def parts(self, *, joined: bool) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields all parts. Raises the error of a call that ends elsewhere."""
         run = self._run
-        run.readers.add(self._news)
         try:
             yield state_part(run, joined=joined)
             while True:
                 self._news.clear()
+                run.readers.add(self._news)
                 is_over = run.over.is_set()
                 has_text = False
                 for part in self._new_parts(is_over=is_over):

@@ -226,9 +226,14 @@ def _lost(row: GenerationRow) -> EndedCall:
 
 def _relay(row: GenerationRow, runner_id: UUID, request: CallIntent) -> Verdict | TenureError:
     if request.was_relayed:
-        return Unavailable(
-            "the call is at another model runner, which was expected here; repeat the request",
-            reason="RUNNER_ELSEWHERE",
-            retry_after_seconds=0.5,
-        )
+        return runs_elsewhere()
     return RelayCall(runner_id, row.runner_address)
+
+
+def runs_elsewhere() -> Unavailable:
+    """Returns the error of a request that must find the call at another runner."""
+    return Unavailable(
+        "the call is at another model runner, which was expected here; repeat the request",
+        reason="RUNNER_ELSEWHERE",
+        retry_after_seconds=0.5,
+    )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from services.models.admission import ModelCallLimits
+from services.models.admission import LimitedCall, ModelCallLimits
 from services.models.ends import answer_end, failure_end, outcome_of, stopped_end
-from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState
-from services.models.store import AdmittedRequest, EndMark, SentMark, give_up_calls, recorded_end
-from services.models.usage_reports import ModelUsageReport
+from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState, runs_elsewhere
+from services.models.store import AdmittedRequest, CallElsewhere, EndMark, SentMark, give_up_calls, read_elsewhere
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.budget import TokenUsage
-from tenure.domain.errors import LimitReached, TenureError, TryLater, WrongState
+from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable, WrongState
+from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCall, ModelCallFailed
 from tenure.runtime import metrics
@@ -24,9 +26,12 @@ from tenure.runtime.batching import Batcher
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Pool
 from tenure.runtime.rpc_server import draining
+from tenure.runtime.usage_reports import UsageReport
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 0.5
+TENANT_SHARE: Final = 8
+"""One tenant has at most so many times the calls that are free, so that its flood leaves places to the others."""
 LAST_WRITES_SECONDS: Final = 10.0
 """How long a process that ends tries to record the ends of calls that it stopped."""
 
@@ -35,7 +40,8 @@ class GenerationRun:
     """One call in this process. `end`: its end, once it is recorded. `error`: why readers get no end from here.
 
     `received_under`: the epochs of the owners that received the end. `needs_no_report`: its usage is in the ledger, or
-    is being reported. `is_settled`: the ledger takes no end of it any more.
+    is being reported. `may_be_sent`: its row says SENT, or is about to say it. `is_settled`: the ledger takes no end of
+    it any more.
     """
 
     def __init__(self, key: ModelCallKey, work: CallWork, begun: BeginCall) -> None:
@@ -51,6 +57,7 @@ class GenerationRun:
         self.is_settled = False
         self.stopped: FailureClass | None = None
         self.given_up = False
+        self.may_be_sent = self.state is ModelCallState.SENT
         self.permit = work.permit
         self.failure: ModelCallFailed | None = None
         self.calling: asyncio.Task[bytes] | None = None
@@ -64,8 +71,9 @@ class GenerationRun:
         return pieces[0]
 
     def wake(self) -> None:
-        """Tells the readers that there is something new."""
-        for reader in self.readers:
+        """Tells the readers that there is something new. Each one comes back when it has read it."""
+        told, self.readers = self.readers, set()
+        for reader in told:
             reader.set()
 
     def conclude(self, end: bytes | None, error: TenureError | None = None) -> None:
@@ -93,9 +101,10 @@ class RunWriters(NamedTuple):
 
 
 class RunBounds(NamedTuple):
-    """How many calls run at once, and how long an end waits for a reader before its usage is reported."""
+    """How many calls run at once, with how large prompts, and how long an end waits before its usage is reported."""
 
     max_calls: int
+    max_prompt_bytes: int
     kept_seconds: float
 
 
@@ -108,13 +117,16 @@ class Runs:
         writers: RunWriters,
         pool: Pool,
         runner_id: UUID,
-        report: Callable[[ModelUsageReport], None],
+        report: Callable[[UsageReport], None],
         bounds: RunBounds,
     ) -> None:
         self._limits, self._writers, self._pool = limits, writers, pool
         self._runner_id, self._report, self._bounds = runner_id, report, bounds
         self._newest: dict[UUID, GenerationRun] = {}
         self._running: dict[asyncio.Task[None], GenerationRun] = {}
+        self._unreported: set[GenerationRun] = set()
+        self._of_tenant: Counter[str] = Counter()
+        self._prompt_bytes = 0
         self._is_draining = False
 
     def find(self, key: ModelCallKey) -> GenerationRun | None:
@@ -122,13 +134,18 @@ class Runs:
         run = self._newest.get(key.task_id)
         return run if run is not None and run.key == key and not run.given_up else None
 
-    def refuse_new(self) -> TenureError | None:
-        """Returns why no new call begins now."""
+    def refuse_new(self, call: LimitedCall) -> TenureError | None:
+        """Returns why this new call does not begin now."""
         if self._is_draining:
             return draining()
-        if len(self._running) >= self._bounds.max_calls:
-            message = f"this model runner makes {self._bounds.max_calls} calls already: repeat the request later"
-            return LimitReached(message, reason="TOO_MANY_CALLS", retry_after_seconds=1.0)
+        most, free = self._bounds.max_calls, self._bounds.max_calls - len(self._running)
+        if free <= 0:
+            return _too_many(f"this model runner makes {most} calls already")
+        if self._of_tenant[call.tenant] >= TENANT_SHARE * free:
+            own = self._of_tenant[call.tenant]
+            return _too_many(f"{own} of the {most} calls of this model runner are this tenant's, and others need some")
+        if self._running and self._prompt_bytes + call.input_bytes > self._bounds.max_prompt_bytes:
+            return _too_many(f"the prompts of this model runner's calls have {self._prompt_bytes} bytes already")
         return None
 
     def begin(self, admitted: AdmittedRequest, begun: BeginCall) -> None:
@@ -144,10 +161,20 @@ class Runs:
             # Only its own commit of the end lets an owner begin the next call. A received end alone proves no commit.
             older.needs_no_report |= begun.row.fence.epoch in older.received_under
         self._newest[admitted.key.task_id] = run
+        self._unreported.add(run)
         run.calling = asyncio.create_task(self._call(run))
         task = asyncio.create_task(self._work(run), name=f"model call {work.request.attempt}")
         self._running[task] = run
-        task.add_done_callback(self._running.pop)
+        self._of_tenant[work.limited.tenant] += 1
+        self._prompt_bytes += work.limited.input_bytes
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        limited = self._running.pop(task).work.limited
+        self._prompt_bytes -= limited.input_bytes
+        self._of_tenant[limited.tenant] -= 1
+        if not self._of_tenant[limited.tenant]:
+            del self._of_tenant[limited.tenant]
 
     @property
     def max_calls(self) -> int:
@@ -168,32 +195,40 @@ class Runs:
     async def drain(self, seconds: float) -> None:
         """Begins no more calls, gives up those that were not sent, and waits for the others; then stops them."""
         self._is_draining = True
-        await self._give_up([run for run in self._running.values() if run.state is ModelCallState.ACCEPTED])
-        await self._wait(self._running, seconds)
-        for run in list(self._running.values()):
+        await self._ended_or_given_up(seconds)
+        for run in self._running.values():
             run.stop(FailureClass.LOST)
-        await self._wait(self._running, LAST_WRITES_SECONDS)
-        for run in self._newest.values():
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=LAST_WRITES_SECONDS)
+        for run in list(self._unreported):
             self._report_usage(run)
 
-    async def _wait(self, tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
-        left = list(tasks)
-        if left:
-            await asyncio.wait(left, timeout=seconds)
+    async def _ended_or_given_up(self, seconds: float) -> None:
+        """Waits for the calls that were sent, and gives up the others, also those that a request began meanwhile."""
+        until = monotonic() + seconds
+        while self._running:
+            await self._give_up([run for run in self._running.values() if not (run.may_be_sent or run.given_up)])
+            left = until - monotonic()
+            if left <= 0 or not self._running:
+                break
+            await asyncio.wait(list(self._running), timeout=min(left, _AGAIN_SECONDS))
 
     def _abandon(self, run: GenerationRun) -> None:
-        """Ends a call without an end."""
-        run.given_up = True
-        if run.calling is not None:
-            run.calling.cancel()
+        """Ends a call without an end and without a report: both would be taken for those of another call."""
+        self._unreported.discard(run)
+        self._cancel_call(run)
         if not run.over.is_set():
             run.conclude(None, draining())
 
+    @staticmethod
+    def _cancel_call(run: GenerationRun) -> None:
+        run.given_up = True
+        if run.calling is not None:
+            run.calling.cancel()
+
     async def _give_up(self, runs: list[GenerationRun]) -> None:
         for run in runs:
-            run.given_up = True
-            if run.calling is not None:
-                run.calling.cancel()
+            self._cancel_call(run)
         if not runs:
             return
         try:
@@ -211,9 +246,12 @@ class Runs:
         run.work.forget_prompt()  # a prompt may be large, and the run is kept for a while
         try:
             await self._record(run, end)
-        except TenureError as error:  # the process is closing, or the database refuses this end
-            _log.error("the end of a model call is not recorded", extra={"attempt": run.work.request.attempt})
-            run.conclude(None, error)
+        except Exception as error:  # noqa: BLE001  the process is closing, or the database refuses this end
+            fields = {"attempt": run.work.request.attempt, "why": str(error)}
+            _log.error("the end of a model call is not recorded", extra=fields)
+            message = "the model runner could not record the end of the call: repeat the request later"
+            unrecorded = Unavailable(message, reason="NOT_RECORDED", retry_after_seconds=1.0)
+            run.conclude(None, error if isinstance(error, TenureError) else unrecorded)
         if run.is_settled:
             self._report_usage(run)
         asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
@@ -256,6 +294,7 @@ class Runs:
     async def _mark_sent(self, run: GenerationRun) -> bool:
         """Records that the call is sent now. False: it was cancelled, or another runner has it."""
         sent_at = datetime.now(UTC)
+        run.may_be_sent = True
         if not await self._writers.sent_marks.submit(SentMark(run.key, sent_at)):
             return False
         run.state, run.sent_at = ModelCallState.SENT, sent_at
@@ -268,23 +307,26 @@ class Runs:
             run.conclude(end)
             return
         metrics.count("tenure_models_calls_ended_total", outcome="OVERTAKEN")
-        other = await self._read_end(run.key)
-        if other is None:
+        elsewhere = await self._read_elsewhere(run.key)
+        if elsewhere is None:
             message = "a later attempt of the task has begun"
             run.conclude(None, WrongState(message, reason=ATTEMPT_SUPERSEDED))
+        elif elsewhere.ended is None:  # it took the call over while this one was slow: the reader finds it there
+            run.conclude(None, runs_elsewhere())
         else:
-            run.conclude(other)
+            run.conclude(elsewhere.ended)
 
-    async def _read_end(self, key: ModelCallKey) -> bytes | None:
+    async def _read_elsewhere(self, key: ModelCallKey) -> CallElsewhere | None:
         while True:
             try:
-                return await recorded_end(self._pool, key)
+                return await read_elsewhere(self._pool, key)
             except TryLater as error:
                 _log.warning("could not read the end of a call: %s", error)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     def _forget(self, run: GenerationRun) -> None:
         self._report_usage(run)
+        self._unreported.discard(run)
         if self._newest.get(run.key.task_id) is run:
             del self._newest[run.key.task_id]
 
@@ -293,4 +335,10 @@ class Runs:
         usage: TokenUsage = run.call.usage
         if not run.needs_no_report and run.over.is_set() and usage.total:
             run.needs_no_report = True
-            self._report(ModelUsageReport(run.work.token, run.key, usage, run.call.request_id))
+            task_id, (step, number) = run.key
+            call = ReportedCall(step, number, usage)
+            self._report(UsageReport(run.work.token, str(task_id), call, run.call.request_id))
+
+
+def _too_many(why: str) -> LimitReached:
+    return LimitReached(f"{why}: repeat the request later", reason="TOO_MANY_CALLS", retry_after_seconds=1.0)

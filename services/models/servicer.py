@@ -88,7 +88,7 @@ class ModelServicer(ModelServiceServicer):
         work: CallWork | None = None,
     ) -> Verdict:
         """Decides a request under the lock of the task's row. A new call that need not wait is SENT from then on."""
-        if work is not None and self._runs.refuse_new() is None and self._runs.find(key) is None:
+        if work is not None and self._runs.refuse_new(work.limited) is None and self._runs.find(key) is None:
             work.permit = self._limits.admit_now(work.limited)
         sends_at = datetime.now(UTC) if work is not None and work.permit is not None else None
         intent = CallIntent(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from services.models.store import MAX_CALLS
 from tenure.domain.live_address import problem_of
 from tenure.model_providers.settings import ModelProviderSettings
 from tenure.runtime.call_limiter import WorkerLimitSettings
@@ -38,13 +39,21 @@ class ModelsSettings:
     )
     service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged commits", default=False)
-    max_calls: int = setting("model calls that are made at once", default=2048, minimum=1, maximum=65_536)
+    max_calls: int = setting("model calls that are made at once", default=2048, minimum=1, maximum=MAX_CALLS)
+    max_prompt_megabytes: int = setting(
+        "the prompts of the calls that are made at once; in memory they take several times as much",
+        default=512,
+        minimum=64,
+        maximum=65_536,
+    )
     timeout_seconds: float = setting("the timeout of a call whose request has none", default=600.0, minimum=0.1)
     silence_seconds: float = setting("the longest silence in a call", default=60.0, minimum=0.1)
     prompt_caching: bool = setting("use the provider's prompt caching", default=True)
     count_tokens: bool = setting("let the provider count long prompts, if it can", default=True)
     runner_ttl_seconds: float = setting(
-        "how long this process counts as alive after a renewal of its row", default=15.0, minimum=1.0
+        "how long the other replicas may miss renewals of this process before it counts as dead",
+        default=15.0,
+        minimum=2.0,
     )
     report_seconds: float = setting(
         "how long an end waits for a worker before its usage is reported to the ledger", default=60.0, minimum=0.1

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
+from services.models.admission import LimitedCall
 from services.models.rules import (
     Attempt,
     BeginCall,
@@ -34,6 +35,10 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Connection, Pool, connection
 from tenure.runtime.sql_arrays import Byteas, Int4s, Texts, Uuids
 
+MAX_CALLS: Final = 65_536
+"""The limit of the setting: as many ends may wait for Postgres at once."""
+MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+"""The limit of the prompts that wait for a decision: while Postgres is away, they wait for seconds."""
 _SIZE_BYTES: Final = 256
 
 
@@ -48,11 +53,15 @@ class AdmittedRequest:
 
 
 class RequestBatcher(NamedTuple):
-    """How a process decides: what runs here, and what begins a call. `begin` must not wait and must not raise."""
+    """How a process decides: what runs here, and what begins a call. `begin` must not wait and must not raise.
+
+    `is_alive`: takes a runner and its last renewal.
+    """
 
     runner_id: Callable[[], UUID]
+    is_alive: Callable[[UUID, datetime], bool]
     runs: Callable[[ModelCallKey], bool]
-    refuse_new: Callable[[], TenureError | None]
+    refuse_new: Callable[[LimitedCall], TenureError | None]
     begin: Callable[[AdmittedRequest, BeginCall], None]
 
     def over(self, kept: DedicatedConnection) -> Batcher[AdmittedRequest, Verdict]:
@@ -64,7 +73,7 @@ class RequestBatcher(NamedTuple):
             runner_id = self.runner_id()
             await failpoint("models.before_admission")
             async with kept.transaction() as postgres:
-                rows = await _locked(postgres, batch)
+                rows = await _locked(postgres, batch, self.is_alive)
                 decisions = [self._decide(rows[one.key.task_id], one, runner_id) for one in batch]
                 await _write(
                     postgres, rows, {one.key.task_id: made for one, made in zip(batch, decisions, strict=True)}
@@ -81,16 +90,28 @@ class RequestBatcher(NamedTuple):
                     metrics.count("tenure_stale_epoch_rejections_total", service="models")
             return verdicts
 
-        return Batcher("requests", write, key=lambda one: one.key.task_id, size=lambda _: _SIZE_BYTES)
+        limits = BatchLimits(max_bytes=MAX_WAITING_BYTES, max_waiting_bytes=MAX_WAITING_BYTES)
+        return Batcher("requests", write, key=lambda one: one.key.task_id, size=_size_of, limits=limits)
 
     def _decide(self, row: GenerationRow, one: AdmittedRequest, runner_id: UUID) -> RowDecision:
         """Decides under the lock of the row: a call that ends here meanwhile has not recorded its end yet."""
-        return decide(row, one.request, Here(runner_id, lambda: self.runs(one.key), self.refuse_new))
+
+        def refuse_new() -> TenureError | None:
+            assert one.work is not None, "only Generate begins calls"
+            return self.refuse_new(one.work.limited)
+
+        return decide(row, one.request, Here(runner_id, lambda: self.runs(one.key), refuse_new))
 
 
-async def _locked(postgres: Connection, batch: Sequence[AdmittedRequest]) -> dict[UUID, GenerationRow]:
+def _size_of(one: AdmittedRequest) -> int:
+    return _SIZE_BYTES + (0 if one.work is None else one.work.limited.input_bytes)
+
+
+async def _locked(
+    postgres: Connection, batch: Sequence[AdmittedRequest], is_alive: Callable[[UUID, datetime], bool]
+) -> dict[UUID, GenerationRow]:
     """Locks and returns the rows of a batch; inserts missing ones."""
-    rows = await _lock(postgres, batch)
+    rows = await _lock(postgres, batch, is_alive)
     if missing := [one for one in batch if one.key.task_id not in rows]:
         tenants = {one.key.task_id: one.tenant for one in missing}
         ordered = sorted(tenants)
@@ -98,11 +119,13 @@ async def _locked(postgres: Connection, batch: Sequence[AdmittedRequest]) -> dic
             QUERIES.ensure_generations,
             {"task_ids": Uuids(ordered), "tenants": Texts(tenants[task_id] for task_id in ordered)},
         )
-        rows |= await _lock(postgres, missing)
+        rows |= await _lock(postgres, missing, is_alive)
     return rows
 
 
-async def _lock(postgres: Connection, batch: Sequence[AdmittedRequest]) -> dict[UUID, GenerationRow]:
+async def _lock(
+    postgres: Connection, batch: Sequence[AdmittedRequest], is_alive: Callable[[UUID, datetime], bool]
+) -> dict[UUID, GenerationRow]:
     cursor = await postgres.execute(
         QUERIES.lock_generations,
         {
@@ -111,11 +134,12 @@ async def _lock(postgres: Connection, batch: Sequence[AdmittedRequest]) -> dict[
             "attempts": Int4s(one.key.attempt.number for one in batch),
         },
     )
-    return {row[0]: _row(*row[1:]) for row in await cursor.fetchall()}
-
-
-def _row(epoch: int, claim_id: str, step: int, number: int, state: str, *rest: Any) -> GenerationRow:
-    return GenerationRow(Fence(epoch, claim_id), Attempt(step, number), ModelCallState(state), *rest)
+    rows = {}
+    for task_id, epoch, claim_id, step, number, state, runner_id, address, renewed_at, *rest in await cursor.fetchall():
+        alive = runner_id is not None and renewed_at is not None and is_alive(runner_id, renewed_at)
+        fence, attempt = Fence(epoch, claim_id), Attempt(step, number)
+        rows[task_id] = GenerationRow(fence, attempt, ModelCallState(state), runner_id, address, alive, *rest)
+    return rows
 
 
 async def _write(
@@ -179,7 +203,7 @@ def sent_batcher(kept: DedicatedConnection, runner_id: Callable[[], UUID]) -> Ba
         write,
         key=lambda mark: mark.key.task_id,
         size=lambda _: _SIZE_BYTES,
-        limits=BatchLimits(patience_seconds=None),
+        limits=BatchLimits(max_waiting=MAX_CALLS, patience_seconds=None),
     )
 
 
@@ -213,7 +237,7 @@ def end_batcher(kept: DedicatedConnection, runner_id: Callable[[], UUID]) -> Bat
         write,
         key=lambda mark: mark.key.task_id,
         size=lambda mark: len(mark.ended),
-        limits=BatchLimits(patience_seconds=None, max_waiting_bytes=1024 * 1024 * 1024),
+        limits=BatchLimits(max_waiting=MAX_CALLS, patience_seconds=None, max_waiting_bytes=1024 * 1024 * 1024),
     )
 
 
@@ -232,9 +256,15 @@ async def give_up_calls(pool: Pool, keys: Sequence[ModelCallKey], runner_id: UUI
         await postgres.execute(QUERIES.give_up, {"task_ids": [key.task_id for key in keys], "runner_id": runner_id})
 
 
-async def recorded_end(pool: Pool, key: ModelCallKey) -> bytes | None:
-    """Returns the recorded end of a call; None: a later attempt has begun."""
+class CallElsewhere(NamedTuple):
+    """A call that this process no longer makes. `ended`: its recorded end; None: another runner makes it."""
+
+    ended: bytes | None
+
+
+async def read_elsewhere(pool: Pool, key: ModelCallKey) -> CallElsewhere | None:
+    """Reads what has become of a call; None: a later attempt has begun."""
     parameters = {"task_id": key.task_id, "step": key.attempt.step, "attempt_number": key.attempt.number}
     async with connection(pool) as postgres:
-        row = await (await postgres.execute(QUERIES.read_end, parameters)).fetchone()
-    return None if row is None else bytes(row[0])
+        row = await (await postgres.execute(QUERIES.read_elsewhere, parameters)).fetchone()
+    return None if row is None else CallElsewhere(row[0] if row[0] is None else bytes(row[0]))

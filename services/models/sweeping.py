@@ -1,4 +1,7 @@
-"""Deletes the rows of tasks that nothing has changed for days: they fence and answer nobody any more."""
+"""Deletes the rows of tasks that nothing has changed for days: they fence and answer nobody any more.
+
+Forgets runners that stopped renewing a day ago, too.
+"""
 
 from __future__ import annotations
 
@@ -34,5 +37,6 @@ class GenerationSweep:
     async def sweep(self) -> int:
         """Deletes some old rows and returns how many."""
         async with connection(self._pool) as postgres:
+            await postgres.execute(QUERIES.forget_runners)
             cursor = await postgres.execute(QUERIES.sweep_generations, {"days": self._days, "most": MOST})
             return cursor.rowcount

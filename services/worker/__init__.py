@@ -27,7 +27,6 @@ context_window.py   the tokens of the next call, and when to compact
 budget_wait.py      how long to wait for budget
 models.py           the port to the models, and the direct way to their providers (tenure/model_providers)
 model_runner.py     the way over the model runners, whose calls outlive this worker
-usage_reports.py    the usage of lost model calls, reported for the bill
 live_text.py        the text of the model call in flight
 live_server.py      WorkerService, which serves that text
 

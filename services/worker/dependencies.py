@@ -10,8 +10,8 @@ from services.worker.ledger_client import LedgerClient
 from services.worker.models import Models
 from services.worker.own_calls import OwnRuns
 from services.worker.tools_client import ToolsClient
-from services.worker.usage_reports import UsageReports
 from tenure.control import Function
+from tenure.runtime.usage_reports import UsageReports
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,18 @@ import grpc
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
-from tenure.domain.lost_model_calls import ReportedCall
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
+from tenure.runtime.usage_reports import UsageReport
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
 from tenure.v1 import token_pb2
+from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS, usage_report_to_wire
 from tenure.wire.common import refusal_to_domain
 from tenure.wire.ledger import OpenedTask, read_entries, read_opened
-from tenure.wire.task import usage_to_wire
 
 COMMIT_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
-REPORT_TIMEOUT_SECONDS: Final = 60.0
 LIST_PAGE: Final = 1000
 
 
@@ -91,16 +90,9 @@ class LedgerClient:
         page = await self._stub.ListEntries(request, timeout=OPEN_TIMEOUT_SECONDS)
         return read_entries(page.entries), page.more
 
-    async def report_usage(self, token: token_pb2.FencingToken, call: ReportedCall, provider_request_id: str) -> None:
+    async def report_usage(self, report: UsageReport) -> None:
         """Reports the usage of a call that the ledger settled as lost. A stale token is enough. A repeat is safe."""
-        request = pb.ReportUsageRequest(
-            token=token,
-            step=call.step,
-            attempt_number=call.attempt_number,
-            usage=usage_to_wire(call.usage),
-            provider_request_id=provider_request_id,
-        )
-        await self._stub.ReportUsage(request, timeout=REPORT_TIMEOUT_SECONDS)
+        await self._stub.ReportUsage(usage_report_to_wire(report), timeout=REPORT_TIMEOUT_SECONDS)
 
 
 def _settle(answer: asyncio.Future[pb.TaggedCommitResult], result: pb.TaggedCommitResult) -> None:

@@ -20,7 +20,6 @@ from services.worker.interrupts import Interrupted, Interruption, StepClock
 from services.worker.model_attempt import AttemptWatch
 from services.worker.tool_step import ToolStep
 from services.worker.transitions import after_calls, after_interruption, close_out
-from services.worker.usage_reports import UsageReport
 from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted
 from tenure.domain.close_out import UNREAD_MESSAGES
@@ -38,6 +37,7 @@ from tenure.domain.waits import Wait
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.logs import log_context
 from tenure.runtime.retrying import retrying
+from tenure.runtime.usage_reports import UsageReport
 
 _log: Final = logging.getLogger(__name__)
 MAX_CONFLICTS: Final = 3

@@ -25,7 +25,7 @@ from services.worker.frame_client import SILENCE_SECONDS as STREAM_SILENCE_SECON
 from services.worker.health import SERVICE, AttachmentHealth
 from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate
-from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
+from services.worker.ledger_client import LedgerClient
 from services.worker.live_server import LiveServicer
 from services.worker.model_runner import RunnerModels
 from services.worker.models import DirectModels, Models
@@ -34,7 +34,6 @@ from services.worker.replay import RecordedCalls, RecordedTools
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
-from services.worker.usage_reports import UsageReports
 from tenure.control import Function
 from tenure.domain.access import Role
 from tenure.domain.agents import BUILD, BUILD_RULE
@@ -60,10 +59,12 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service
 from tenure.runtime.settings import Address, group, setting
+from tenure.runtime.usage_reports import UsageReports
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
+from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS
 from tenure.wire.model_service import MAX_MESSAGE_BYTES
 
 _log: Final = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ LIVE_GRACE_SECONDS: Final = 0.1
 _LONGEST_NAME: Final = 110
 """Leaves room for the pid and the random part: a worker's id has at most 128 characters."""
 REPORTS_SILENCE_SECONDS: Final = 2 * REPORT_TIMEOUT_SECONDS
+MAX_WAITING_REPORTS: Final = 1000
+REPORTS_TRIED_SECONDS: Final = 300.0
+"""The time in which another process may settle a lost claim's call, and the ledger may become reachable again."""
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with the setting, never bound to
 
 
@@ -286,7 +290,12 @@ async def _open_dependencies(
     defaults = ModelDefaults(
         settings.model, settings.max_output_tokens, settings.context_window_tokens, settings.count_tokens_above
     )
-    reports = UsageReports(ledger)
+    reports = UsageReports(
+        ledger.report_usage,
+        lambda result: metrics.count("tenure_worker_usage_reports_total", result=result),
+        max_waiting=MAX_WAITING_REPORTS,
+        tried_seconds=REPORTS_TRIED_SECONDS,
+    )
     duties.start("usage reports", reports.run, silence_seconds=REPORTS_SILENCE_SECONDS)
     return Dependencies(ledger, tools, models, trust, defaults, reports, OwnRuns(trust), functions)
 

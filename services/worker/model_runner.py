@@ -138,7 +138,10 @@ class RunnerCall:
             except (InvalidRequest, WrongState) as refusal:  # no repeat can help, and nothing was sent
                 raise ModelCallFailed(FailureClass.INVALID_REQUEST, str(refusal)) from refusal
             except (TryLater, PeerFailed) as error:
-                failures = failures + 1 if self._heard_at == before else 1
+                if self._heard_at == before:
+                    failures += 1
+                else:  # the stream was there until now, however long the call said nothing
+                    failures, self._heard_at = 1, monotonic()
                 retry_after = error.retry_after_seconds if isinstance(error, TryLater) else None
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), retry_after)
                 if monotonic() + wait_seconds - self._heard_at >= PATIENCE_SECONDS:

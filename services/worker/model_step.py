@@ -24,7 +24,7 @@ from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
-from tenure.domain.errors import TryLater
+from tenure.domain.errors import TryLater, WrongState
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
@@ -222,7 +222,7 @@ class ModelStep:
             answer = await retrying(lambda: self._dependencies.models.cancel(claimed), TRIES, on=(TryLater, PeerFailed))
         except ModelCallFailed as error:
             return [(step, failure_entry(attempt, error))]
-        except (TryLater, PeerFailed) as error:
+        except (TryLater, PeerFailed, WrongState) as error:  # a restored ledger may have an older call than the runners
             _log.warning("no model runner stopped a call", extra={"step": step, "why": str(error)})
             return []
         if answer is None:

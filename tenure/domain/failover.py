@@ -37,9 +37,14 @@ _FAULTS: Final = frozenset(
 """The classes that are faults of the endpoint. A rate limit is none: the limiter waits for it."""
 
 
-def may_move(error_class: FailureClass, *, was_sent: bool, was_taken: bool) -> bool:
+_OF_GATEWAYS: Final = frozenset({502, *range(520, 528)})
+"""The statuses of a gateway that lost the provider's answer. The provider may have taken the call, and bill it."""
+
+
+def may_move(error_class: FailureClass, status_code: int, *, was_sent: bool, was_taken: bool) -> bool:
     """Whether a call that failed may go to another endpoint. `was_taken`: the provider accepted it."""
-    return not was_taken and (error_class in REFUSALS or not was_sent)
+    is_refused = error_class in REFUSALS and status_code not in _OF_GATEWAYS
+    return not was_taken and (is_refused or not was_sent)
 
 
 @dataclass(slots=True)

@@ -190,7 +190,8 @@ def is_clear_text(url: str) -> bool:
 def origin_only(url: str) -> str:
     """Returns `https://host/…`: a URL without the parts that may be a secret. Invalid URLs are hidden completely."""
     scheme, separator, rest = url.partition("://")
-    return f"{scheme}://{re.split(r'[/?#]', rest, maxsplit=1)[0]}/…" if separator else "…"
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return f"{scheme}://{authority.rpartition('@')[2]}/…" if separator else "…"
 
 
 def follow(base: Url, location: str) -> Url:

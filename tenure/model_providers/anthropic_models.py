@@ -138,6 +138,7 @@ class AnthropicProvider:
         self._prompt_caching = prompt_caching
         self._platform = platform
         self.counts_tokens = counts_tokens and platform != BEDROCK  # which has no such method
+        self.secret, self.logs_in = api_key, platform != API
         http_client = open_http_client(silence_seconds)
         common: dict[str, Any] = {
             "base_url": base_url, "max_retries": 0, "timeout": http_client.timeout, "http_client": http_client,

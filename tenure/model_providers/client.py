@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,9 @@ _MAX_ID_CHARACTERS: Final = 190
 _MAX_REST_BYTES: Final = 1024 * 1024
 
 _NOT_OFFERED: Final = frozenset({404, 405, 501})
+_MAX_UNCOUNTED: Final = 1000
+_SHORTEST_SECRET: Final = 8
+"""A shorter key, such as "none", is no secret, and may be part of any word."""
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
 
 
@@ -125,6 +129,11 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         self.was_answered = False
         self.was_sent = True
 
+    def hide(self, secret: str) -> None:
+        """Removes the provider's key from the message, which the task's owner reads: some proxies quote it."""
+        self.message = without_secret(self.message, secret)
+        self.args = (f"{self.error_class}: {self.message}",)
+
 
 @dataclass(slots=True)
 class ModelCall:
@@ -183,11 +192,14 @@ class LibraryErrors(NamedTuple):
 class ModelProvider(Protocol):
     """The port to one model provider.
 
-    `counts_tokens`: whether the provider may be asked to count a prompt.
+    `counts_tokens`: whether the provider may be asked to count a prompt. `secret`: the key; "": it has none. `logs_in`:
+    the library logs in at a platform before it sends a request.
     """
 
     counts_tokens: bool
     errors: LibraryErrors
+    secret: str
+    logs_in: bool
 
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`, see `read_answer`. Does not retry.
@@ -217,6 +229,7 @@ class ModelClient:
     def __init__(self, providers: Mapping[str, ModelProvider], *, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
         self._providers = dict(providers)
+        self._uncounted: OrderedDict[str, None] = OrderedDict()
 
     async def __aenter__(self) -> Self:
         return self
@@ -241,10 +254,11 @@ class ModelClient:
         except Exception as error:
             _report_headers(error, provider, call)
             failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
+            failure.hide(provider.secret)
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0
-            failure.was_sent = not made_no_connection(error)
+            failure.was_sent = failure.was_sent and not made_no_connection(error)
             raise failure from error
         return ModelAnswer(
             content=content,
@@ -259,22 +273,26 @@ class ModelClient:
     async def count(self, request: ModelRequest) -> int | None:
         """Returns the provider's own count of a request's input in tokens, or None.
 
-        An endpoint without this method is asked only once. A failure is not an error: the worker's own bound remains.
+        An endpoint without this method is asked only once for each model: it may answer 404 for a model's name alone.
+        A failure is not an error: the worker's own bound remains.
         """
         vendor, model = vendor_of(request.model)
         provider = self._providers.get(vendor)
-        if provider is None or not provider.counts_tokens:
+        if provider is None or not provider.counts_tokens or request.model in self._uncounted:
             return None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
                 tokens = _checked_count(await provider.count(replace(request, model=model)))
         except Exception as error:  # noqa: BLE001  the endpoint is foreign code, and the count is optional
             status = getattr(error, "status_code", 0)
-            provider.counts_tokens = status not in _NOT_OFFERED
+            if status in _NOT_OFFERED:
+                self._uncounted[request.model] = None
+                if len(self._uncounted) > _MAX_UNCOUNTED:
+                    self._uncounted.popitem(last=False)
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
             _log.warning(
                 "the provider did not count a prompt",
-                extra={"why": escaped(_error_text(error), MAX_FAILURE_CHARACTERS)},
+                extra={"why": without_secret(escaped(_error_text(error), MAX_FAILURE_CHARACTERS), provider.secret)},
             )
             return None
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
@@ -334,6 +352,10 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
     if was_taken:  # no known error reaches this line
         _log.error("unexpected error while reading an answer of the model", exc_info=error)
         return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_error_text(error)}")
+    if provider.logs_in:  # the login failed: nothing was sent, and it may succeed later or at another endpoint
+        failure = ModelCallFailed(FailureClass.CONNECTION, f"the login at the platform failed: {_error_text(error)}")
+        failure.was_sent = False
+        return failure
     # the library refused to send the request, so no retry will help
     return ModelCallFailed(FailureClass.INVALID_REQUEST, _error_text(error))
 
@@ -411,6 +433,11 @@ def _date(text: str) -> datetime | None:
 def _id(message: str) -> str:
     """Limits the provider's id of a request to printable characters and a maximum length."""
     return escaped(message, _MAX_ID_CHARACTERS)
+
+
+def without_secret(text: str, secret: str) -> str:
+    """Returns the text with "[key]" in place of the key."""
+    return text.replace(secret, "[key]") if len(secret) >= _SHORTEST_SECRET else text
 
 
 def _error_text(error: BaseException) -> str:

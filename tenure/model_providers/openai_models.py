@@ -71,6 +71,7 @@ class OpenAIProvider:
 
     def __init__(self, *, api_key: str, base_url: str | None, silence_seconds: float) -> None:
         self.counts_tokens = False  # this API cannot count
+        self.secret, self.logs_in = api_key, False
         http_client = open_http_client(silence_seconds)
         self._client = openai.AsyncOpenAI(
             api_key=api_key,

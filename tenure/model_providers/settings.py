@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
 from tenure.domain.outbound import is_clear_text, origin_only
@@ -13,6 +14,23 @@ from tenure.model_providers.client import ModelProvider
 from tenure.runtime.settings import ConfigurationError, Secret, group, setting
 
 NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the libraries insist on sending one
+
+
+def problem_of_key(key: str) -> str | None:
+    """Returns why a key cannot be sent, without the key: every call would fail, with a message that may quote it."""
+    if key.isascii() and key.isprintable() and " " not in key:
+        return None
+    return "the key has a space, a line break or another character that cannot be sent"
+
+
+def problem_of_url(url: str) -> str | None:
+    """Returns what is wrong with the URL of an endpoint; an empty one is the vendor's own."""
+    try:
+        parts = urlsplit(url)
+        fits = not url or (parts.scheme in {"http", "https"} and parts.hostname is not None and parts.port != 0)
+    except ValueError:  # of the port, or of an IPv6 address
+        fits = False
+    return None if fits else "must be a URL that begins with https:// or http:// and names a host"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +81,13 @@ class ModelProviderSettings:
         """Yields what the platform lacks, and endpoints that are not safe."""
         if missing := missing_extra(self.anthropic_platform):
             yield f"TENURE_ANTHROPIC_PLATFORM: {missing}"
-        for name, url in (("ANTHROPIC", self.anthropic.base_url), ("OPENAI", self.openai.base_url)):
-            if is_clear_text(url) and not self.allow_insecure_models:
+        for name, vendor in (("ANTHROPIC", self.anthropic), ("OPENAI", self.openai)):
+            url = vendor.base_url
+            if problem := problem_of_key(vendor.api_key.reveal()):
+                yield f"{name}_API_KEY: {problem}"
+            if problem := problem_of_url(url):
+                yield f"{name}_BASE_URL: {problem}"
+            elif is_clear_text(url) and not self.allow_insecure_models:
                 yield (
                     f"{name}_BASE_URL: others could read the prompts and the key on their way to {origin_only(url)}: "
                     "use https://, or set TENURE_ALLOW_INSECURE_MODELS=true"

@@ -6,6 +6,7 @@ read again and sent back.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -247,6 +248,7 @@ class AnswerFold:
     _blocks: list[_Block] = field(default_factory=list)
     _usage: dict[str, int] = field(default_factory=dict)
     _final_usage: bool = False
+    _kept_bytes: int = 0
 
     def take(self, event: Event) -> str:
         """Folds one event in. Returns the piece of visible text that it brought, or "". Raises MalformedAnswer.
@@ -321,7 +323,9 @@ class AnswerFold:
         kind = _text(start, "type")
         if kind not in _OWN_FIELDS and not _SERVER_BLOCKS.match(kind):
             raise MalformedAnswer(f"a content block has the unknown type {shown(kind)}")
-        self._blocks.append(_Block(_checked_start(kind, start)))
+        checked = _checked_start(kind, start)
+        self._keep(checked)
+        self._blocks.append(_Block(checked))
 
     def _take_delta(self, event: Event) -> str:
         block = self._open_block(event)
@@ -329,6 +333,7 @@ class AnswerFold:
         kind = _text(delta, "type")
         if kind == "citations_delta" and block.kind == "text":
             citation = _object(delta, "citation")
+            self._keep(citation)
             block.citations.append(well_formed_value(citation))
             return ""
         key, of_blocks = _DELTAS.get(kind, ("", frozenset[str]()))
@@ -336,7 +341,9 @@ class AnswerFold:
             raise MalformedAnswer(f"a delta of type {shown(kind)} came for a block of type {shown(block.kind)}")
         piece = _text(delta, key)
         block.pieces.setdefault(key, []).append(piece)
-        if key != "signature":
+        if key == "signature":
+            self._keep(piece)
+        else:
             self.grow(len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass")))
         return well_formed(piece) if key == "text" else ""
 
@@ -365,7 +372,15 @@ class AnswerFold:
     def grow(self, size_bytes: int) -> None:
         """Counts bytes of output, also of output that the answer does not keep. Raises MalformedAnswer."""
         self.size_bytes += size_bytes
-        if self.size_bytes > MAX_CONTENT_BYTES:
+        self._check_size()
+
+    def _keep(self, value: object) -> None:
+        """Counts what is kept and is no output, such as the results of the provider's own tools."""
+        self._kept_bytes += len(json.dumps(value))
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self.size_bytes + self._kept_bytes > MAX_CONTENT_BYTES:
             raise MalformedAnswer(f"the answer has more than {MAX_CONTENT_BYTES} bytes")
 
     def _take_usage(self, holder: dict[str, Any]) -> bool:

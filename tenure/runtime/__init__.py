@@ -38,6 +38,7 @@ certificates.py          makes a certificate authority and certificates
 Others:
 signing.py               signatures of fencing tokens
 outbound_http.py         an HTTP client for untrusted servers
+usage_reports.py         reports of what model calls used, sent until the ledger takes them
 failpoints.py            failpoints, all in one list
 
 What to touch when:

@@ -212,7 +212,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _gauge(
             "tenure_models_endpoint_circuit_open",
             _MODELS,
-            "1: the endpoint failed too often, and calls go to others",
+            "1: the endpoint failed too often with one of its models, whose calls go to others",
             endpoint=_ENDPOINT,
         ),
         _gauge(

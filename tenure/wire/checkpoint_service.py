@@ -1,13 +1,22 @@
-"""Splits entries into commits within the ledger's limits, so that many outcomes cannot prevent a close-out."""
+"""Requests to CheckpointService: entries in commits within the ledger's limits, and reports of usage.
+
+Entries are split, so that many outcomes cannot prevent a close-out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from tenure.runtime.usage_reports import UsageReport
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.task import usage_to_wire
+
 MAX_ENTRIES: Final = 256
 MAX_BYTES: Final = 900_000
 """Below the ledger's limit of 1 MiB, which counts the whole commit."""
+
+REPORT_TIMEOUT_SECONDS: Final = 60.0
 
 Item = TypeVar("Item")
 
@@ -37,3 +46,13 @@ def portions(items: Sequence[Item], size: Callable[[Item], int], *, last_bytes: 
     if current and used + last_bytes > MAX_BYTES:
         made.append([])
     return made
+
+
+def usage_report_to_wire(report: UsageReport) -> pb.ReportUsageRequest:
+    return pb.ReportUsageRequest(
+        token=report.token,
+        step=report.call.step,
+        attempt_number=report.call.attempt_number,
+        usage=usage_to_wire(report.call.usage),
+        provider_request_id=report.provider_request_id,
+    )

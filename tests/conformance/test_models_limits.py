@@ -227,7 +227,7 @@ async def test_an_open_circuit_is_not_asked(simulators: list[ModelSimulator]) ->
         for _ in range(6):
             await ask(endpoints, limited())
         assert endpoints.open_circuits() == {"one": True, "two": False}
-        circuit = endpoints._endpoints[0].circuit
+        circuit = endpoints._line("one", f"anthropic/{HELLO}").circuit
         circuit._paused_until = 0.0  # the pause is over
         _, permit = await ask(endpoints, limited())
         assert (permit.name, endpoints.open_circuits()["one"]) == ("one", False)

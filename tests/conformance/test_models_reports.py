@@ -104,3 +104,14 @@ async def test_a_drained_runner_reports_before_it_ends(
     await runner.generate(grants.claim(), **SLOW).speaking()
     assert await runner.process.stop() == 0
     assert (await ledger.next())[:2] == (1, 1)
+
+
+async def test_a_drained_runner_reports_calls_that_later_ones_replaced(
+    model_runner: StartModels, grants: Grants, ledger: ReportReceiver
+) -> None:
+    runner = await model_runner(checkpoint_address=ledger.address, report_seconds=600)
+    owner = grants.claim()
+    await runner.generate(owner, 1).ended()
+    await runner.generate(grants.claim(owner.task_id, epoch=11), 2).ended()
+    assert await runner.process.stop() == 0
+    assert sorted([(await ledger.next())[:2] for _ in range(2)]) == [(1, 1), (2, 1)]

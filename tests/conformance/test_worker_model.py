@@ -11,7 +11,6 @@ import pytest
 
 from services.worker.context_window import InputEstimate
 from tenure.domain.conversation import text_of
-from tenure.domain.models import ANTHROPIC
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest
 from tests.support.fix_simulator import running_simulator
 from tests.support.model_clients import model_client
@@ -206,4 +205,6 @@ async def test_an_endpoint_that_does_not_count_is_asked_once(tmp_path: Path) -> 
     with running_simulator(tmp_path / "calls.jsonl", "--no-count-tokens") as simulator:
         async with model_client(simulator.url, timeout_seconds=20.0, silence_seconds=10.0) as client:
             assert await client.count(request_of("sim-hello")) is None
-            assert not client._providers[ANTHROPIC].counts_tokens
+            assert list(client._uncounted) == ["sim-hello"]
+            assert await client.count(request_of("sim-hello")) is None
+            assert len(simulator.calls("count_tokens")) <= 1

@@ -45,12 +45,19 @@ OVERLOADED = FailureClass.OVERLOADED
 def test_a_call_moves_only_if_nobody_was_billed(
     error_class: FailureClass, was_sent: bool, was_taken: bool, moves: bool
 ) -> None:
-    assert may_move(error_class, was_sent=was_sent, was_taken=was_taken) is moves
+    assert may_move(error_class, 0, was_sent=was_sent, was_taken=was_taken) is moves
+
+
+@pytest.mark.parametrize(("status", "moves"), [(500, True), (503, True), (502, False), (524, False)])
+def test_a_call_that_a_gateway_lost_stays(status: int, moves: bool) -> None:
+    """The provider behind the gateway may have taken the call, and bill it."""
+    assert may_move(FailureClass.SERVER_ERROR, status, was_sent=True, was_taken=False) is moves
+    assert may_move(FailureClass.SERVER_ERROR, status, was_sent=False, was_taken=False)
 
 
 @given(st.sampled_from(FailureClass), st.booleans())
 def test_an_answered_call_never_moves(error_class: FailureClass, was_sent: bool) -> None:
-    assert not may_move(error_class, was_sent=was_sent, was_taken=True)
+    assert not may_move(error_class, 0, was_sent=was_sent, was_taken=True)
 
 
 def fail(circuit: Circuit, now: float, times: int = 1) -> None:

@@ -30,6 +30,8 @@ _log: Final = logging.getLogger(__name__)
 MAX_KEY_QUEUES: Final = 1000
 """The number of models, over all endpoints, whose limits are kept: clients choose the name of a model."""
 BYTES_PER_TOKEN: Final = 4
+PATIENT_SECONDS: Final = 30.0
+"""A call whose own timeout is shorter says nothing about its endpoint: one tenant's haste must not close it to all."""
 NO_ENDPOINT: Final = (
     "this model runner has no endpoint for the model {model}: set {vendor}_API_KEY or {vendor}_BASE_URL for the model "
     "runner, list the model in TENURE_MODELS_ENDPOINTS_FILE, or give the task a model of another provider"
@@ -37,10 +39,10 @@ NO_ENDPOINT: Final = (
 
 
 class ModelEndpoint:
-    """An open endpoint, with its circuit."""
+    """An open endpoint."""
 
     def __init__(self, settings: EndpointSettings, client: ModelClient) -> None:
-        self.settings, self.client, self.circuit = settings, client, Circuit()
+        self.settings, self.client = settings, client
 
     @property
     def name(self) -> str:
@@ -55,11 +57,22 @@ class ModelEndpoint:
 
 
 class _Route(NamedTuple):
-    """An endpoint for a call: its name of the model, and the calls that wait for its key."""
+    """An endpoint for a call: its name of the model, the calls that wait for its key, and the circuit of this model.
+
+    A model that fails says nothing about the others: any task may name one.
+    """
 
     endpoint: ModelEndpoint
     model: str
     queue: KeyQueue
+    circuit: Circuit
+
+
+class _Line(NamedTuple):
+    """What is known of one model at one endpoint."""
+
+    queue: KeyQueue
+    circuit: Circuit
 
 
 class ModelEndpoints:
@@ -71,7 +84,7 @@ class ModelEndpoints:
     def __init__(self, endpoints: Sequence[ModelEndpoint], *, longest_wait_seconds: float) -> None:
         self._endpoints = list(endpoints)
         self._longest_wait_seconds = longest_wait_seconds
-        self._queues: OrderedDict[tuple[str, str], KeyQueue] = OrderedDict()
+        self._lines: OrderedDict[tuple[str, str], _Line] = OrderedDict()
         self._warm = WarmCaches()
         self._replicas = 1
 
@@ -85,13 +98,13 @@ class ModelEndpoints:
     def share_with(self, replicas: int) -> None:
         """Takes the number of processes that use the same keys."""
         self._replicas = max(1, replicas)
-        for queue in self._queues.values():
-            queue.limiter.replicas = self._replicas
+        for line in self._lines.values():
+            line.queue.limiter.replicas = self._replicas
 
     def admit_now(self, call: LimitedCall) -> EndpointPermit | None:
         """Returns a permit if the call need not wait."""
         for route in self._routes(call):
-            if route.endpoint.circuit.wait_seconds(monotonic()):
+            if route.circuit.wait_seconds(monotonic()):
                 continue
             if (flight := route.queue.take_now(_caller(call), _size(call))) is not None:
                 return EndpointPermit(self, call, route, flight)
@@ -122,7 +135,7 @@ class ModelEndpoints:
 
     def _free_one(self, call: LimitedCall, without: frozenset[str]) -> EndpointPermit | None:
         for route in self._routes(call):
-            if route.endpoint.name in without or route.endpoint.circuit.wait_seconds(monotonic()):
+            if route.endpoint.name in without or route.circuit.wait_seconds(monotonic()):
                 continue
             if (flight := route.queue.take_now(_caller(call), _size(call))) is not None:
                 return EndpointPermit(self, call, route, flight)
@@ -135,9 +148,9 @@ class ModelEndpoints:
             vendor, _ = vendor_of(call.model)
             text = NO_ENDPOINT.format(model=shown(call.model), vendor=vendor.upper())
             raise ModelCallFailed(FailureClass.NOT_FOUND, text)
-        closed = [route for route in routes if not route.endpoint.circuit.wait_seconds(monotonic())]
+        closed = [route for route in routes if not route.circuit.wait_seconds(monotonic())]
         if not closed:  # a call that tries an endpoint in its pause is better than a call that fails
-            return min(routes, key=lambda route: route.endpoint.circuit.wait_seconds(monotonic()))
+            return min(routes, key=lambda route: route.circuit.wait_seconds(monotonic()))
         waits = [(route.queue.expected_wait_seconds(_size(call)), index) for index, route in enumerate(closed)]
         short = next((index for wait, index in waits if wait <= self._longest_wait_seconds), None)
         return closed[min(waits)[1] if short is None else short]
@@ -146,14 +159,18 @@ class ModelEndpoints:
         """Whether an endpoint that works and has no long line has not refused the call."""
         return any(
             route.endpoint.name not in refused_by
-            and not route.endpoint.circuit.wait_seconds(monotonic())
+            and not route.circuit.wait_seconds(monotonic())
             and route.queue.expected_wait_seconds(_size(call)) <= self._longest_wait_seconds
             for route in self._routes(call)
         )
 
     async def move(self, call: LimitedCall, refused_by: frozenset[str]) -> EndpointPermit:
-        """Waits for a permit of an endpoint that has not refused the call."""
-        return await self._admit(call, refused_by)
+        """Waits for a permit of an endpoint that has not refused the call. Raises TimeoutError after the longest wait.
+
+        A call that was SENT cannot be taken over, so it must not wait as one that was not.
+        """
+        async with asyncio.timeout(self._longest_wait_seconds):
+            return await self._admit(call, refused_by)
 
     def keep(self, call: LimitedCall, endpoint: str) -> None:
         """Remembers that the prompt of the task is cached there."""
@@ -170,40 +187,41 @@ class ModelEndpoints:
         for name in self._warm.order(monotonic(), call.task_id, preferred_order(call.task_id, ranked)):
             endpoint, model = named[name]
             assert model is not None, "only endpoints with the model are ranked"
-            yield _Route(endpoint, model, self._queue(name, model))
+            yield _Route(endpoint, model, *self._line(name, model))
 
-    def _queue(self, endpoint: str, model: str) -> KeyQueue:
-        queue = self._queues.get((endpoint, model))
-        if queue is None:
-            queue = self._queues[endpoint, model] = KeyQueue()
-            queue.limiter.replicas = self._replicas
-            for key, other in list(self._queues.items()):
-                if len(self._queues) <= MAX_KEY_QUEUES:
+    def _line(self, endpoint: str, model: str) -> _Line:
+        line = self._lines.get((endpoint, model))
+        if line is None:
+            line = self._lines[endpoint, model] = _Line(KeyQueue(), Circuit())
+            line.queue.limiter.replicas = self._replicas
+            for key, other in list(self._lines.items()):
+                if len(self._lines) <= MAX_KEY_QUEUES:
                     break
-                if other.is_idle and other is not queue:
-                    del self._queues[key]
+                if other.queue.is_idle and other is not line:
+                    del self._lines[key]
         else:
-            self._queues.move_to_end((endpoint, model))
-        return queue
+            self._lines.move_to_end((endpoint, model))
+        return line
 
     async def count(self, request: ModelRequest) -> int | None:
         """Returns the count of a prompt from the first endpoint that has the model, or None."""
         for endpoint in sorted(self._endpoints, key=lambda endpoint: endpoint.settings.rank):
             model = endpoint.own_name(request.model)
-            if model is not None and not endpoint.circuit.is_open:
+            if model is not None and not self._line(endpoint.name, model).circuit.is_open:
                 return await endpoint.client.count(replace(request, model=model))
         return None
 
     def waiting_by_endpoint(self) -> Mapping[str, int]:
         """Returns the number of calls that wait for the rate limit of each endpoint."""
         counts = {endpoint.name: 0 for endpoint in self._endpoints}
-        for (name, _), queue in self._queues.items():
-            counts[name] += queue.waiting
+        for (name, _), line in self._lines.items():
+            counts[name] += line.queue.waiting
         return counts
 
     def open_circuits(self) -> Mapping[str, bool]:
-        """Returns for each endpoint whether its circuit is open."""
-        return {endpoint.name: endpoint.circuit.is_open for endpoint in self._endpoints}
+        """Returns for each endpoint whether the circuit of one of its models is open."""
+        opened = {name for (name, _), line in self._lines.items() if line.circuit.is_open}
+        return {endpoint.name: endpoint.name in opened for endpoint in self._endpoints}
 
 
 class EndpointPermit:
@@ -225,12 +243,16 @@ class EndpointPermit:
                 return await self._answer(request, call)
             except ModelCallFailed as failure:
                 refused_by |= {self.name}
-                moves = may_move(failure.error_class, was_sent=failure.was_sent, was_taken=call.was_taken)
+                error_class, status = failure.error_class, failure.status_code
+                moves = may_move(error_class, status, was_sent=failure.was_sent, was_taken=call.was_taken)
                 if not moves or not self._endpoints.has_another(self._call, refused_by):
                     raise
                 refused = self.name
                 self._give_back(failure)
-                other = await self._endpoints.move(self._call, refused_by)
+                try:
+                    other = await self._endpoints.move(self._call, refused_by)
+                except TimeoutError:
+                    raise failure from None
                 self._route, self._flight = other._route, other._flight  # noqa: SLF001  a permit like this one
                 metrics.count("tenure_models_failovers_total", endpoint=refused, error_class=failure.error_class.value)
                 _log.warning(
@@ -245,7 +267,7 @@ class EndpointPermit:
 
     async def _answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Asks one endpoint. Its circuit learns of the outcome when the response begins, or by the failure."""
-        circuit, flight = self._route.endpoint.circuit, self._flight
+        circuit, flight, began = self._route.circuit, self._flight, monotonic()
         is_try = circuit.begin(monotonic())
         is_open_question = True
 
@@ -266,7 +288,9 @@ class EndpointPermit:
             raise
         finally:
             if is_open_question:
-                circuit.end(monotonic(), error_class, is_try=is_try)
+                is_hasty = error_class is FailureClass.TIMEOUT and monotonic() - began < PATIENT_SECONDS
+                said = FailureClass.INTERRUPTED if is_hasty and request.timeout_seconds else error_class
+                circuit.end(monotonic(), said, is_try=is_try)
             self._count(error_class, call.usage)
         self._endpoints.keep(self._call, self.name)
         return answer

@@ -26,6 +26,7 @@ from typing import Any, Final, get_type_hints
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.model_providers.anthropic_models import API, BEDROCK, PLATFORMS, VERTEX, missing_extra
+from tenure.model_providers.settings import problem_of_key, problem_of_url
 from tenure.runtime.settings import ConfigurationError, Secret
 
 MAX_ENDPOINTS: Final = 32
@@ -70,9 +71,18 @@ class EndpointSettings:
             yield "region: only the platforms bedrock and vertex have one"
         if self.project and self.platform != VERTEX:
             yield "project: only the platform vertex has one"
+        yield from self._problems_of_access(allows_insecure=allows_insecure)
+
+    def _problems_of_access(self, *, allows_insecure: bool) -> Iterator[str]:
         if self.platform == API and not (self.api_key_file or self.base_url):
             yield "api_key_file is missing (set base_url instead for an endpoint that needs no key)"
-        if is_clear_text(self.base_url) and not allows_insecure:
+        if self.api_key_file and not self.api_key.reveal():
+            yield f"api_key_file: {self.api_key_file} is empty"
+        elif problem := problem_of_key(self.api_key.reveal()):
+            yield f"api_key_file: {problem}"
+        if problem := problem_of_url(self.base_url):
+            yield f"base_url: {problem}"
+        elif is_clear_text(self.base_url) and not allows_insecure:
             yield (
                 f"base_url: others could read the prompts and the key on their way to {origin_only(self.base_url)}: "
                 "use https://, or set TENURE_ALLOW_INSECURE_MODELS=true"

@@ -7,10 +7,10 @@ select * from unnest(%(task_ids)b::uuid[], %(tenants)b::text[]) as w(task_id, te
 on conflict (task_id) do nothing;
 
 -- name: lock_generations
--- Locks the newest call of each task for the transaction that decides and writes. A runner is alive while its last
--- renewal is younger than its TTL, by the database's clock. The end of another call is not read: it may be large.
+-- Locks the newest call of each task for the transaction that decides and writes. The caller knows by the last renewal
+-- of a runner whether it is alive; a runner without a row is gone. The end of another call is not read: it may be large.
 select g.task_id, g.epoch, g.claim_id, g.step, g.attempt_number, g.state, g.runner_id, coalesce(r.address, ''),
-       coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), g.begun_epoch, g.sent_at,
+       r.renewed_at, g.begun_epoch, g.sent_at,
        case when g.step = w.step and g.attempt_number = w.attempt_number then g.ended end
   from (select * from unnest(%(task_ids)b::uuid[], %(steps)b::int[], %(attempts)b::int[])
             as u(task_id, step, attempt_number) order by task_id) w
@@ -81,10 +81,10 @@ update generations g set runner_id = null
   from (select * from unnest(%(task_ids)b::uuid[]) as u(task_id) order by task_id) w
  where g.task_id = w.task_id and g.runner_id = %(runner_id)b::uuid and g.state = 'ACCEPTED';
 
--- name: read_end
--- Returns the end of a call, if the row is still of this call and has one.
+-- name: read_elsewhere
+-- Returns the end of a call if the row is still of this call; no end: another runner makes the call.
 select ended from generations
- where task_id = %(task_id)b and step = %(step)b and attempt_number = %(attempt_number)b and state = 'FINISHED';
+ where task_id = %(task_id)b and step = %(step)b and attempt_number = %(attempt_number)b;
 
 -- name: list_generations
 -- The newest call of each task that had one, by id.
@@ -92,10 +92,13 @@ select task_id, tenant, step, attempt_number, sent_at from generations
  where task_id > %(after)b::uuid and step > 0 order by task_id limit %(most)b::int;
 
 -- name: sweep_generations
--- Deletes rows that nothing has changed for days, some at a time. Such a row fences and answers nobody any more.
+-- Deletes rows that nothing has changed for days, some at a time. Such a row fences and answers nobody any more. The row
+-- of a call whose runner is not forgotten stays: without it the next owner would begin the call again.
 delete from generations where task_id in (
-  select task_id from generations where changed_on < current_date - %(days)b::int order by changed_on
-   limit %(most)b::int for update skip locked);
+  select task_id from generations g
+   where changed_on < current_date - %(days)b::int
+     and (state = 'FINISHED' or not exists (select from runners r where r.runner_id = g.runner_id))
+   order by changed_on limit %(most)b::int for update skip locked);
 
 -- name: renew_runner
 -- Begins or renews the life of this process.
@@ -103,9 +106,9 @@ insert into runners (runner_id, instance, host, address, ttl_seconds)
 values (%(runner_id)b, %(instance)b, %(host)b, %(address)b, %(ttl_seconds)b)
 on conflict (runner_id) do update set renewed_at = clock_timestamp();
 
--- name: count_runners
--- Counts the living runners, which share the rate limits of the keys.
-select count(*) from runners where renewed_at + ttl_seconds * interval '1 second' > clock_timestamp();
+-- name: read_renewals
+-- Returns the last renewal of each runner.
+select runner_id, renewed_at, ttl_seconds from runners;
 
 -- name: replace_runners
 -- Deletes the runner that served this address of this host before: this process has the port now, so the other is gone.

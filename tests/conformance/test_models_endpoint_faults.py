@@ -1,0 +1,110 @@
+"""Endpoints of the model runner that hang or are set up wrongly, and tenants in a hurry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devstack.simulator.scenario import fault_from
+from devstack.simulator.simulator import ModelSimulator
+from services.models.endpoints.routing import ModelEndpoints
+from services.models.endpoints.settings import read_endpoints
+from services.models.limits.key_queue import LineCaller
+from tenure.domain.rate_limits import CallSize
+from tenure.domain.retry import FailureClass
+from tenure.domain.task import Priority
+from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest
+from tenure.runtime.settings import ConfigurationError
+from tests.conformance.test_models_limits import GOAL, HELLO, ask, limited, opened, settings_of
+from tests.support.patience import PATIENCE_SECONDS
+
+
+@pytest.fixture
+def silent_url() -> Iterator[str]:
+    """A server that takes connections and says nothing."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+async def hasty(endpoints: ModelEndpoints, seconds: float) -> ModelCallFailed:
+    """The failure of a call whose own timeout is this one."""
+    permit = endpoints.admit_now(limited()) or await endpoints.admit(limited())
+    call = ModelCall(lambda _block, _text: None, lambda: None)
+    with pytest.raises(ModelCallFailed) as failed:
+        await permit.answer(ModelRequest(HELLO, GOAL, 100, timeout_seconds=seconds), call)
+    permit.close(call.usage, failed.value)
+    return failed.value
+
+
+async def test_a_tenant_in_a_hurry_closes_no_endpoint(silent_url: str) -> None:
+    async with opened([settings_of("one", silent_url)]) as endpoints:
+        for _ in range(4):
+            assert (await hasty(endpoints, 0.1)).error_class is FailureClass.TIMEOUT
+        assert endpoints.open_circuits() == {"one": False}
+
+
+async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
+    """The other endpoint seems free, and waits for the answer to its probe: nobody may take the sent call over."""
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]
+        first.faults.order(fault_from({"status": 529}, None), count=1, endpoint="messages", model=None)
+        settings = [settings_of("one", first.url, 1), settings_of("two", second.url, 2)]
+        endpoints = await stack.enter_async_context(opened(settings, 0.5))
+        queue, caller = endpoints._line("two", f"anthropic/{HELLO}").queue, LineCaller("t", Priority.NORMAL)
+        refused = queue.take_now(caller, CallSize(1, 1))
+        assert refused is not None
+        refused.refuse(0.0)
+        probe = queue.take_now(caller, CallSize(1, 1))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(ModelCallFailed) as failed:
+                await ask(endpoints, limited())
+        assert failed.value.error_class is FailureClass.OVERLOADED
+        assert endpoints.waiting_by_endpoint() == {"one": 0, "two": 0}
+        assert probe is not None
+        probe.end(None)
+
+
+async def test_a_model_that_fails_closes_no_endpoint_to_others() -> None:
+    """Any task may name a model that its provider cannot serve at the moment."""
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]
+        first.faults.order(fault_from({"status": 500}, None), count=3, endpoint="messages", model="sim-echo")
+        settings = [settings_of("one", first.url, 1), settings_of("two", second.url, 2)]
+        endpoints = await stack.enter_async_context(opened(settings))
+        for _ in range(4):
+            assert (await ask(endpoints, limited("sim-echo")))[1].name == "two"
+        assert endpoints.open_circuits() == {"one": True, "two": False}
+        assert (await ask(endpoints, limited()))[1].name == "one"
+
+
+@pytest.mark.parametrize(
+    ("key", "base_url", "problem"),
+    [
+        ("", "", "is empty"),
+        ("sk secret", "", "the key has a space"),
+        ("sk-secret\nsk-other", "", "the key has a space, a line break"),
+        ("sk-sécret", "", "character that cannot be sent"),
+        ("sk-secret", "ftp://far.away", "base_url: must be a URL"),
+        ("sk-secret", "far.away/v1", "base_url: must be a URL"),
+        ("sk-secret", "https://[::1", "base_url: must be a URL"),
+        ("sk-secret", "http://me:hidden@far.away", "base_url: others could read"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_asked_is_refused(tmp_path: Path, key: str, base_url: str, problem: str) -> None:
+    (tmp_path / "key").write_text(f"{key}\n")
+    path = tmp_path / "endpoints.toml"
+    path.write_text(
+        f'[[endpoint]]\nname = "a"\nvendor = "anthropic"\napi_key_file = "{tmp_path}/key"\nbase_url = "{base_url}"\n'
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        read_endpoints(path, allows_insecure=False)
+    assert problem in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert "hidden" not in str(refused.value)
