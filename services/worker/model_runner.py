@@ -156,28 +156,35 @@ class RunnerCall:
         self._announce_wait()
         try:
             while True:
-                part = await stream.read()
-                if not isinstance(part, pb.GenerateResponse):
-                    message = "the model runner ended the stream before the end of the call"
-                    raise Unavailable(message, reason="STREAM_ENDED")
+                message = await stream.read()
+                if not isinstance(message, pb.GenerateResponse):
+                    text = "the model runner ended the stream before the end of the call"
+                    raise Unavailable(text, reason="STREAM_ENDED")
                 self._heard_at = monotonic()
                 self._note_reach(is_broken=False)
-                match part.WhichOneof("part"):
-                    case "state":
-                        self._take_state(part.state)
-                    case "text":
-                        self._take_text(part.text)
-                    case "usage":
-                        self.usage = usage_to_domain(part.usage)
-                        self._events.on_usage()
-                    case "answer":
-                        return self._ended(_answer(part.answer))
-                    case "failure":
-                        raise _failure(part.failure)
+                for part in message.bundle.parts if message.HasField("bundle") else (message,):
+                    if (answer := self._take(part)) is not None:
+                        return answer
         finally:
             stream.cancel()
             if self._alarm is not None:
                 self._alarm.cancel()
+
+    def _take(self, part: pb.GenerateResponse) -> ModelAnswer | None:
+        """Takes a part. Returns the answer if it is the end. Raises ModelCallFailed if the end is a failure."""
+        match part.WhichOneof("part"):
+            case "state":
+                self._take_state(part.state)
+            case "text":
+                self._take_text(part.text)
+            case "usage":
+                self.usage = usage_to_domain(part.usage)
+                self._events.on_usage()
+            case "answer":
+                return self._ended(_answer(part.answer))
+            case "failure":
+                raise _failure(part.failure)
+        return None
 
     def _announce_wait(self) -> None:
         """Announces a connected call without a message as alive, again and again: it may wait at the rate limit."""
@@ -215,6 +222,7 @@ class RunnerCall:
             max_output_tokens=request.max_output_tokens,
             timeout=duration(request.timeout_seconds) if request.timeout_seconds else None,
             priority=PRIORITIES.to_wire(attempt.priority),
+            takes_bundles=True,
         )
 
 

@@ -78,6 +78,7 @@ class GenerateRequest(message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    TAKES_BUNDLES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -86,6 +87,8 @@ class GenerateRequest(message.Message):
     """The maximum output, in tokens."""
     priority: task_pb2.Priority.ValueType
     """The tier of the task, for the order at the rate limit."""
+    takes_bundles: builtins.bool
+    """The caller reads `bundle`. Without it each part comes in a message of its own."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -108,10 +111,11 @@ class GenerateRequest(message.Message):
         max_output_tokens: builtins.int = ...,
         timeout: duration_pb2.Duration | None = ...,
         priority: task_pb2.Priority.ValueType = ...,
+        takes_bundles: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "step", b"step", "takes_bundles", b"takes_bundles", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,6 +130,7 @@ class GenerateResponse(message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     ANSWER_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    BUNDLE_FIELD_NUMBER: builtins.int
     @builtins.property
     def state(self) -> GenerationState:
         """The first part: the state in which the caller found the call."""
@@ -146,6 +151,10 @@ class GenerateResponse(message.Message):
     def failure(self) -> ledger_pb2.ModelFailure:
         """The end: a failure, as the ledger keeps it."""
 
+    @builtins.property
+    def bundle(self) -> GenerationBundle:
+        """Several parts that are ready at the same time, in their order. None of them is a bundle."""
+
     def __init__(
         self,
         *,
@@ -154,14 +163,37 @@ class GenerateResponse(message.Message):
         usage: task_pb2.TokenUsage | None = ...,
         answer: ledger_pb2.AssistantMessage | None = ...,
         failure: ledger_pb2.ModelFailure | None = ...,
+        bundle: GenerationBundle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["state", "text", "usage", "answer", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["state", "text", "usage", "answer", "failure", "bundle"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+@typing.final
+class GenerationBundle(message.Message):
+    """Parts of an answer that travel together."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def parts(self) -> containers.RepeatedCompositeFieldContainer[GenerateResponse]:
+        """The parts, at least two."""
+
+    def __init__(
+        self,
+        *,
+        parts: abc.Iterable[GenerateResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class GenerationState(message.Message):
