@@ -20,7 +20,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, TryLater, Unavailable, WrongState
 from tenure.domain.retry import FailureClass, RetryPolicy
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
-from tenure.model_providers.message_texts import as_json
+from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
 from tenure.runtime import metrics
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.rpc_status import PeerFailed
@@ -233,7 +233,9 @@ def _prompt(request: ModelRequest) -> pb.Prompt:
         messages_json=request.texts or map(as_json, request.messages),
         tools=[
             tool_pb2.ToolDefinition(
-                name=tool["name"], description=tool["description"], input_schema_json=as_json(tool["input_schema"])
+                name=tool["name"],
+                description=tool["description"],
+                input_schema_json=TOOL_TEXTS.of(tool["input_schema"]),
             )
             for tool in request.tools
         ],
