@@ -18,6 +18,7 @@ from tenure.wire.task import usage_to_wire
 GATHERED_SECONDS: Final = 0.05
 """After a piece, the text of this time is gathered for the next one."""
 MAX_PIECE_CHARACTERS: Final = 65_536
+MAX_BUNDLE_BYTES: Final = 1024 * 1024
 
 _KINDS: Final = {
     ModelCallState.ACCEPTED: pb.GenerationState.KIND_ACCEPTED,
@@ -40,37 +41,44 @@ def state_part(call: GenerationRun | GenerationRow, *, joined: bool) -> pb.Gener
 
 
 class RunReader:
-    """One reader of one call. `epoch`: of the owner that reads."""
+    """One reader of one call. `epoch`: of the owner that reads. `bundles`: whether it reads bundles."""
 
-    def __init__(self, run: GenerationRun, epoch: int) -> None:
-        self._run, self._epoch = run, epoch
+    def __init__(self, run: GenerationRun, epoch: int, *, bundles: bool) -> None:
+        self._run, self._epoch, self._bundles = run, epoch, bundles
         self._offsets: dict[int, int] = {}
         self._usage = TokenUsage()
         self._news = asyncio.Event()
 
-    async def parts(self, *, joined: bool) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def messages(self, *, joined: bool) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields all parts. Raises the error of a call that ends elsewhere."""
         run = self._run
+        ready = [state_part(run, joined=joined)]
         try:
-            yield state_part(run, joined=joined)
             while True:
                 self._news.clear()
                 run.readers.add(self._news)
                 is_over = run.over.is_set()
-                has_text = False
-                for part in self._new_parts(is_over=is_over):
-                    has_text = has_text or part.HasField("text")  # usage alone must not delay the first text
-                    yield part
+                ready += self._new_parts(is_over=is_over)
+                has_text = any(part.HasField("text") for part in ready)  # usage alone must not delay the first text
+                if is_over and run.end is not None:
+                    ready.append(pb.GenerateResponse.FromString(run.end))
+                for message in self._packed(ready):
+                    yield message
                 if is_over:
                     break
+                ready = []
                 await self._wait(gathers=has_text)
             if run.error is not None:
                 raise run.error
             assert run.end is not None, "a call that is over has an end or an error"
-            yield pb.GenerateResponse.FromString(run.end)
             run.received_under.add(self._epoch)  # the reader took it: else this line is not reached
         finally:
             run.readers.discard(self._news)
+
+    def _packed(self, parts: list[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+        """Returns the messages for parts that are ready: a message costs as much as many parts in it."""
+        fits = len(parts) > 1 and sum(part.ByteSize() for part in parts) <= MAX_BUNDLE_BYTES
+        return [pb.GenerateResponse(bundle=pb.GenerationBundle(parts=parts))] if self._bundles and fits else parts
 
     async def _wait(self, *, gathers: bool) -> None:
         """Waits for something new. `gathers`: not sooner than GATHERED_SECONDS, unless the call is over."""

@@ -180,14 +180,16 @@ def _decide_new(request: CallIntent, here: Here) -> Verdict | TenureError:
 
 
 def _begin(request: CallIntent, here: Here, begun_epoch: int, *, joined: bool) -> Verdict | TenureError:
-    refusal = here.refuse_new()
-    if refusal is not None:
-        return refusal
+    return here.refuse_new() or begun(request, here.runner_id, begun_epoch, joined=joined)
+
+
+def begun(request: CallIntent, runner_id: UUID, begun_epoch: int, *, joined: bool) -> BeginCall:
+    """Returns the beginning of the call at a runner."""
     row = GenerationRow(
         request.fence,
         request.attempt,
         ModelCallState.ACCEPTED if request.sends_at is None else ModelCallState.SENT,
-        runner_id=here.runner_id,
+        runner_id=runner_id,
         begun_epoch=begun_epoch,
         sent_at=request.sends_at,
     )

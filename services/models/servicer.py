@@ -140,11 +140,10 @@ class ModelServicer(ModelServiceServicer):
                     run.received_under.add(epoch)
             case BeginCall() | JoinRun():
                 joined = isinstance(verdict, JoinRun) or verdict.joined
-                async with aclosing(
-                    RunReader(_must_be_here(self._runs.find(key)), epoch).parts(joined=joined)
-                ) as parts:
-                    async for part in parts:
-                        yield part
+                reader = RunReader(_must_be_here(self._runs.find(key)), epoch, bundles=request.takes_bundles)
+                async with aclosing(reader.messages(joined=joined)) as messages:
+                    async for message in messages:
+                        yield message
 
     def _check(self, token: token_pb2.FencingToken, step: int, attempt_number: int) -> tuple[Claims, ModelCallKey]:
         claims = self._tokens.check(token)

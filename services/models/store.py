@@ -1,17 +1,19 @@
 """The writes of the model runner, each for a batch of calls: admit requests, mark calls SENT, record their ends.
 
-A call that need not wait has two writes: it is admitted as SENT, and its end is recorded.
+A call that need not wait has two writes: it is admitted as SENT, and its end is recorded. A new call is mostly admitted
+by one statement, see begin_new.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from services.models.admission import LimitedCall
+from services.models.begin_new import begin_new_calls
 from services.models.rules import (
     Attempt,
     BeginCall,
@@ -72,15 +74,10 @@ class RequestBatcher(NamedTuple):
         async def write(batch: Sequence[AdmittedRequest]) -> list[Verdict | TenureError]:
             runner_id = self.runner_id()
             await failpoint("models.before_admission")
-            async with kept.transaction() as postgres:
-                rows = await _locked(postgres, batch, self.is_alive)
-                decisions = [self._decide(rows[one.key.task_id], one, runner_id) for one in batch]
-                await _write(
-                    postgres, rows, {one.key.task_id: made for one, made in zip(batch, decisions, strict=True)}
-                )
-                for one in batch:
-                    one.request = replace(one.request, may_be_own=True)
-            verdicts = [decision.verdict for decision in decisions]
+            begun = await self._begin_new(kept, batch, runner_id)
+            left = [one for one in batch if one.key.task_id not in begun]
+            decided = await self._decide_all(kept, left, runner_id) if left else {}
+            verdicts = [begun.get(one.key.task_id) or decided[one.key.task_id] for one in batch]
             for one, verdict in zip(batch, verdicts, strict=True):
                 if isinstance(verdict, BeginCall):
                     self.begin(one, verdict)
@@ -92,6 +89,36 @@ class RequestBatcher(NamedTuple):
 
         limits = BatchLimits(max_bytes=MAX_WAITING_BYTES, max_waiting_bytes=MAX_WAITING_BYTES)
         return Batcher("requests", write, key=lambda one: one.key.task_id, size=_size_of, limits=limits)
+
+    async def _begin_new(
+        self, kept: DedicatedConnection, batch: Sequence[AdmittedRequest], runner_id: UUID
+    ) -> dict[UUID, BeginCall]:
+        """Begins what is new. The calls begin in this process only with the rest of the batch, whose write may fail."""
+        new = [one for one in batch if self._may_begin(one)]
+        if not new:
+            return {}
+        try:
+            async with kept.statements() as postgres:
+                begun = await begin_new_calls(postgres, new, runner_id)
+        except BaseException:
+            _mark_as_own(new)
+            raise
+        _mark_as_own(one for one in new if one.key.task_id in begun)
+        return begun
+
+    async def _decide_all(
+        self, kept: DedicatedConnection, batch: Sequence[AdmittedRequest], runner_id: UUID
+    ) -> dict[UUID, Verdict | TenureError]:
+        """Decides requests under the locks of their rows, and writes what the rules decided."""
+        async with kept.transaction() as postgres:
+            rows = await _locked(postgres, batch, self.is_alive)
+            decisions = {one.key.task_id: self._decide(rows[one.key.task_id], one, runner_id) for one in batch}
+            await _write(postgres, rows, decisions)
+            _mark_as_own(batch)
+        return {task_id: decision.verdict for task_id, decision in decisions.items()}
+
+    def _may_begin(self, one: AdmittedRequest) -> bool:
+        return one.work is not None and self.refuse_new(one.work.limited) is None and not self.runs(one.key)
 
     def _decide(self, row: GenerationRow, one: AdmittedRequest, runner_id: UUID) -> RowDecision:
         """Decides under the lock of the row: a call that ends here meanwhile has not recorded its end yet."""
@@ -105,6 +132,12 @@ class RequestBatcher(NamedTuple):
 
 def _size_of(one: AdmittedRequest) -> int:
     return _SIZE_BYTES + (0 if one.work is None else one.work.limited.input_bytes)
+
+
+def _mark_as_own(requests: Iterable[AdmittedRequest]) -> None:
+    """Notes that the row may have these requests: a repeat of the write finds them there, and their calls begin."""
+    for one in requests:
+        one.request = replace(one.request, may_be_own=True)
 
 
 async def _locked(

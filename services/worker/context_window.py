@@ -22,7 +22,7 @@ from tenure.domain.task import TaskSpec
 from tenure.domain.text_tokens import BYTES_PER_TOKEN, text_tokens
 from tenure.domain.turn import CallModel
 from tenure.model_providers.client import MIN_TOKENS
-from tenure.model_providers.message_texts import MessageTexts, as_json
+from tenure.model_providers.message_texts import TOOL_TEXTS, MessageTexts, as_json
 
 # The upper bound of a request's input in tokens, computed without the provider.
 
@@ -47,7 +47,7 @@ def likely_tokens(text: str) -> int:
 
 def _definition_tokens(tool: Mapping[str, Any]) -> int:
     """Estimates a tool definition: it is mostly structure, which tokenizers encode well."""
-    return likely_tokens(as_json(tool))
+    return likely_tokens(TOOL_TEXTS.of(tool))
 
 
 class InputEstimate:

@@ -20,7 +20,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, TryLater, Unavailable, WrongState
 from tenure.domain.retry import FailureClass, RetryPolicy
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
-from tenure.model_providers.message_texts import as_json
+from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
 from tenure.runtime import metrics
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.rpc_status import PeerFailed
@@ -162,28 +162,35 @@ class RunnerCall:
         self._announce_wait()
         try:
             while True:
-                part = await stream.read()
-                if not isinstance(part, pb.GenerateResponse):
-                    message = "the model runner ended the stream before the end of the call"
-                    raise Unavailable(message, reason="STREAM_ENDED")
+                message = await stream.read()
+                if not isinstance(message, pb.GenerateResponse):
+                    text = "the model runner ended the stream before the end of the call"
+                    raise Unavailable(text, reason="STREAM_ENDED")
                 self._heard_at = monotonic()
                 self._note_reach(is_broken=False)
-                match part.WhichOneof("part"):
-                    case "state":
-                        self._take_state(part.state)
-                    case "text":
-                        self._take_text(part.text)
-                    case "usage":
-                        self.usage = usage_to_domain(part.usage)
-                        self._events.on_usage()
-                    case "answer":
-                        return self._ended(_answer(part.answer))
-                    case "failure":
-                        raise _failure(part.failure)
+                for part in message.bundle.parts if message.HasField("bundle") else (message,):
+                    if (answer := self._take(part)) is not None:
+                        return answer
         finally:
             stream.cancel()
             if self._alarm is not None:
                 self._alarm.cancel()
+
+    def _take(self, part: pb.GenerateResponse) -> ModelAnswer | None:
+        """Takes a part. Returns the answer if it is the end. Raises ModelCallFailed if the end is a failure."""
+        match part.WhichOneof("part"):
+            case "state":
+                self._take_state(part.state)
+            case "text":
+                self._take_text(part.text)
+            case "usage":
+                self.usage = usage_to_domain(part.usage)
+                self._events.on_usage()
+            case "answer":
+                return self._ended(_answer(part.answer))
+            case "failure":
+                raise _failure(part.failure)
+        return None
 
     def _announce_wait(self) -> None:
         """Announces a connected call without a message as alive, again and again: it may wait at the rate limit."""
@@ -222,6 +229,7 @@ class RunnerCall:
             timeout=duration(request.timeout_seconds) if request.timeout_seconds else None,
             priority=PRIORITIES.to_wire(attempt.priority),
             reserved_epoch=attempt.reserved_epoch,
+            takes_bundles=True,
         )
 
 
@@ -232,7 +240,9 @@ def _prompt(request: ModelRequest) -> pb.Prompt:
         messages_json=request.texts or map(as_json, request.messages),
         tools=[
             tool_pb2.ToolDefinition(
-                name=tool["name"], description=tool["description"], input_schema_json=as_json(tool["input_schema"])
+                name=tool["name"],
+                description=tool["description"],
+                input_schema_json=TOOL_TEXTS.of(tool["input_schema"]),
             )
             for tool in request.tools
         ],

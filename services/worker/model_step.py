@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from time import monotonic
 from typing import Any, Final
 
@@ -107,6 +108,7 @@ def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.Assi
 
 
 _log: Final = logging.getLogger(__name__)
+MAX_TOOLS_KEPT: Final = 1024
 
 
 class ModelStep:
@@ -280,7 +282,9 @@ def _drop_text(_block: int, _text: str) -> None:
     """Drops the text of a summary: the agent does not say it to the user."""
 
 
+@lru_cache(maxsize=MAX_TOOLS_KEPT)
 def _tool_to_provider(tool: ToolDefinition) -> dict[str, Any]:
+    """Returns the tool as the providers take it. All tasks share it, so that its JSON is written once."""
     return {
         "name": tool.name,
         "description": tool.description,

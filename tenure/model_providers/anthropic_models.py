@@ -26,7 +26,7 @@ from tenure.model_providers.client import (
     text_in,
 )
 from tenure.model_providers.http import open_http_client
-from tenure.model_providers.message_texts import as_json
+from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
 from tenure.model_providers.stream import MalformedAnswer, shown
 
 # Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
@@ -72,6 +72,12 @@ def written_messages(messages: Sequence[Message], request: ModelRequest) -> list
         text if message is own_message else as_json(message)
         for message, (own_message, text) in zip(messages, own, strict=True)
     ]
+
+
+def written_tools(tools: Sequence[Mapping[str, Any]], request: ModelRequest) -> list[str]:
+    """Returns the tools as JSON. Writes only one that is marked, and those that are new in this process."""
+    pairs = zip(tools, request.tools, strict=True)
+    return [TOOL_TEXTS.of(tool) if tool is own_tool else as_json(tool) for tool, own_tool in pairs]
 
 
 _STATUS_OF_TYPE: Final = {
@@ -178,11 +184,12 @@ class AnthropicProvider:
         prompt = Prompt(request.system, request.tools, request.messages)
         system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
         head = {"model": request.model, "max_tokens": request.max_output_tokens, "stream": True}
-        head |= {name: value for name, value in (("system", system), ("tools", tools)) if value}
+        head |= {"system": system} if system else {}
         if self._platform != API:
-            return {"body": {**head, "messages": messages}}
-        texts = written_messages(messages, request)
-        return {"content": f'{as_json(head)[:-1]},"messages":[{",".join(texts)}]}}'.encode()}
+            return {"body": {**head, **({"tools": tools} if tools else {}), "messages": messages}}
+        written = f',"tools":[{",".join(written_tools(tools, request))}]' if tools else ""
+        written += f',"messages":[{",".join(written_messages(messages, request))}]'
+        return {"content": f"{as_json(head)[:-1]}{written}}}".encode()}
 
     async def count(self, request: ModelRequest) -> object:
         """Returns the provider's count of the request's input in tokens, unchecked."""

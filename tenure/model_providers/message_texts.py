@@ -1,19 +1,46 @@
-"""Writes the messages of a conversation as JSON, each one once: to measure them, and to send them with each call."""
+"""Writes the messages of a conversation and tools as JSON, each one once: to measure them, and to send them with each
+call.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tenure.domain.conversation import Message
 
+MAX_TOOL_TEXTS: Final = 1024
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def as_json(value: Any) -> str:
     """Returns the value as JSON without spaces, as the model providers receive it."""
     return _ENCODER.encode(value)
+
+
+class ToolTexts:
+    """The JSON of tools and of their schemas, which never change: each call sends them again. Keeps the newest ones."""
+
+    def __init__(self, most: int = MAX_TOOL_TEXTS) -> None:
+        self._texts: OrderedDict[int, tuple[Mapping[str, Any], str]] = OrderedDict()
+        self._most = most
+
+    def of(self, value: Mapping[str, Any]) -> str:
+        """Returns the JSON of a value that nobody changes."""
+        known = self._texts.get(id(value))  # the entry keeps the value, so no other one has its id
+        if known is not None:
+            return known[1]
+        text = as_json(value)
+        self._texts[id(value)] = value, text
+        if len(self._texts) > self._most:
+            self._texts.popitem(last=False)
+        return text
+
+
+TOOL_TEXTS: Final = ToolTexts()
+"""Those of this process: all tasks share the definitions of their tools."""
 
 
 class MessageTexts:

@@ -79,6 +79,7 @@ class GenerateRequest(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     RESERVED_EPOCH_FIELD_NUMBER: builtins.int
+    TAKES_BUNDLES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -91,6 +92,8 @@ class GenerateRequest(message.Message):
     """The epoch under which the ledger's entry of the attempt was made; 0: unknown. A recorded call that began under a
     lower epoch is not this attempt: the ledger was restored to a moment before that call.
     """
+    takes_bundles: builtins.bool
+    """The caller reads `bundle`. Without it each part comes in a message of its own."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -114,10 +117,11 @@ class GenerateRequest(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         priority: task_pb2.Priority.ValueType = ...,
         reserved_epoch: builtins.int = ...,
+        takes_bundles: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "takes_bundles", b"takes_bundles", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,6 +136,7 @@ class GenerateResponse(message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     ANSWER_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    BUNDLE_FIELD_NUMBER: builtins.int
     @builtins.property
     def state(self) -> GenerationState:
         """The first part: the state in which the caller found the call."""
@@ -152,6 +157,10 @@ class GenerateResponse(message.Message):
     def failure(self) -> ledger_pb2.ModelFailure:
         """The end: a failure, as the ledger keeps it."""
 
+    @builtins.property
+    def bundle(self) -> GenerationBundle:
+        """Several parts that are ready at the same time, in their order. None of them is a bundle."""
+
     def __init__(
         self,
         *,
@@ -160,14 +169,37 @@ class GenerateResponse(message.Message):
         usage: task_pb2.TokenUsage | None = ...,
         answer: ledger_pb2.AssistantMessage | None = ...,
         failure: ledger_pb2.ModelFailure | None = ...,
+        bundle: GenerationBundle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["state", "text", "usage", "answer", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["state", "text", "usage", "answer", "failure", "bundle"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+@typing.final
+class GenerationBundle(message.Message):
+    """Parts of an answer that travel together."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def parts(self) -> containers.RepeatedCompositeFieldContainer[GenerateResponse]:
+        """The parts, at least two."""
+
+    def __init__(
+        self,
+        *,
+        parts: abc.Iterable[GenerateResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class GenerationState(message.Message):

@@ -161,6 +161,17 @@ async def test_an_answer_arrives_with_its_text_and_usage() -> None:
     assert (request.prompt.model, request.prompt.system, request.timeout.seconds) == ("sim-1", "be kind", 30)
 
 
+async def test_parts_in_a_bundle_are_read_in_their_order() -> None:
+    first = pb.GenerationBundle(parts=[SENT, piece("Hello ", 0), usage(1)])
+    last = pb.GenerationBundle(parts=[piece("world", 6), usage(2), pb.GenerateResponse(answer=answer())])
+    runner = ScriptedRunner([parts(pb.GenerateResponse(bundle=first), pb.GenerateResponse(bundle=last))])
+    heard = Heard()
+    got = await ask(runner, heard)
+    assert heard.texts == [(0, "Hello "), (0, "world")]
+    assert (got.usage, got.request_id) == (TokenUsage(7, 3), "req_1")
+    assert runner.requests[0].takes_bundles
+
+
 async def test_a_broken_stream_is_joined_without_a_gap() -> None:
     broken = parts(SENT, piece("Hel", 0), then=grpc.StatusCode.UNAVAILABLE)
     ended = parts(JOINED, piece("Hello w", 0))

@@ -34,15 +34,21 @@ def generate_request(owner: Owner, step: int = 1, attempt_number: int = 1, **pro
     """A call of a step. `prompt`: fields of the prompt that differ."""
     given = {"model": MODEL, "messages_json": [HELLO], **prompt}
     return pb.GenerateRequest(
-        token=owner.token, step=step, attempt_number=attempt_number, prompt=pb.Prompt(**given), max_output_tokens=1000
+        token=owner.token,
+        step=step,
+        attempt_number=attempt_number,
+        prompt=pb.Prompt(**given),
+        max_output_tokens=1000,
+        takes_bundles=True,
     )
 
 
 @dataclass
 class ReadCall:
-    """One Generate, read in the background. `parts`: what has arrived."""
+    """One Generate, read in the background. `parts`: what has arrived, in so many messages."""
 
     parts: list[pb.GenerateResponse] = field(default_factory=list)
+    messages: int = 0
     is_over: bool = False
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     reading: asyncio.Task[None] = field(init=False)
@@ -50,8 +56,9 @@ class ReadCall:
     async def read(self, parts: AsyncIterable[pb.GenerateResponse]) -> None:
         """Keeps the parts as they arrive."""
         try:
-            async for part in parts:
-                self.parts.append(part)
+            async for message in parts:
+                self.parts += message.bundle.parts if message.HasField("bundle") else (message,)
+                self.messages += 1
                 await self._tell()
         finally:
             self.is_over = True

@@ -11,7 +11,7 @@ from services.worker.context_window import InputEstimate, likely_tokens
 from tenure.domain.text_tokens import text_tokens
 from tenure.model_providers.anthropic_models import AnthropicProvider, Prompt, marked
 from tenure.model_providers.client import ModelRequest
-from tenure.model_providers.message_texts import MessageTexts, as_json
+from tenure.model_providers.message_texts import TOOL_TEXTS, MessageTexts, ToolTexts, as_json
 
 SYSTEM = "Be brief. Grüße."
 TOOLS = [{"name": "list_files", "description": "Lists.", "input_schema": {"type": "object"}}]
@@ -85,3 +85,29 @@ async def test_an_empty_prompt_names_no_system_and_no_tools() -> None:
     body = json.loads(provider._payload(ModelRequest("m", history(0), 64))["content"])
     await provider.close()
     assert body.keys() == {"model", "max_tokens", "stream", "messages"}
+
+
+TOOL: dict[str, Any] = {
+    "name": "sum",
+    "description": "Adds.",
+    "input_schema": {"type": "object", "properties": {"ä": {}}},
+}
+
+
+async def test_a_marked_tool_leaves_the_kept_text_as_it_was() -> None:
+    provider = AnthropicProvider(api_key="k", base_url=None, silence_seconds=1.0)
+    tools = [TOOL, {**TOOL, "name": "last"}]
+    request = ModelRequest("m", history(0), 64, tools=tools, is_repeated_soon=True)
+    bodies = [json.loads(provider._payload(request)["content"]) for _ in range(2)]
+    await provider.close()
+    assert bodies[0] == bodies[1]
+    assert bodies[0]["tools"] == [TOOL, {**tools[1], "cache_control": {"type": "ephemeral"}}]
+    assert TOOL_TEXTS.of(TOOL) == as_json(TOOL)
+    assert TOOL_TEXTS.of(TOOL) is TOOL_TEXTS.of(TOOL)
+
+
+def test_tools_of_the_same_content_have_texts_of_their_own() -> None:
+    texts = ToolTexts(most=2)
+    for number in range(100):  # each is gone before the next one, which may get its place in memory
+        assert texts.of({"name": f"tool_{number}"}) == f'{{"name":"tool_{number}"}}'
+    assert len(texts._texts) == 2

@@ -1,5 +1,24 @@
 -- The statements of the model runner. Each locks at most the rows of its tasks, in the order of task_id.
 
+-- name: begin_generations
+-- Begins calls of newer attempts under an admitted claim: inserts the rows of new tasks, and writes those of others under
+-- their locks, where it compares the fences. Returns the tasks of the calls that it began. It refuses nothing: what it left
+-- out goes the way of lock_generations.
+insert into generations as g (task_id, tenant, epoch, claim_id, step, attempt_number, state, runner_id, begun_epoch, sent_at)
+select task_id, tenant, epoch, claim_id, step, attempt_number, case when sent_at = '' then 'ACCEPTED' else 'SENT' end,
+       %(runner_id)b::uuid, epoch, nullif(sent_at, '')::timestamptz
+  from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(epochs)b::bigint[], %(claim_ids)b::text[], %(steps)b::int[],
+              %(attempts)b::int[], %(sent_ats)b::text[])
+    as w(task_id, tenant, epoch, claim_id, step, attempt_number, sent_at)
+ order by task_id
+on conflict (task_id) do update
+   set epoch = excluded.epoch, claim_id = excluded.claim_id, step = excluded.step,
+       attempt_number = excluded.attempt_number, state = excluded.state, runner_id = excluded.runner_id,
+       begun_epoch = excluded.begun_epoch, sent_at = excluded.sent_at, ended = null, changed_on = current_date
+ where (g.epoch < excluded.epoch or (g.epoch = excluded.epoch and g.claim_id = excluded.claim_id))
+   and (g.step, g.attempt_number) < (excluded.step, excluded.attempt_number)
+returning task_id;
+
 -- name: ensure_generations
 -- Inserts missing rows, because a missing row cannot be locked.
 insert into generations (task_id, tenant)
