@@ -21,7 +21,7 @@ from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.comparing import FindingKind, compare
-from services.checkpoint.grants import get_epochs, raise_generation
+from services.checkpoint.epochs import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.backlog import Backlog
