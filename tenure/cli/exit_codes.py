@@ -92,7 +92,7 @@ def exit_of_error(error: Exception) -> Exit:
 def explain(error: Exception, address: str) -> str:
     """Returns the message of an error: what happened, and what the user can do."""
     if isinstance(error, errors.InvalidRequest) and error.violations:
-        return "; ".join(f"{field} {description}" for field, description in error.violations)
+        return "; ".join(f"{field}: {description}" for field, description in error.violations)
     if isinstance(error, errors.Unavailable) and error.metadata.get("outcome") == "unknown":
         return f"no gateway answers at {address}: start it, for example with `tenure dev`, or use another --address"
     if isinstance(error, errors.LeaseHeld) and error.retry_after_seconds is not None:

@@ -39,6 +39,8 @@ from tenure.v1 import task_service_pb2 as api
 FRAME_SECONDS: Final = 0.1
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 MAX_CALLS: Final = 8
+LONG_QUEUED_SECONDS: Final = 5.0
+"""After this time in the queue a task may wait for a worker that nobody started."""
 
 
 class Screen:
@@ -118,7 +120,9 @@ class Screen:
             attempt = f", attempt {task.attempt.attempt_number}" if task.attempt.attempt_number > 1 else ""
             return [(f"Step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
         if task.state is TaskState.QUEUED:
-            return [("waits for a worker", task.changed_at)]
+            is_long = time.time() - task.changed_at > LONG_QUEUED_SECONDS
+            hint = f"; tenure explain {short_id(self._task_id)} says why" if is_long else ""
+            return [(f"waits for a worker{hint}", task.changed_at)]
         return [(f"{task.state}", task.changed_at)]
 
     def _activity(self, what: str, since: float, now: float) -> Text:

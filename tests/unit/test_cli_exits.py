@@ -56,7 +56,7 @@ def test_every_exit_code_is_in_the_help() -> None:
 
 def test_all_violations_are_told_in_one_sentence() -> None:
     error = errors.InvalidRequest(violations=[("goal", "must have bytes"), ("queue", "must be a name")])
-    assert explain(error, "") == "goal must have bytes; queue must be a name"
+    assert explain(error, "") == "goal: must have bytes; queue: must be a name"
 
 
 def test_nothing_that_answers_is_4_and_says_what_starts_a_stack() -> None:
