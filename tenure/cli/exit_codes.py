@@ -47,6 +47,16 @@ _ADVICE: Final = {
     errors.OutOfRange: "omit --after to begin with the first entry",
 }
 
+_KEY_ADVICE: Final = {
+    "NO_API_KEY": "this gateway needs an API key or a token: name its file with --api-key-file or TENURE_API_KEY_FILE;"
+    " an operator creates keys: tenure keys api create",
+    "API_KEY_INVALID": "the gateway does not accept the key of --api-key-file or TENURE_API_KEY: it is malformed,"
+    " unknown, revoked or expired; an operator creates another one: tenure keys api create",
+    "TOKEN_EXPIRED": "your token has expired: get a new one from your identity provider, and write it into the file of"
+    " --api-key-file",
+}
+"""Messages by reason, where that of the gateway speaks to programs."""
+
 _SOON_SECONDS: Final = 10.0
 
 _WITHOUT_ADVICE: Final = frozenset(
@@ -99,6 +109,8 @@ def explain(error: Exception, address: str) -> str:
         return f"{error.message}; without a renewal the lease ends in {error.retry_after_seconds:.0f} s"
     if isinstance(error, errors.LimitReached) and (error.retry_after_seconds or 0.0) > _SOON_SECONDS:
         return f"{error.message}: try again in {seconds_text(error.retry_after_seconds or 0.0)}"
+    if isinstance(error, errors.Unauthenticated) and error.reason in _KEY_ADVICE:
+        return _KEY_ADVICE[error.reason]
     if isinstance(error, errors.TenureError):
         advice = (
             ""
