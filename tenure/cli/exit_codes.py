@@ -69,6 +69,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "NO_SUCH_SOURCE",
         "NO_SUCH_TOOL",
         "SCHEDULE_NOT_FOUND",
+        "STORAGE_FULL",
         "TASK_PRUNED",
         "TENANT_NOT_FOUND",
         "TOO_MANY_SCHEDULES",
@@ -80,7 +81,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "FILE_NOT_FOUND",
     }
 )
-"""Reasons of errors that are not about a live task: `_ADVICE`, which speaks of tasks, does not fit them."""
+"""Reasons of errors that `_ADVICE` does not fit: they are not about a live task, or do not pass by themselves."""
 
 
 def exit_of_task(task: task_pb2.Task) -> Exit:

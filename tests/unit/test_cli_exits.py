@@ -63,7 +63,7 @@ def test_all_violations_are_told_in_one_sentence() -> None:
 def test_a_missing_or_wrong_key_names_the_option(reason: str) -> None:
     error = errors.Unauthenticated("send the metadata authorization", reason=reason)
     told = explain(error, "")
-    assert "API key" in told
+    assert "tenure keys api create" in told
     assert "--api-key-file" in told
     assert "metadata" not in told
 
