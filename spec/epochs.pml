@@ -88,7 +88,7 @@ proctype Coordinator() {
      /* etcd is ahead because the ledger was raised after it was read; code: services/coordinator/generation.py Generation._was_raised_between */
      :: d_step { seen > g && lgen != g -> g = 0; e = 0; r = 0; seen = 0 }
      :: d_step { (seen < g || (seen > g && lgen == g) || (seen == g && g * G + r < e)) && lgen <= NL ->
-          /* code: services/coordinator/generation.py is_half_raised; services/checkpoint/grants.py, by compare-and-set */
+          /* code: services/coordinator/generation.py is_half_raised; services/checkpoint/epochs.py, by compare-and-set */
           if :: HALF_RAISED -> target = g
              :: else -> target = (g > seen -> g : seen) + 1;
                 if :: lgen == g -> lgen = target; printf("ledger: generation %d\n", target) :: else -> target = lgen fi fi;

@@ -22,7 +22,7 @@ from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.comparing import FindingKind, compare
 from services.checkpoint.comparing_model_calls import ModelCallFindingKind, compare_model_calls
-from services.checkpoint.grants import get_epochs, raise_generation
+from services.checkpoint.epochs import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
 from services.checkpoint.queue.backlog import Backlog

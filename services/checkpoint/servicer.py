@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from services.checkpoint import bills, grants, reads, repeats
+from services.checkpoint import bills, epochs, lease_grants, reads, repeats
 from services.checkpoint.commit import external_entries, opening, refused_writes
 from services.checkpoint.commit.commit_stream import CommitFrames
 from services.checkpoint.commit.prepared import prepare
@@ -184,27 +184,27 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return pb.SendSignalResponse(task=sent.task)
 
     async def GetEpochs(self, request: pb.GetEpochsRequest, context: Context) -> pb.GetEpochsResponse:
-        generation, highest_epoch = await grants.get_epochs(self._ledger.pool)
+        generation, highest_epoch = await epochs.get_epochs(self._ledger.pool)
         return pb.GetEpochsResponse(generation=generation, highest_epoch=highest_epoch)
 
     async def RaiseGeneration(self, request: pb.RaiseGenerationRequest, context: Context) -> pb.RaiseGenerationResponse:
-        generation = await grants.raise_generation(self._ledger.pool, request.expected, request.reason)
+        generation = await epochs.raise_generation(self._ledger.pool, request.expected, request.reason)
         return pb.RaiseGenerationResponse(generation=generation)
 
     async def GetLeaseGrant(self, request: pb.GetLeaseGrantRequest, context: Context) -> pb.GetLeaseGrantResponse:
-        return await grants.get_lease_grant(self._ledger.pool, current_tenant(), request.resource)
+        return await lease_grants.get_lease_grant(self._ledger.pool, current_tenant(), request.resource)
 
     async def RegisterLease(self, request: pb.RegisterLeaseRequest, context: Context) -> pb.RegisterLeaseResponse:
-        return await grants.register_lease(self._ledger.pool, current_tenant(), request.grant)
+        return await lease_grants.register_lease(self._ledger.pool, current_tenant(), request.grant)
 
     async def NoteLeaseRelease(
         self, request: pb.NoteLeaseReleaseRequest, context: Context
     ) -> pb.NoteLeaseReleaseResponse:
-        await grants.record_lease_release(self._ledger.pool, current_tenant(), request)
+        await lease_grants.record_lease_release(self._ledger.pool, current_tenant(), request)
         return pb.NoteLeaseReleaseResponse()
 
     async def InspectLeases(self, request: pb.InspectLeasesRequest, context: Context) -> pb.InspectLeasesResponse:
-        registered = await grants.inspect_leases(self._ledger.pool, request.claims)
+        registered = await lease_grants.inspect_leases(self._ledger.pool, request.claims)
         return pb.InspectLeasesResponse(registered_claim_ids=registered)
 
     async def ListBills(self, request: pb.ListBillsRequest, context: Context) -> pb.ListBillsResponse:

@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from services.coordinator.claims.close_out import CloseOutRunner, PendingEndings
 from services.coordinator.claims.dispatch import Dispatch
-from services.coordinator.claims.granting import ClaimGranter, Issuer
+from services.coordinator.claims.granting import ClaimGranter
+from services.coordinator.claims.issuing import Issuer
 from services.coordinator.claims.key_watch import KeyWatch
 from services.coordinator.claims.lost_claims import ClaimReleases, LostClaims
 from services.coordinator.claims.queue_watch import QueueListener

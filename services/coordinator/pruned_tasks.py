@@ -17,7 +17,7 @@ from tenure.runtime.request_context import as_tenant
 from tenure.runtime.rpc_status import PeerFailed
 
 if TYPE_CHECKING:
-    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.issuing import Issuer
     from services.coordinator.ledger_client import LedgerClient
     from services.coordinator.tools_client import ToolsClient
     from tenure.v1 import checkpoint_service_pb2 as pb

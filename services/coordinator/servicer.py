@@ -18,7 +18,7 @@ from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
 
 if TYPE_CHECKING:
     from services.coordinator.claims.dispatch import Dispatch
-    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.issuing import Issuer
     from services.coordinator.claims.lost_claims import ClaimReleases
     from services.coordinator.lease_store import LeaseStore
     from services.coordinator.operator_requests import OperatorRequests

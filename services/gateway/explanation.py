@@ -163,11 +163,12 @@ def explain(facts: Facts) -> list[str]:
 
 def _state(facts: Facts) -> str:
     reason = REASONS.get(facts.reason, facts.reason)
-    line = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
+    position = f"attempt {facts.attempt}{f', after step {facts.step}' if facts.step else ''}"
+    line = f"{facts.state} for {span(facts.since_move)}, {position}"
     if facts.state is TaskState.RUNNING:
         return f"RUNNING on {facts.owner} for {span(facts.since_move)}"
     if facts.state in TERMINAL:
-        line = f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
+        line = f"Ended as {facts.state} {span(facts.since_move)} ago, {position}"
     if facts.state is TaskState.SUCCEEDED:
         return line
     # The message of TOOL_IN_DOUBT names the calls, which are listed below.
@@ -280,7 +281,7 @@ def _budget(facts: Facts) -> str:
     budget = facts.budget
     is_busy = facts.reason == Reason.BUDGET_BUSY  # only then an operator needs to know what is reserved
     reserved = f", {budget.reserved_tokens:,} reserved" if is_busy and budget.reserved_tokens else ""
-    tokens = f"Its root's budget: {budget.used_tokens:,} of {budget.max_tokens:,} tokens used{reserved}"
+    tokens = f"Budget of its task tree: {budget.used_tokens:,} of {budget.max_tokens:,} tokens used{reserved}"
     if not budget.is_capped_in_money:
         return f"{tokens}{f'; cost {money_text(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
     reserved = f", {money_text(budget.reserved_nano_usd)} reserved" if is_busy and budget.reserved_nano_usd else ""

@@ -147,6 +147,13 @@ async def _renewals_at(address: str, tls: PeerTls | None, task_id: str) -> Mappi
         return {}
 
 
+_FOR_OPERATORS: Final = {
+    "STORAGE_FULL": "its disk is full; an operator has to make room",
+    "READ_ONLY": "its Postgres is read-only; a failover may be under way, or an operator has to name the primary",
+}
+"""States of a store that do not pass by themselves. They tell nothing about addresses."""
+
+
 async def with_retries(call: Callable[[], Awaitable[T]]) -> T:
     """Makes a repeatable call, and repeats it for a few seconds until the service answers.
 
@@ -168,7 +175,8 @@ def out_of_reach(error: TryLater) -> Unavailable:
     """Returns the error for a caller when a service does not answer. It names the service, not its address."""
     peer = error.metadata.get(PEER, "a part of this installation")
     _log.warning("a service behind the gateway does not answer", extra={"peer": peer, "why": str(error)})
-    return Unavailable(
-        f"{peer} does not answer just now",
-        retry_after_seconds=error.retry_after_seconds or RETRY_AFTER_SECONDS,
-    )
+    retry_after_seconds = error.retry_after_seconds or RETRY_AFTER_SECONDS
+    if error.reason in _FOR_OPERATORS:
+        message = f"{peer} refuses to write: {_FOR_OPERATORS[error.reason]}"
+        return Unavailable(message, reason=error.reason, retry_after_seconds=retry_after_seconds)
+    return Unavailable(f"{peer} does not answer just now", retry_after_seconds=retry_after_seconds)

@@ -25,6 +25,7 @@ from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unav
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
+from tenure.runtime.rpc_client import CALL_CANCELLED
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.task_group import TaskGroup
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
@@ -137,12 +138,20 @@ class FrameClient:
                 await self._one_stream()
             except* (TenureError, PeerFailed) as broken:
                 self._failures += 1
-                fields = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(broken.exceptions[0])}
-                _log.warning("a stream broke and is opened again", extra=fields)
+                self._report(broken.exceptions[0])
             heed_cancellation()
             note_progress()
             self._broken.value += 1
             await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
+
+    def _report(self, error: Exception) -> None:
+        """Logs the end of a stream. A worker that stops closes its streams itself: that is no problem to warn of."""
+        is_own = isinstance(error, Unavailable) and error.reason == CALL_CANCELLED
+        fields = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(error)}
+        if is_own:
+            _log.debug("this worker closed a stream", extra=fields)
+        else:
+            _log.warning("a stream broke and is opened again", extra=fields)
 
     async def _one_stream(self) -> None:
         call = self._shape.connect()

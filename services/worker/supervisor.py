@@ -27,6 +27,8 @@ from tenure.runtime.logs import log_context
 from tenure.runtime.request_context import set_tenant
 from tenure.runtime.rpc_status import PeerFailed
 
+_log: Final = logging.getLogger(__name__)
+
 # Crash backoff: the pause of a slot after a crash in a task's work.
 
 CRASH_BACKOFF: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=60.0)
@@ -57,8 +59,6 @@ class CrashBackoff:
 
 
 # Draining: the worker ends without loss, and other workers resume its tasks at once.
-
-_log: Final = logging.getLogger(__name__)
 
 
 async def drain(session: WorkerSession, held_tasks: HeldTasks, timeout_seconds: float) -> None:
@@ -105,12 +105,10 @@ class Supervisor:
         release: Release,
         slots: int,
     ) -> None:
-        self._dependencies, self._held_tasks, self._crash_backoff, self._release = (
-            dependencies,
-            held_tasks,
-            crash_backoff,
-            release,
-        )
+        self._dependencies = dependencies
+        self._held_tasks = held_tasks
+        self._crash_backoff = crash_backoff
+        self._release = release
         self._most = 2 * slots  # a grant may cross a report of free slots; far beyond that a coordinator miscounts
         self._working: set[asyncio.Task[None]] = set()
         self._start_gate = StartGate()

@@ -63,12 +63,8 @@ class ToolStep:
     def __init__(
         self, dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, policy: TaskPolicy, window: Window
     ) -> None:
-        self._dependencies, self._held_task, self._ledger, self._policy = (
-            dependencies,
-            held_task,
-            ledger,
-            policy.on_in_doubt,
-        )
+        self._dependencies, self._held_task, self._ledger = dependencies, held_task, ledger
+        self._on_in_doubt = policy.on_in_doubt
         self._limit_seconds = policy.timeouts.tool_call.after_seconds
         self._tools: Mapping[str, ToolDefinition] = {}
         self._own: Mapping[str, OwnTool] = {}
@@ -98,7 +94,7 @@ class ToolStep:
             while running:
                 for call in await self._first_done(running, commit_at):
                     intent, outcome = running.pop(call), call.result()
-                    if is_unsettled(outcome) and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
+                    if is_unsettled(outcome) and self._on_in_doubt is InDoubtPolicy.WAIT_FOR_PERSON:
                         problems.in_doubt.append((intent, outcome))
                     else:
                         problems.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []

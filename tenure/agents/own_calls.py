@@ -27,6 +27,17 @@ ARRIVAL_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.01
 
 
+def value_of(content: str) -> Any:
+    """Returns the value of a successful outcome: the JSON that the tool's run recorded, or else the text itself.
+
+    A person who resolves a call in doubt as happened gives its result as text.
+    """
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
 def _future() -> asyncio.Future[Outcome]:
     return asyncio.get_running_loop().create_future()
 

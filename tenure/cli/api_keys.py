@@ -22,7 +22,7 @@ from tenure.wire.common import moment, timestamp
 _NAMES: Final = {permission.value.lower().replace("_", "-"): permission for permission in Permission}
 
 
-@click.group("api")
+@click.group("api", short_help="Create, list and revoke API keys.")
 def api_keys() -> None:
     """Create, list and revoke API keys, with which clients identify themselves to the gateway."""
 

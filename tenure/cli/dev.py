@@ -84,7 +84,7 @@ def _running(stack: Stack) -> Table:
         for replica in stack.replicas(kind):
             table.add_row(replica.name, replica.address, role if replica.name == kind else "another replica")
     if stack.http_url:
-        table.add_row("http", stack.http_url, "the public API by HTTP: JSON and server-sent events; the console")
+        table.add_row("http", stack.http_url, "the public API by HTTP: JSON and server-sent events")
     for worker in stack.workers:
         table.add_row(worker.name, worker.address, f"runs up to {stack.options.slots} tasks at once")
     table.add_row("sandbox", "", _sandbox_text(stack))
@@ -162,6 +162,8 @@ def _advice(stack: Stack) -> Table:
     tenure = command_prefix(stack)
     table = _grid()
     table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
+    if stack.http_url:
+        table.add_row("in a browser", f"{stack.http_url}/console/")
     table.add_row("inspect", f"{tenure} list · explain TASK · tools sources · --help")
     table.add_row("stop", "Ctrl-C")
     return table

@@ -47,6 +47,16 @@ _ADVICE: Final = {
     errors.OutOfRange: "omit --after to begin with the first entry",
 }
 
+_KEY_ADVICE: Final = {
+    "NO_API_KEY": "this gateway needs an API key or a token: name its file with --api-key-file or TENURE_API_KEY_FILE;"
+    " an operator creates keys: tenure keys api create",
+    "API_KEY_INVALID": "the gateway does not accept the key of --api-key-file or TENURE_API_KEY: it is malformed,"
+    " unknown, revoked or expired; an operator creates another one: tenure keys api create",
+    "TOKEN_EXPIRED": "your token has expired: get a new one from your identity provider, and write it into the file of"
+    " --api-key-file",
+}
+"""Messages by reason, where that of the gateway speaks to programs."""
+
 _SOON_SECONDS: Final = 10.0
 
 _WITHOUT_ADVICE: Final = frozenset(
@@ -59,6 +69,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "NO_SUCH_SOURCE",
         "NO_SUCH_TOOL",
         "SCHEDULE_NOT_FOUND",
+        "STORAGE_FULL",
         "TASK_PRUNED",
         "TENANT_NOT_FOUND",
         "TOO_MANY_SCHEDULES",
@@ -70,7 +81,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "FILE_NOT_FOUND",
     }
 )
-"""Reasons of errors that are not about a live task: `_ADVICE`, which speaks of tasks, does not fit them."""
+"""Reasons of errors that `_ADVICE` does not fit: they are not about a live task, or do not pass by themselves."""
 
 
 def exit_of_task(task: task_pb2.Task) -> Exit:
@@ -92,13 +103,15 @@ def exit_of_error(error: Exception) -> Exit:
 def explain(error: Exception, address: str) -> str:
     """Returns the message of an error: what happened, and what the user can do."""
     if isinstance(error, errors.InvalidRequest) and error.violations:
-        return "; ".join(f"{field} {description}" for field, description in error.violations)
+        return "; ".join(f"{field}: {description}" for field, description in error.violations)
     if isinstance(error, errors.Unavailable) and error.metadata.get("outcome") == "unknown":
         return f"no gateway answers at {address}: start it, for example with `tenure dev`, or use another --address"
     if isinstance(error, errors.LeaseHeld) and error.retry_after_seconds is not None:
         return f"{error.message}; without a renewal the lease ends in {error.retry_after_seconds:.0f} s"
     if isinstance(error, errors.LimitReached) and (error.retry_after_seconds or 0.0) > _SOON_SECONDS:
         return f"{error.message}: try again in {seconds_text(error.retry_after_seconds or 0.0)}"
+    if isinstance(error, errors.Unauthenticated) and error.reason in _KEY_ADVICE:
+        return _KEY_ADVICE[error.reason]
     if isinstance(error, errors.TenureError):
         advice = (
             ""

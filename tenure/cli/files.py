@@ -82,7 +82,7 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
     context.run(work)
 
 
-@files.command("cat")
+@files.command("cat", short_help="Print the file PATH of TASK's workspace.")
 @task_argument
 @_path
 @pass_context

@@ -30,7 +30,7 @@ def keys() -> None:
     """
 
 
-@keys.command()
+@keys.command(short_help="Create the key pair that signs fencing tokens.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @pass_context
 def create(context: Context, directory: Path) -> None:
@@ -92,7 +92,7 @@ def rotate(context: Context, directory: Path, wait_seconds: float | None) -> Non
     echo(f"tenure keys withdraw {shlex.quote(str(directory))} {former}")
 
 
-@keys.command()
+@keys.command(short_help="Remove a former key: its tokens verify no longer.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("key_id")
 @pass_context
@@ -109,7 +109,7 @@ def withdraw(context: Context, directory: Path, key_id: str) -> None:
         echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
 
 
-@keys.command()
+@keys.command(short_help="Create or replace the key that encrypts secrets in the database.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--withdraw", "withdrawn", metavar="KEY", help="Remove this key instead.")
 @pass_context

@@ -47,7 +47,12 @@ ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
     show_default=True,
     help="The data directory of a development stack on this machine.",
 )
-@click.option("--api-key-file", type=FILE, envvar="TENURE_API_KEY_FILE", help="A file with your API key.")
+@click.option(
+    "--api-key-file",
+    type=FILE,
+    envvar="TENURE_API_KEY_FILE",
+    help="A file with your API key. Default: the key in TENURE_API_KEY.",
+)
 @click.option("--tls-ca-file", type=FILE, envvar="TENURE_TLS_CA_FILE", help="The authority of the gateway, for TLS.")
 @click.option("--tls-certificate-file", type=FILE, envvar="TENURE_TLS_CERTIFICATE_FILE", help="Your certificate.")
 @click.option("--tls-key-file", type=FILE, envvar="TENURE_TLS_KEY_FILE", help="The private key of your certificate.")
@@ -91,7 +96,8 @@ def context_of(
     if (tls_certificate_file is None) != (tls_key_file is None):
         raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
     tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
-    gateway, api_key = find_gateway(address, data), "" if api_key_file is None else partial(read_key, api_key_file)
+    gateway = find_gateway(address, data)
+    api_key = os.environ.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
     if api_key and tls is None:
         try:
             check_stays_here(gateway)

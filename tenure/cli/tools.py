@@ -469,7 +469,8 @@ async def _doubted_attempt(client: Client, task_id: str, call_id: str) -> int:
     if call_id in calls:
         return calls[call_id]
     others = ", ".join(calls)
-    reason = f"in doubt: {others}" if others else "none of its calls is: it was resolved, or its outcome came late"
+    none = "none of its calls is: it was resolved, its outcome came late, or it has to be taken up by a worker first"
+    reason = f"in doubt: {others}" if others else f"{none} (tenure explain {short_id(task_id)})"
     raise NotFound(f"call {call_id} of {short_id(task_id)} is not in doubt; {reason}", reason="NOT_IN_DOUBT")
 
 

@@ -39,6 +39,8 @@ from tenure.v1 import task_service_pb2 as api
 FRAME_SECONDS: Final = 0.1
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 MAX_CALLS: Final = 8
+LONG_QUEUED_SECONDS: Final = 5.0
+"""After this time in the queue a task may wait for a worker that nobody started."""
 
 
 class Screen:
@@ -110,16 +112,20 @@ class Screen:
     def _activities(self) -> list[tuple[str, float]]:
         """Returns what the task waits for, and since when in Unix seconds: open calls, a model call or a state."""
         task = self._task
-        if task.calls:
-            calls = list(task.calls.values())
-            shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
-            return shown[:MAX_CALLS]
+        calls = list(task.calls.values())[:MAX_CALLS]
+        shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
+        if task.state is TaskState.QUEUED:  # open calls may go on meanwhile
+            return [(self._queued_text(), task.changed_at), *shown]
+        if shown:
+            return shown
         if task.state is TaskState.RUNNING and task.attempt is not None:
             attempt = f", attempt {task.attempt.attempt_number}" if task.attempt.attempt_number > 1 else ""
             return [(f"Step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
-        if task.state is TaskState.QUEUED:
-            return [("waits for a worker", task.changed_at)]
         return [(f"{task.state}", task.changed_at)]
+
+    def _queued_text(self) -> str:
+        is_long = time.time() - self._task.changed_at > LONG_QUEUED_SECONDS
+        return f"waits for a worker{f'; tenure explain {short_id(self._task_id)} says why' if is_long else ''}"
 
     def _activity(self, what: str, since: float, now: float) -> Text:
         frame = SPINNER[int(now / FRAME_SECONDS) % len(SPINNER)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from tenure.domain.budget import cost
 from tenure.domain.states import TaskState, is_terminal
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.wire.common import STATES, unix_seconds
+from tenure.wire.task import prices_to_domain, usage_to_domain
 
 MAX_TEXT: Final = 64 * 1024
 """How many characters of live text are kept, counted from its end: more than any screen shows."""
@@ -95,13 +97,30 @@ class WatchedTask:
                     self.budget = body.model_attempt.budget
             case "budget_warning":
                 self.budget = body.budget_warning.budget
-            case "assistant_message" | "model_failure" | "attempt_lost":
+            case "assistant_message":
+                self._settle(body.assistant_message.usage)
+            case "model_failure" | "attempt_lost":
                 self.attempt = None
             case "tool_intent":
                 self.calls[body.tool_intent.call_id] = OpenCall(body.tool_intent, unix_seconds(entry.record_time))
                 self.intents[body.tool_intent.call_id] = body.tool_intent
             case "tool_outcome":
                 self.calls.pop(body.tool_outcome.call_id, None)
+
+    def _settle(self, usage: task_pb2.TokenUsage) -> None:
+        """Adds an answer to the budget, as the ledger did with its commit: no entry tells the budget after it."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is None or self.budget is None or not attempt.HasField("budget"):
+            return
+        used, prices = usage_to_domain(usage), prices_to_domain(attempt.prices)
+        budget = task_pb2.BudgetStatus()
+        budget.CopyFrom(self.budget)
+        budget.used_tokens += used.total
+        budget.reserved_tokens = max(0, budget.reserved_tokens - attempt.reserved_tokens)
+        budget.used_nano_usd += cost(prices, used)
+        budget.unpriced_calls += prices is None
+        budget.reserved_nano_usd = max(0, budget.reserved_nano_usd - attempt.reserved_nano_usd)
+        self.budget = budget
 
     def _transition(self, entry: ledger_pb2.Entry) -> None:
         before, self.state = self.state, STATES.to_domain(entry.body.transition.to_state)

@@ -87,7 +87,11 @@ NextAction = CallModel | JoinModelCall | ExecuteTools | ContinueTruncated | Vali
 
 
 def next_action(point: ResumePoint) -> NextAction:
-    """Returns the next action. An open model attempt outlives its worker: Open settles any other of an old owner."""
+    """Returns the next action.
+
+    An attempt that is open here belongs to a call that outlives its worker: Open settles every other attempt that a
+    former owner left open.
+    """
     if point.open_attempt is not None:
         return JoinModelCall(point.step, point.open_attempt.attempt_number)
     if point.open_intents:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
+from tenure.runtime.listening import CannotListen
 from tenure.runtime.logs import log_context
 from tenure.runtime.settings import ConfigurationError
 
@@ -439,6 +440,9 @@ def run(main: Callable[[Process], Awaitable[None]], *, closing_timeout_seconds: 
     except ConfigurationError as error:
         print(error, file=sys.stderr)  # noqa: T201  for the operator; logs may not be set up yet
         return ExitCode.CONFIGURATION
+    except CannotListen as error:
+        _log.error("the process cannot start", extra={"error": error})
+        return ExitCode.FAILED
     except Exception:  # noqa: BLE001  logged with its stack
         _log.exception("the process failed")
         return ExitCode.FAILED

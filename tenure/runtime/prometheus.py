@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from tenure.runtime.listening import CannotListen
 from tenure.runtime.metric_catalogue import CATALOGUE, TOTAL
 from tenure.runtime.metrics import BUCKETS_SECONDS, REGISTRY, MetricRegistry
 
@@ -134,12 +135,12 @@ def collectors(registry: MetricRegistry = REGISTRY) -> CollectorRegistry:
 
 @asynccontextmanager
 async def metrics_endpoint(listen: Address, registry: MetricRegistry = REGISTRY) -> AsyncIterator[str]:
-    """Serves inside the block and yields the bound `host:port`. Raises OSError if the address is in use."""
+    """Serves inside the block and yields the bound `host:port`. Raises CannotListen."""
     kind = _Server6 if ":" in listen.host else _Server
     try:
         server = make_server(listen.host, listen.port, make_wsgi_app(collectors(registry)), kind, _Handler)
     except OSError as error:
-        raise OSError(f"cannot listen on {listen}: {error.strerror or error}") from error
+        raise CannotListen(listen, error.strerror or str(error)) from error
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     address = f"{str(listen).rpartition(':')[0]}:{server.server_port}"

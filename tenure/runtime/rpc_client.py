@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tenure.runtime.settings import Secret
     from tenure.runtime.tls import ChannelTls
 
+CALL_CANCELLED: Final = "CALL_CANCELLED"
+"""The reason of the error of a call that this process itself ended, as it does when it closes a channel."""
 AUTHORIZATION: Final = "authorization"
 """The metadata key of a client's API key or token."""
 PEER: Final = "peer"
@@ -170,7 +172,7 @@ def _is_task_cancelled() -> bool:
 
 
 def _call_cancelled() -> Unavailable:
-    return Unavailable("the call was cancelled on this side", reason="CALL_CANCELLED", metadata=OUTCOME_UNKNOWN)
+    return Unavailable("the call was cancelled on this side", reason=CALL_CANCELLED, metadata=OUTCOME_UNKNOWN)
 
 
 # Channels whose calls raise domain errors and carry the tenant.

@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.audit import Audit
 from tenure.runtime.call_limiter import CallLimiter
+from tenure.runtime.listening import CannotListen
 from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_status import DRAINING
@@ -168,7 +169,7 @@ class RpcServer:
         return self._port
 
     async def start(self) -> str:
-        """Binds, serves and sets health. Returns the bound address. Raises OSError if the address is in use."""
+        """Binds, serves and sets health. Returns the bound address. Raises CannotListen."""
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         if self._reflection_enabled:
             self._add_reflection()
@@ -201,7 +202,7 @@ class RpcServer:
                 return self._server.add_insecure_port(self._address_setting)
             return self._server.add_secure_port(self._address_setting, self._credentials)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._address_setting}: {error}") from error
+            raise CannotListen(self._address_setting) from error
 
     def _add_reflection(self) -> None:
         """Adds reflection under v1alpha, which older grpcurls use, and under v1, which has the same messages."""

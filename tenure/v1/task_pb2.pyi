@@ -1500,7 +1500,7 @@ class Task(message.Message):
     message: builtins.str
     """The reason for people, one sentence."""
     attempt: builtins.int
-    """Begun by submit, retry or requeue; counts from 1. One attempt may span many epochs."""
+    """Begun by a submit, a requeue or a grant of budget; counts from 1. One attempt may span many epochs and retries."""
     epoch: builtins.int
     """The epoch of the newest Open; 0: never opened."""
     owner: builtins.str

@@ -14,13 +14,15 @@ import pytest
 from devstack import Stack
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
+from tenure.domain.in_doubt import Happened
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
+from tenure.wire.tool import decision_to_wire
 from tests.conformance.test_worker_waits import answer
 from tests.support.fix_simulator import REPOSITORY, SimulatorControl
 from tests.support.fix_worker import WorkerBench
@@ -175,6 +177,15 @@ async def test_a_kill_in_an_unsafe_tool_waits_for_a_person(agents: Agents) -> No
     await agents.worker()
     task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
     assert task.calls_in_doubt[0].call_id == "2.0"
+    assert agents.made() == [["send", "2.0", "1"]]
+    decision = decision_to_wire(Happened("by post"))
+    happened = ledger_pb2.OperatorRequest.ResolveCall(call_id="2.0", call_attempt=1, decision=decision)
+    request = ledger_pb2.OperatorRequest(reason="I looked", resolve_call=happened)
+    await agents.bench.ledger.AppendForeign(
+        pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid.uuid4()), actor="olga", operator_request=request),
+        timeout=CALL_SECONDS,
+    )
+    assert "by post" in (await agents.succeeded(task_id)).result
     assert agents.made() == [["send", "2.0", "1"]]
 
 

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from tenure.domain import errors
 from tenure.runtime import metrics, rpc_server
+from tenure.runtime.listening import CannotListen
 from tenure.runtime.request_context import as_tenant, current_tenant, traceparent, within_trace
 from tenure.runtime.rpc_client import TenureChannel, open_channel, target_of
 from tenure.runtime.rpc_server import RpcServer, draining
@@ -326,7 +327,7 @@ async def test_reflection_lists_the_services(version: str) -> None:
 
 async def test_two_servers_never_share_a_port() -> None:
     async with RpcServer("127.0.0.1:0") as first:
-        with pytest.raises(OSError, match="cannot listen"):
+        with pytest.raises(CannotListen, match=f"cannot listen on {first.address}: the port is in use"):
             await RpcServer(first.address).start()
 
 

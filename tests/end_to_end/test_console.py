@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
+from tests.end_to_end.test_control import Workers, submit
 from tests.end_to_end.test_in_doubt import killed_in_mid_calls, proven_gone
 from tests.support.fix_browser import Viewer, viewer_of
 from tests.support.patience import PATIENCE_SECONDS
@@ -31,6 +33,15 @@ async def viewer(installation: Installation) -> AsyncIterator[Viewer]:
     """A person at the console of the shared installation."""
     async with viewer_of(installation.stack.http_url) as person:
         yield person
+
+
+@pytest.fixture
+def functions(installation: Installation, tmp_path: Path) -> Iterator[Workers]:
+    """Workers with functions, at the shared installation."""
+    ours = Workers(installation.stack, tmp_path)
+    yield ours
+    for worker in ours.started:
+        worker.kill()
 
 
 @pytest.fixture
@@ -114,6 +125,25 @@ async def test_a_page_resumes_after_the_gateway_was_killed(own_installation: Ins
     assert steps == [f"Step {number}" for number in range(1, 10)]
     assert await page.locator(".timeline .call.ok").count() == 16
     await check_same_visit(page)
+
+
+async def test_a_function_shows_its_steps_and_its_result(
+    installation: Installation, functions: Workers, viewer: Viewer
+) -> None:
+    """Its steps have no answer of a model, and what it returns is in no other entry."""
+    await functions.start()
+    given = {"month": "2026-10", "books": uuid.uuid4().hex}
+    task_id = await submit(installation, functions, "month_end", json.dumps(given))
+    await installation.ended(task_id)
+    page = await viewer.opens(f"tasks/{task_id}")
+    await sees(page, "complete")
+    assert await page.locator(".timeline .call.ok").count() == 1
+    shown = await page.locator(".timeline").inner_text()
+    assert "not finished" not in shown
+    assert '{"booked":true,"total":250}' in shown
+    header = await page.locator(".task-header .strip").inner_text()
+    assert "Took" in header
+    assert "1 of" not in header.partition("Attempt")[2]
 
 
 async def test_the_models_text_is_seen_as_it_comes(installation: Installation, viewer: Viewer) -> None:

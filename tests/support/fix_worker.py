@@ -146,7 +146,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "python-unsafe": [
         {"text": "I send it.", "calls": [_python_call("send")]},
-        {"text": "It was sent."},
+        {"text": "It was sent: {{result.0.0}}."},
     ],
     "python-editor": [
         {"text": "I need a draft.", "calls": [_python_call("draft", topic="sea")]},

@@ -47,13 +47,17 @@ class Call:
 
 @dataclass
 class JournalWork:
-    """`kinds`: what was recorded, in order. `denied`: the tools that a person does not approve."""
+    """`kinds`: what was recorded, in order. `denied`: the tools that a person does not approve.
+
+    `outcomes`: the contents of calls, by tool, that a person resolved as happened.
+    """
 
     goal: str = ""
     task_id: str = "task"
     granted: int = 0
     denied: frozenset[str] = frozenset()
     answers: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
     journal: list[tuple[str, Any]] = field(default_factory=list)
     requests: list[ModelCallRequest] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
@@ -121,6 +125,8 @@ class JournalWork:
             json.dumps(dict(arguments))
             if tool.needs_approval and tool.name in self.denied:
                 return [OutcomeStatus.NOT_ALLOWED, "A person denied the call."]
+            if tool.name in self.outcomes:
+                return [OutcomeStatus.SUCCEEDED, self.outcomes[tool.name]]
             try:
                 return [OutcomeStatus.SUCCEEDED, await tool.run(call, arguments)]
             except Exception as error:  # noqa: BLE001  the tool may raise anything

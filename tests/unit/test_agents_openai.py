@@ -119,6 +119,24 @@ class Price(BaseModel):
     cents: int
 
 
+@pytest.mark.parametrize(
+    ("given", "seen"), [("500 cents", "500 cents"), ("500", "500"), ('{"cents": 5}', "{'cents': 5}")]
+)
+async def test_a_result_that_a_person_gave_is_told(given: str, seen: str) -> None:
+    """A call in doubt that a person resolved as happened has their text as its result."""
+
+    @function_tool
+    async def refund() -> str:
+        raise AssertionError("the call is recorded")
+
+    script = Script([call("refund")], said("Refunded."))
+    agent = Agent(name="support", model=script, tools=[refund])
+    work = JournalWork("Refund order 7")
+    work.outcomes["refund"] = given
+    assert await durable(agent).run(work.begin(), None) == "Refunded."
+    assert [str(each) for each in told(script, "refund")] == [seen]
+
+
 async def test_a_typed_result_is_the_task_s_json() -> None:
     agent = Agent(name="pricing", model=Script(said('{"cents": 5}')), output_type=Price)
     assert await durable(agent).run(JournalWork("How much?"), None) == {"cents": 5}

@@ -108,6 +108,30 @@ async def test_a_failed_tool_is_told_to_the_model() -> None:
     assert work.tools[0].effect is Effect.UNSAFE
 
 
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("500 cents", "500 cents"),
+        ("500", 500),
+        ('{"cents": 500}', {"cents": 500}),
+        ('{"kind": "refund"}', {"kind": "refund"}),
+    ],
+)
+async def test_a_result_that_a_person_gave_is_told(given: str, seen: Any) -> None:
+    """A call in doubt that a person resolved as happened has their text as its result."""
+    script = Script(call("refund"), said("Refunded."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain
+    def refund() -> str:
+        raise AssertionError("the call is recorded")
+
+    work = JournalWork("Refund")
+    work.outcomes["refund"] = given
+    assert await agent.durable_function.run(work.begin(), None) == "Refunded."
+    assert script.seen[1] == [seen]
+
+
 async def test_a_tool_may_ask_the_model_to_try_again() -> None:
     script = Script(call("refund", cents=-1), call("refund", cents=1), said("Done."))
     agent = Agent("support", model=FunctionModel(script))

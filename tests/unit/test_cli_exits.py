@@ -56,7 +56,16 @@ def test_every_exit_code_is_in_the_help() -> None:
 
 def test_all_violations_are_told_in_one_sentence() -> None:
     error = errors.InvalidRequest(violations=[("goal", "must have bytes"), ("queue", "must be a name")])
-    assert explain(error, "") == "goal must have bytes; queue must be a name"
+    assert explain(error, "") == "goal: must have bytes; queue: must be a name"
+
+
+@pytest.mark.parametrize("reason", ["NO_API_KEY", "API_KEY_INVALID"])
+def test_a_missing_or_wrong_key_names_the_option(reason: str) -> None:
+    error = errors.Unauthenticated("send the metadata authorization", reason=reason)
+    told = explain(error, "")
+    assert "tenure keys api create" in told
+    assert "--api-key-file" in told
+    assert "metadata" not in told
 
 
 def test_nothing_that_answers_is_4_and_says_what_starts_a_stack() -> None:

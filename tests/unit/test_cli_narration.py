@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -48,6 +49,11 @@ class Teller:
     @property
     def seen(self) -> Any:
         return self._written.getvalue()
+
+    @property
+    def lower_part(self) -> list[str]:
+        """What the task does or waits for, as the moving part of the screen says."""
+        return [what for what, _ in self._screen._activities()]
 
 
 @pytest.fixture
@@ -253,3 +259,16 @@ def test_tools_that_there_are_not_are_told_of(teller: Any, ledger: Any) -> None:
     assert teller.tell(all_there).seen == ""
     assert teller.tell(two_missing).seen == "  ! no such tool: raed_file, x\n"
     assert describe(two_missing) == "read_file; no such tool: raed_file, x"
+
+
+def test_a_task_without_a_worker_says_how_to_learn_why(ledger: Any) -> None:
+    """Somebody may have to start a worker. A call of the lost one may still go on."""
+    queued, lost = ledger.queued(), ledger.lost()
+    for entry in (queued, lost):
+        entry.record_time.FromSeconds(int(time.time()) - 60)
+    teller = Teller(terminal=True).tell(queued)
+    assert teller.lower_part == ["waits for a worker; tenure explain 01a2007f-3602 says why"]
+    teller.tell(ledger.opened(), ledger.attempt(1), ledger.answer(1, "I pay."), ledger.intent("1.0", "pay", cents=5))
+    assert teller.lower_part == ["pay cents=5"]
+    teller.tell(lost)
+    assert teller.lower_part == ["waits for a worker; tenure explain 01a2007f-3602 says why", "pay cents=5"]

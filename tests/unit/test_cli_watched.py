@@ -6,6 +6,7 @@ from typing import Any
 
 from tenure.cli.watch_state import MAX_TEXT, LiveTextView, WatchedTask
 from tenure.domain.states import TaskState
+from tenure.v1 import task_pb2
 from tests.unit.cli_entries import FIRST, SECOND, Ledger, piece
 
 
@@ -117,3 +118,18 @@ def test_the_end_is_known() -> None:
     task.apply(ledger.move("CANCELLED", "RUNNING", reason="CANCEL_REQUESTED"))
     assert task.ended
     assert task.state is TaskState.CANCELLED
+
+
+def test_an_answer_counts_towards_the_budget_at_once() -> None:
+    """The ledger tells the budget before a call. A watcher must not read "0 tokens used" below an answer."""
+    ledger = Ledger()
+    attempt = ledger.attempt(1)
+    rates = task_pb2.ModelPrices.Tier(input=1000 * 10**6, output=5000 * 10**6)
+    attempt.body.model_attempt.prices.CopyFrom(task_pb2.ModelPrices(tiers=[rates]))
+    attempt.body.model_attempt.reserved_tokens, attempt.body.model_attempt.reserved_nano_usd = 9000, 8_000_000
+    status = task_pb2.BudgetStatus(max_tokens=20_000, reserved_tokens=9500, reserved_nano_usd=8_500_000)
+    attempt.body.model_attempt.budget.CopyFrom(status)
+    task = watched(ledger.queued(), ledger.opened(), attempt, ledger.answer(1, "Hello"))
+    budget = task.budget
+    assert (budget.used_tokens, budget.reserved_tokens) == (2397, 500)
+    assert (budget.used_nano_usd, budget.reserved_nano_usd) == (2310 * 1000 + 87 * 5000, 500_000)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from services.coordinator import pruned_tasks
-from services.coordinator.claims.granting import Issuer
+from services.coordinator.claims.issuing import Issuer
 from services.coordinator.pruned_tasks import PrunedTasks
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Audience, Claims

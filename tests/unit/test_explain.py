@@ -49,10 +49,14 @@ def test_a_running_task_is_explained_with_owner_and_calls() -> None:
         "Its newest entry is 30 s old (step 4); its lease expires in 4 s without a renewal",
         "Its deadline is in 2 h 1 min",
         "Calls without an outcome: 4.0 execute_python (STARTED), 4.1 search (not begun)",
-        "Its root's budget: 12,300 of 2,000,000 tokens used",
+        "Budget of its task tree: 12,300 of 2,000,000 tokens used",
         "Refused writes of stale workers: 2 (tenure tasks refusals lists them)",
         "It needs: its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it",
     ]
+
+
+def test_a_task_without_a_step_names_none() -> None:
+    assert explained("QUEUED", reason="SUBMITTED", step=0).startswith("QUEUED for 3 min, attempt 1: it was submitted")
 
 
 def test_a_running_task_without_a_claim_is_about_to_be_queued() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from services.gateway.peers import Peers, with_retries
+from services.gateway.peers import Peers, out_of_reach, with_retries
 from services.gateway.tool_names import earlier_result
+from tenure.cli.exit_codes import explain
 from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.runtime.rpc_client import PEER
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -41,6 +43,17 @@ async def test_a_silent_service_is_named_without_its_address() -> None:
                     await with_retries(call)
                 assert refusal.value.message == f"{peer} does not answer just now"
                 assert not refusal.value.metadata
+
+
+def test_a_full_disk_is_told_as_that() -> None:
+    """It does not pass by itself: "try again" would send the caller round in circles."""
+    full = Unavailable("could not extend file /var/lib/…", reason="STORAGE_FULL", metadata={PEER: "the ledger"})
+    told = out_of_reach(full)
+    assert (told.message, told.reason) == (
+        "the ledger refuses to write: its disk is full; an operator has to make room",
+        "STORAGE_FULL",
+    )
+    assert explain(told, "127.0.0.1:8470") == told.message
 
 
 async def test_an_older_ledger_leaves_the_refusal_as_it_is() -> None:

@@ -109,6 +109,25 @@ async def main(process):
         assert err.split("\n") == seen
 
 
+def test_a_port_in_use_is_told_in_one_line() -> None:
+    main = """
+from tenure.runtime.logs import configure_logs
+from tenure.runtime.rpc_server import RpcServer
+
+async def main(process):
+    configure_logs("gateway", form="json")
+    first = await process.open(RpcServer("127.0.0.1:0"))
+    await process.open(RpcServer(first.address))
+"""
+    with running(main) as process:
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 1
+        (failure,) = [line for line in err.splitlines() if '"ERROR"' in line]
+        assert "the port is in use" in failure
+        assert "tenure serve NAME --help" in failure
+        assert "Traceback" not in err
+
+
 def test_a_failure_is_logged_and_closes_what_is_open() -> None:
     main = """
 async def main(process):

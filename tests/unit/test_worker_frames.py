@@ -1,17 +1,23 @@
 """Frames of the worker: whatever waits, each frame is one that the service takes."""
 
+import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker import ledger_client, tools_client
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
+from tenure.domain.errors import Unavailable
+from tenure.runtime.rpc_client import CALL_CANCELLED
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate
+from tests.support.patience import PATIENCE_SECONDS
 
 sizes = st.lists(st.sampled_from([100, 127, 128, 16_384, MAX_FRAME_BYTES // 128, 900_000]), max_size=200)
 
@@ -39,3 +45,21 @@ def test_a_frame_filled_to_the_brim_is_taken_by_both_services() -> None:
     calls = [tools.ExecuteRequest(arguments_json=body) for _ in range(2 * MAX_FRAME_ITEMS)]
     for frame in frames_of(ledger_client._build_frame, commits, 1) + frames_of(tools_client._build_frame, calls, 1):
         validate(frame)
+
+
+@pytest.mark.parametrize(("reason", "levels"), [(CALL_CANCELLED, []), ("STREAM_ENDED", ["WARNING"])])
+async def test_a_worker_that_stops_warns_of_no_stream(
+    reason: str, levels: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = asyncio.Event()
+
+    def connect() -> Any:
+        ended.set()
+        raise Unavailable("over", reason=reason)
+
+    running = asyncio.create_task(FrameClient(FrameShape("test", connect, list, lambda _: ())).run())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await ended.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [line.levelname for line in caplog.records if line.levelno >= logging.INFO] == levels

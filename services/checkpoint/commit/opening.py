@@ -109,21 +109,22 @@ def _decide(row: TaskRow | None, claims: Claims) -> OpenVerdict | TenureError:
 
 
 def _over_limit(row: TaskRow, verdict: OpenVerdict, limits: RunningLimits) -> TenureError | None:
-    """Returns why the tenant may run no further task, or counts this one. An Open that only ends the task needs no
-    quota.
+    """Counts the task against the tenant's quota of running tasks, or returns why it has no room.
+
+    An Open that only ends the task needs no quota.
     """
     return limits.take(row.tenant) if verdict is OpenVerdict.FRESH and row.ending is None else None
 
 
 def _draft(row: TaskRow, budgets: dict[str, BudgetRow], verdict: OpenVerdict, opening: Opening) -> Draft:
     draft = Draft(row, budgets[row.root_task_id])
-    _take_over(draft, verdict, opening)
+    _put_under_claim(draft, verdict, opening)
     return draft
 
 
-def _take_over(draft: Draft, verdict: OpenVerdict, opening: Opening) -> None:
-    """Moves the task under the new claim. Settles the open model attempt of the last owner, unless the new one joins
-    the call.
+def _put_under_claim(draft: Draft, verdict: OpenVerdict, opening: Opening) -> None:
+    """Puts the task under the new claim. Settles the model attempt that the last owner left open, unless the new owner
+    joins its call.
 
     A repeated Open of the same claim only settles the model attempt.
     """

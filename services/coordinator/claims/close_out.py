@@ -41,7 +41,7 @@ from tenure.wire.checkpoint_service import portions
 from tenure.wire.ledger import new_entry
 
 if TYPE_CHECKING:
-    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.issuing import Issuer
     from services.coordinator.claims.lost_claims import LostClaims
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store import LeaseStore

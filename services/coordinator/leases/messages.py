@@ -10,7 +10,7 @@ from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.common import duration, timestamp
 
 if TYPE_CHECKING:
-    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.issuing import Issuer
     from services.coordinator.lease_store.named_leases import NamedLease
     from tenure.v1 import token_pb2
 

@@ -31,7 +31,7 @@ from tenure.v1.lease_service_pb2_grpc import LeaseServiceServicer
 from tenure.wire.common import seconds
 
 if TYPE_CHECKING:
-    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.issuing import Issuer
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store import LeaseStore
     from services.coordinator.lease_store.named_leases import NamedLease, NamedLeases

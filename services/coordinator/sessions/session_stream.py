@@ -22,7 +22,7 @@ from tenure.v1 import coordinator_service_pb2 as pb
 
 if TYPE_CHECKING:
     from services.coordinator.claims.dispatch import Dispatch
-    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.issuing import Issuer
     from services.coordinator.claims.lost_claims import ClaimReleases
     from services.coordinator.lease_store import LeaseStore
     from services.coordinator.sessions.session import AttachedSession

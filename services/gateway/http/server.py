@@ -23,6 +23,7 @@ from services.gateway.http.settings import HttpSettings
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.listening import CannotListen
 from tenure.runtime.settings import Address, ConfigurationError
 from tenure.runtime.tls import MutualTlsSettings
 
@@ -58,7 +59,7 @@ async def http_door(
 ) -> AsyncGenerator[str]:
     """Serves HTTP. Open it after the gateway's gRPC server, which listens on `local`. Yields the bound address.
 
-    Raises ConfigurationError and OSError.
+    Raises ConfigurationError and CannotListen.
     """
     address = settings.listen
     assert address is not None, "without an address there is no door"
@@ -120,14 +121,14 @@ def _listener(address: Address) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
+        raise CannotListen(address, error.strerror or str(error)) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind(target)
     except OSError as error:
         listener.close()
-        raise OSError(f"cannot listen on {address}: {error}") from error
+        raise CannotListen(address, error.strerror or str(error)) from error
     return listener
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, execution, unit
+from tenure.agents.own_calls import value_of
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.domain.tools import EffectClass
 
@@ -70,7 +71,8 @@ class DurableInvocation:
         outcome = await current.own_calls.call(tool, sent)
         if outcome.is_error:
             return f"{outcome.status}: {outcome.content}"
-        return json.loads(outcome.content)
+        value = value_of(outcome.content)
+        return value if isinstance(value, str | dict | list) else outcome.content
 
     async def _needs_approval(self, context: ToolContext[Any], arguments: dict[str, Any]) -> bool:
         if isinstance(self._approval, bool):

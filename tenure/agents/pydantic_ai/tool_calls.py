@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from pydantic import ValidationError
 from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolParams, ToolsetCallToolParams
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext, ToolDefinition
@@ -14,6 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, unit
+from tenure.agents.own_calls import value_of
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.domain.tools import EffectClass
 
@@ -99,7 +101,16 @@ async def call_tool(
     outcome = await execution.own_calls.call(tool, sent)
     if outcome.is_error:
         raise ToolFailed(f"{outcome.status}: {outcome.content}")
-    return json.loads(outcome.content)
+    return _framed(operation, value_of(outcome.content))
+
+
+def _framed(operation: DurableOperation[Any, Any, Any], value: Any) -> Any:
+    """Returns the encoded result of the tool. The result that a person gave to a call in doubt has no frame yet."""
+    try:
+        operation.result_codec.load(value)
+    except ValidationError:
+        return {"kind": "tool_return", "result": value}
+    return value
 
 
 def _edited(params: CallParams, arguments: Mapping[str, Any]) -> CallParams:

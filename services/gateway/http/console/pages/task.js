@@ -128,10 +128,12 @@ class Header {
     this.why = h("p.why-line");
     this.goal = h("h1.task-title");
     this.values = {};
+    this.names = {};
     this.facts = h("dl.strip");
     for (const name of ["Worker", "Epoch", "Money", "Tokens", "Step", "Attempt", "Age"]) {
+      this.names[name] = h("dt", name);
       this.values[name] = h("dd");
-      this.facts.append(h("div", { id: `fact-${name.toLowerCase()}` }, h("dt", name), this.values[name]));
+      this.facts.append(h("div", { id: `fact-${name.toLowerCase()}` }, this.names[name], this.values[name]));
     }
     this.meter = h("meter", { min: 0, "aria-label": "Money used of the cap" });
     this.money = h("span");
@@ -149,9 +151,9 @@ class Header {
     this.owner(task.worker, task.worker ? this.epoch : 0);
     this.budget(task.budget);
     setText(this.values.Step, task.step ? `${number(task.step)}${task.limits.max_steps ? ` of ${number(task.limits.max_steps)}` : ""}` : "–");
-    const most = task.policy?.retry?.max_attempts;
-    setText(this.values.Attempt, `${number(task.attempt)}${most ? ` of ${number(most)}` : ""}`);
+    setText(this.values.Attempt, number(task.attempt));
     this.values.Attempt.title = `It was opened by a worker ${count(task.claim_count, "time")}.`;
+    setText(this.names.Age, task.ended_at ? "Took" : "Age");
     const from = Date.parse(task.created_at);
     const age = () => setText(this.values.Age, duration(((task.ended_at ? Date.parse(task.ended_at) : Date.now()) - from) / 1000));
     age();

@@ -141,7 +141,8 @@ export class Timeline {
     const tone = known(event.state).tone;
     const item = this.#said(event, known(event.state).sign, tone, `${capital(known(event.state).word)}${event.state !== "SUCCEEDED" && reason ? `: ${reason}` : ""}`, event.state === "SUCCEEDED" ? null : detail(event.message));
     item.classList.add("end");
-    if (event.result_data !== null && event.result_data !== undefined) append(item.querySelector(".said"), [h("h3", "Result"), longText(pretty(event.result_data))]);
+    const result = event.result_data ?? (event.reason === "FUNCTION_RETURNED" ? event.result : null); // The result of any other task is its last text.
+    if (result !== null && result !== undefined && result !== "") append(item.querySelector(".said"), [h("h3", "Result"), longText(pretty(result))]);
     this.on.owner?.("", 0);
   }
 }
@@ -189,10 +190,13 @@ const HANDLERS = {
   tool_intent(event) {
     const call = new Call(event, this.effects.get(event.tool));
     this.calls.set(event.call_id, call);
-    this.block(event).call(call);
+    call.step = this.block(event);
+    call.step.call(call);
   },
   tool_outcome(event) {
-    this.calls.get(event.call_id)?.outcome(event);
+    const call = this.calls.get(event.call_id);
+    call?.outcome(event);
+    call?.step.callEnded();
   },
   user_message(event) {
     this.mark(event, "»", "person", `${event.actor || "A person"} says`, longText(event.text));
@@ -276,6 +280,7 @@ class StepBlock {
     this.hasAnswer = false;
     this.isAsked = false;
     this.outlivesWorker = false;
+    this.calls = [];
     this.meta = h("span.dim.meta");
     this.text = h("div.text");
     this.notes = h("div.notes");
@@ -345,7 +350,17 @@ class StepBlock {
   }
 
   call(call) {
+    this.calls.push(call);
     this.list.append(call.element);
+  }
+
+  // A step of a function has no answer: it is finished with its calls, which may end after a takeover.
+  get isFinished() {
+    return !this.isAsked && this.calls.length > 0 && this.calls.every((call) => call.isDone);
+  }
+
+  callEnded() {
+    if (!this.hasAnswer && this.isFinished) setText(this.meta, "");
   }
 
   close() {
@@ -353,7 +368,7 @@ class StepBlock {
     if (!this.hasAnswer) {
       this.discardText();
       if (!this.text.textContent && !this.list.hasChildNodes() && !this.notes.hasChildNodes()) this.element.remove();
-      else setText(this.meta, "not finished");
+      else if (!this.isFinished) setText(this.meta, "not finished");
     }
   }
 }
