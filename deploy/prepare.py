@@ -126,11 +126,11 @@ class Secrets:
 
         Only the model runner gets them.
         """
-        asked, other = (self.root / "models" / name for name in MODEL_KEYS)
-        if not asked.exists():
+        given, other = (self.root / "models" / name for name in MODEL_KEYS)
+        if not given.exists():
             prompt = "API key of Anthropic (it is not shown; empty for none): "
             text = getpass.getpass(prompt) if sys.stdin.isatty() else sys.stdin.readline()
-            write_once(asked, text.strip())
+            write_once(given, text.strip())
         write_once(other, "")
 
     def give(self) -> None:
