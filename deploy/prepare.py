@@ -124,16 +124,14 @@ class Secrets:
     def model_keys(self) -> None:
         """Asks for the key of the model provider, unless it is there. The file of the other provider is empty.
 
-        The worker and the model runner get them.
+        Only the model runner gets them.
         """
-        asked = self.root / "worker" / MODEL_KEYS[0]
-        if not asked.exists():
+        given, other = (self.root / "models" / name for name in MODEL_KEYS)
+        if not given.exists():
             prompt = "API key of Anthropic (it is not shown; empty for none): "
             text = getpass.getpass(prompt) if sys.stdin.isatty() else sys.stdin.readline()
-            write_once(asked, text.strip())
-        write_once(self.root / "worker" / MODEL_KEYS[1], "")
-        for name in MODEL_KEYS:
-            write_once(self.root / "models" / name, (self.root / "worker" / name).read_text())
+            write_once(given, text.strip())
+        write_once(other, "")
 
     def give(self) -> None:
         """Gives the directories and their files to the users of the containers."""

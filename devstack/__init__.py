@@ -12,7 +12,7 @@ listening.py         which process listens at a port (Linux)
 service_process.py   the services and the simulator as child processes
 supervisor.py        restarts parts that die, for `tenure dev`
 rolling.py           restarts every process of a stack in turn, as a rolling upgrade does
-all_services.py      the five services without stores, for `tenure serve all`
+all_services.py      one of each service without stores, for `tenure serve all`
 
 stores.py            Postgres and etcd of a stack: embedded, or those that the options name
 postgres_cluster.py  the data directory of the embedded Postgres: account, binaries, initdb, lock

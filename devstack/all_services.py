@@ -1,10 +1,14 @@
-"""Runs all five services on this machine with the settings of the environment: `tenure serve all`.
+"""Runs one of each service on this machine with the settings of the environment: `tenure serve all`.
 
 Postgres and etcd run already, and the databases are migrated. All processes get the same environment, so the services
 cannot have a certificate each: they call each other on the loopback interface, without TLS. If one service ends, the
 others are stopped, and whoever started this process decides about a new start.
 
 The gateway serves HTTP too, on 127.0.0.1:8480 unless TENURE_GATEWAY_HTTP_LISTEN is set; empty: no HTTP.
+
+The worker calls models through the model runner. If TENURE_WORKER_MODELS_ADDRESS is set and empty, there is no model
+runner, and the worker calls them itself. A stop waits for the model calls in flight, for 50 s unless
+TENURE_MODELS_DRAIN_SECONDS is set: nothing else runs meanwhile, and systemd kills after 90 s by default.
 """
 
 from __future__ import annotations
@@ -22,6 +26,12 @@ from devstack.options import HOST, HTTP_LISTEN, USUAL_PORTS
 from tenure.serve import SERVICES, command_line
 
 DRAIN_SECONDS: Final = 60.0
+MODELS_ADDRESS: Final = "TENURE_WORKER_MODELS_ADDRESS"
+MODELS_LISTEN: Final = "TENURE_MODELS_LISTEN"
+MODELS_DRAIN: Final = "TENURE_MODELS_DRAIN_SECONDS"
+MODELS_DRAIN_SECONDS: Final = 50.0
+CLOSING_SECONDS: Final = 35.0
+"""How long a process may take to close after its drain."""
 _USAGE: Final = "usage: tenure serve all\n\n`tenure serve NAME --help` lists the settings of each service.\n"
 _WRONG_COMMAND: Final = 2
 
@@ -35,14 +45,29 @@ def main() -> int:
     return asyncio.run(_run(os.environ))
 
 
+def completed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of all processes: with what it does not state."""
+    assumed = {
+        HTTP_LISTEN: f"{HOST}:{USUAL_PORTS['gateway-http']}",
+        MODELS_ADDRESS: environment.get(MODELS_LISTEN) or f"{HOST}:{USUAL_PORTS['models']}",
+        MODELS_DRAIN: f"{MODELS_DRAIN_SECONDS:g}",
+    }
+    return {**assumed, **environment}
+
+
+def services_of(environment: Mapping[str, str]) -> list[str]:
+    """Returns the services to start: without the model runner if the worker has no address of one."""
+    return [name for name in SERVICES if name != "models" or environment[MODELS_ADDRESS]]
+
+
 async def _run(environment: Mapping[str, str]) -> int:
-    environment = {HTTP_LISTEN: f"{HOST}:{USUAL_PORTS['gateway-http']}", **environment}
+    environment = completed(environment)
     if http := environment[HTTP_LISTEN]:
         sys.stderr.write(f"tenure: the gateway serves HTTP on {http}\n")
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    processes = {name: await _start(name, environment) for name in SERVICES}
+    processes = {name: await _start(name, environment) for name in services_of(environment)}
     stopped = asyncio.create_task(stopping.wait(), name="stop")
     ends = {name: asyncio.create_task(process.wait(), name=name) for name, process in processes.items()}
     await asyncio.wait([stopped, *ends.values()], return_when=asyncio.FIRST_COMPLETED)
@@ -51,7 +76,7 @@ async def _run(environment: Mapping[str, str]) -> int:
         if not stopping.is_set():
             sys.stderr.write(f"tenure: {name} ended with code {code}; the other services are stopped\n")
     stopped.cancel()
-    await asyncio.gather(*(_drain(process) for process in processes.values()))
+    await asyncio.gather(*(_drain(process, longest_drain(name, environment)) for name, process in processes.items()))
     codes = [process.returncode for process in processes.values()]
     return next((1 if code is None or code < 0 else code for code in [*ended.values(), *codes] if code), 0)
 
@@ -65,13 +90,23 @@ async def _start(name: str, environment: Mapping[str, str]) -> Process:
     )
 
 
-async def _drain(process: Process) -> None:
-    """Sends SIGTERM and waits for the end. Kills a process that takes longer than DRAIN_SECONDS."""
+def longest_drain(name: str, environment: Mapping[str, str]) -> float:
+    """Returns after how many seconds a service that was asked to stop is killed."""
+    if name != "models":
+        return DRAIN_SECONDS
+    try:
+        return float(environment[MODELS_DRAIN]) + CLOSING_SECONDS
+    except ValueError:  # the model runner refuses this setting, and does not start
+        return DRAIN_SECONDS
+
+
+async def _drain(process: Process, longest_seconds: float) -> None:
+    """Sends SIGTERM and waits for the end. Kills a process that takes longer."""
     if process.returncode is not None:
         return
     process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), DRAIN_SECONDS)
+        await asyncio.wait_for(process.wait(), longest_seconds)
     except TimeoutError:
         process.kill()
         await process.wait()

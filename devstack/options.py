@@ -25,7 +25,7 @@ from tenure.runtime.signing import write_key_pair
 from tenure.serve import command_line
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools", "models")
-"""The services that may have replicas. Workers have a separate option, and the model runner needs `model_runner`."""
+"""The services that may have replicas. Workers have a separate option, and `models` needs `model_runner`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class ServiceProcess(ChildProcess):
 
     @property
     def kind(self) -> str:
-        """The service: gateway, coordinator, checkpoint, tools or worker."""
+        """The service: gateway, coordinator, checkpoint, tools, models or worker."""
         return self.module.rpartition(".")[2]
 
     @property

@@ -14,10 +14,10 @@ from typing import Final
 from tenure.runtime.fast_start import imports_kept
 from tenure.server_packages import MissingExtra, server_packages
 
-SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "worker")
-"""The services that every installation has. The model runner is optional."""
+SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "models", "worker")
+"""The services of an installation. `models` is the model runner."""
 PROGRAMS: Final = {
-    **{name: f"services.{name}.main" for name in (*SERVICES, "models")},
+    **{name: f"services.{name}.main" for name in SERVICES},
     "all": "devstack.all_services",
     "simulator": "devstack.simulator.__main__",
 }

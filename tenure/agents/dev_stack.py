@@ -13,6 +13,7 @@ _SERVICES: Final = {
     "checkpoint": "TENURE_WORKER_CHECKPOINT_ADDRESS",
     "tools": "TENURE_WORKER_TOOLS_ADDRESS",
 }
+_MODEL_RUNNER: Final = "TENURE_WORKER_MODELS_ADDRESS"
 _MODELS: Final = ("ANTHROPIC_", "OPENAI_")
 
 
@@ -20,7 +21,8 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables with which a worker joins the stack that runs on the data directory.
 
     Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` has no
-    setting of a model, they also send the libraries of the providers to the simulator.
+    setting of a model, they also send the libraries of the providers to the simulator. Tasks of the loop `messages` use
+    the stack's model runner, as at its own workers.
     """
     if any(environment.get(name) for name in _SERVICES.values()):
         return {}
@@ -29,7 +31,8 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     is_simulated = SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment)
     models = _simulated(addresses[SIMULATOR]) if is_simulated else {}
-    return {**{variable: addresses[service] for service, variable in _SERVICES.items()}, **models}
+    runner = {_MODEL_RUNNER: addresses["models"]} if "models" in addresses and _MODEL_RUNNER not in environment else {}
+    return {**{variable: addresses[service] for service, variable in _SERVICES.items()}, **runner, **models}
 
 
 def _simulated(url: str) -> dict[str, str]:

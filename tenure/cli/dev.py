@@ -235,7 +235,9 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     " default model. May be repeated.",
 )
 @click.option(
-    "--model-runner", is_flag=True, help="The workers call models through a model runner: docs/model_runner.md."
+    "--direct-models",
+    is_flag=True,
+    help="No model runner: the workers call models themselves, and a takeover repeats the call in flight.",
 )
 @click.option("--tls", is_flag=True, help="Mutual TLS between all processes, with certificates made for this stack.")
 @click.option("--model", default="", help="The default model; the simulator has sim-demo, sim-hello, …")
@@ -289,6 +291,7 @@ def stack_options(
         environment.setdefault(service, {})[variable] = value
     options = StackOptions(
         data_dir=data or context.data_dir,
+        model_runner=not fields.pop("direct_models"),
         usual_ports=True,
         metrics=True,
         http=True,
@@ -302,8 +305,8 @@ def stack_options(
     )
     for service, _variable, _value in settings:
         kind = service.partition("-")[0]
-        if service != kind and service not in options.names_of(kind):
-            raise click.UsageError(f"--set: there is no {service}; see --replicas and --workers")
+        if service not in options.names_of(kind) and (service != kind or kind == "models"):
+            raise click.UsageError(f"--set: there is no {service}; see --replicas, --workers and --direct-models")
     if options.scenario_files and not options.model_is_simulated:
         raise click.UsageError(
             "--scenario needs the model simulator, but the key or the base URL of Anthropic or OpenAI is set: unset it"

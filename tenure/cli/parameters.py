@@ -30,11 +30,12 @@ MAX_REPLICAS: Final = 9
 SEARCHED_TASKS: Final = 10_000
 NAMED_AT_MOST: Final = 5
 _SETTING: Final = re.compile(
-    r"(?P<service>(?P<kind>gateway|coordinator|checkpoint|tools|worker)(-[1-9]\d*)?)\.(?P<name>\w+)=(?P<value>.*)",
+    r"(?P<service>(?P<kind>gateway|coordinator|checkpoint|tools|models|worker)(-[1-9]\d*)?)"
+    r"\.(?P<name>\w+)=(?P<value>.*)",
     re.DOTALL,
 )
 _OF_THE_STACK: Final = re.compile(
-    r"_(LISTEN|(CHECKPOINT|COORDINATOR|TOOLS)_ADDRESS(ES)?|POSTGRES_DSN(_FILE)?|ETCD_ENDPOINTS|SIGNING_KEY_FILE|"
+    r"_(LISTEN|(CHECKPOINT|COORDINATOR|TOOLS|MODELS)_ADDRESS(ES)?|POSTGRES_DSN(_FILE)?|ETCD_ENDPOINTS|SIGNING_KEY_FILE|"
     r"VERIFYING_KEYS_FILE)\Z"
 )
 

@@ -17,7 +17,7 @@ _SHORT_HELP: Final = {
     "tools": "Run a tool service.",
     "worker": "Run a worker.",
     "models": "Run a model runner: model calls that outlive their worker.",
-    "all": "Run the five services that every installation has on this machine.",
+    "all": "Run one of each service on this machine.",
     "simulator": "Run the model simulator.",
 }
 

@@ -20,17 +20,18 @@ from tenure.runtime.tls import MutualTlsSettings
 from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, ROOT, SERVICES, NothingReplaced, compose_file, compose_services
 
-RUN_BY_UP = {*SERVICES, "postgres", "etcd", "migrate-checkpoint", "migrate-tools"}
+MIGRATIONS = {"migrate-checkpoint": "checkpoint", "migrate-tools": "tools", "migrate-models": "models"}
+RUN_BY_UP = {*SERVICES, *MIGRATIONS, "postgres", "etcd"}
 NETWORKS = {
     "gateway": {"front", "services"},
     "coordinator": {"services", "claims"},
     "checkpoint": {"services", "database"},
     "tools": {"services", "database", "egress"},
-    "worker": {"services", "egress"},
+    "models": {"services", "database", "egress"},
+    "worker": {"services"},
     "etcd": {"claims"},
     "postgres": {"database"},
-    "migrate-checkpoint": {"database"},
-    "migrate-tools": {"database"},
+    **{name: {"database"} for name in MIGRATIONS},
 }
 USERS = {**dict.fromkeys(RUN_BY_UP, "10001:10001"), "postgres": "999:999", "etcd": "0:0", "setup": "0:0"}
 CONFINED = ["no-new-privileges:true"]
@@ -91,7 +92,7 @@ def test_each_service_understands_its_environment(service: str, secrets: Path) -
     assert files.read().identity(files.installation).name == f"spiffe://tenure/{service}/{service}"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("migrate-checkpoint", "checkpoint"), ("migrate-tools", "tools")])
+@pytest.mark.parametrize(("name", "kind"), MIGRATIONS.items())
 def test_each_migration_understands_its_environment(name: str, kind: str, secrets: Path) -> None:
     load(settings_type(kind), environment(name, secrets), prefix=f"TENURE_{kind.upper()}_")
 
@@ -134,7 +135,7 @@ def test_each_container_is_in_its_networks_only() -> None:
     assert {name for name, network in networks.items() if not (network or {}).get("internal")} == {"front", "egress"}
     members = {network: {name for name, of in NETWORKS.items() if network in of} for network in networks}
     assert members["claims"] == {"coordinator", "etcd"}
-    assert members["database"] - {"migrate-checkpoint", "migrate-tools"} == {"checkpoint", "tools", "postgres"}
+    assert members["database"] - set(MIGRATIONS) == {"checkpoint", "tools", "models", "postgres"}
 
 
 def test_only_the_gateway_is_published() -> None:
@@ -160,6 +161,18 @@ def test_each_container_gets_its_own_secrets_only() -> None:
         stores = {"postgres", "etcd"}
         expected = {"./secrets:/secrets"} if name == "setup" else {own} if name in stores else {own, public}
         assert mounted == expected, name
+
+
+def test_only_the_model_runner_has_keys_of_models(secrets: Path) -> None:
+    with_keys = {path.parent.name for path in secrets.rglob("*-api-key")}
+    assert with_keys == {"models"}
+    named = {
+        name
+        for name, service in compose_services().items()
+        if any(variable.startswith(("ANTHROPIC_", "OPENAI_")) for variable in service.get("environment", {}))
+    }
+    assert named == {"models"}
+    assert compose_services()["worker"]["environment"]["TENURE_WORKER_MODELS_ADDRESS"] == "models:8477"
 
 
 def test_a_stop_gives_time_to_drain() -> None:
@@ -212,7 +225,7 @@ def test_the_setup_makes_secrets_for_their_owner_only(secrets: Path) -> None:
     in_public = contents(secrets / "public")
     assert set(in_public) == {"ca.pem", "stores-ca.pem", "verifying.json"}
     assert not any(b"PRIVATE" in content for content in in_public.values())
-    assert (secrets / "worker" / "anthropic-api-key").read_text() == "sk-planted"
+    assert (secrets / "models" / "anthropic-api-key").read_text() == "sk-planted"
     passwords = {(secrets / "postgres" / name).read_text() for name in (*prepare.DATABASE_ROLES, "superuser")}
     assert len(passwords) == 7
 

@@ -12,7 +12,7 @@ from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import load
 from tests.support.compose_file import DEPLOY, SERVICES, compose_file
 
-PORTS = {"gateway": 9470, "coordinator": 9471, "checkpoint": 9472, "tools": 9473, "worker": 9474}
+PORTS = {"gateway": 9470, "coordinator": 9471, "checkpoint": 9472, "tools": 9473, "worker": 9474, "models": 9476}
 
 
 def added() -> dict[str, Any]:

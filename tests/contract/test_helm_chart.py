@@ -14,6 +14,7 @@ import yaml
 
 from tests.support.compose_file import ROOT
 from tests.support.helm_chart import (
+    ALL,
     CHART,
     EXAMPLES,
     NAMESPACE,
@@ -25,6 +26,7 @@ from tests.support.helm_chart import (
     manifests,
     render,
     rendered,
+    values_of,
 )
 from tests.support.monitoring import labels_of
 from tests.support.promql import named_in
@@ -35,9 +37,9 @@ OF_OTHERS = {"ScaledObject", "PodMonitor"}
 ADDED_BY_SCRAPES = {"namespace", "pod"}
 
 
-@pytest.mark.parametrize("name", ["", *EXAMPLES])
+@pytest.mark.parametrize("name", ALL)
 def test_helm_finds_no_fault_in_the_chart(name: str) -> None:
-    report = helm().lint(CHART, example(name) if name else {}, strict=True, namespace=NAMESPACE)
+    report = helm().lint(CHART, values_of(name), strict=True, namespace=NAMESPACE)
     problems = [each for each in report["messages"] if each["severity"] > 1]
     assert (report["errors"], problems) == ([], [])
 
@@ -47,7 +49,7 @@ def test_every_example_is_rendered() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", ["", *EXAMPLES])
+@pytest.mark.parametrize("name", ALL)
 def test_kubernetes_understands_every_document(name: str, version: str) -> None:
     checked = [document for document in rendered(name) if document["kind"] not in OF_OTHERS]
     assert len(checked) > 15

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,40 +22,50 @@ from tenure.runtime.tls import MutualTlsSettings
 from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, ROOT, SERVICES
 from tests.support.helm_chart import (
-    EXAMPLES,
+    ALL,
+    DIRECT,
     RELEASE,
     Document,
+    Manifests,
     component,
     container,
     environment,
     manifests,
     render,
     rendered,
+    values_of,
 )
 from tests.support.network_policies import Outside, Pod, connections, entering, is_isolated, leaving
 
-ALL = ["", *EXAMPLES]
 CLOSING_SECONDS = 30
 DRAIN_SECONDS = 10
 """Of a service without a setting for it."""
 PORTS = {"gateway": 8470, "coordinator": 8471, "checkpoint": 8472, "tools": 8473, "worker": 8474, "models": 8477}
 INTERNET = Outside(None, ("ipBlock",))
 STORE = ("namespaceSelector",)
-OWN_SECRETS = {"tenure-worker-shared": "worker", "tenure-worker-acme": "worker"}
+OWN_SECRETS = {
+    "tenure-worker-shared": "worker",
+    "tenure-worker-acme": "worker",
+    "tenure-worker-batch": "worker-with-key",
+    "tenure-worker-direct": "worker-with-key",
+}
 """Secrets of an example that are made as one of the folders is."""
+TO_PORT_8000 = [{"ports": [{"port": 8000}]}]
 
 
 def services_of(name: str) -> set[str]:
-    """The services of an example: the model runner is optional."""
-    return {*SERVICES, "models"} if name == "production" else set(SERVICES)
+    """The services of one of ALL."""
+    return set(SERVICES) - ({"models"} if name == DIRECT else set())
 
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `python -m deploy.prepare create` makes."""
+    """What `python -m deploy.prepare create` makes, and a worker's secret with the key of the model."""
     folder = tmp_path_factory.mktemp("helm") / "secrets"
     command = [sys.executable, str(DEPLOY / "prepare.py"), "create", str(folder), "--keep-owner"]
     subprocess.run(command, input="sk-planted", capture_output=True, text=True, check=True)
+    shutil.copytree(folder / "worker", folder / "worker-with-key")
+    shutil.copy(folder / "models" / "anthropic-api-key", folder / "worker-with-key")
     return folder
 
 
@@ -120,7 +131,7 @@ def test_configured_pools_and_tools_are_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_pool_serves_its_own_queues(name: str) -> None:
-    values = {"": {"default": "default"}, "minimal": {"default": "default"}}
+    values = {each: {"default": "default"} for each in ("", DIRECT, "minimal")}
     values |= {"production": {"shared": "default", "acme": "acme,acme-batch"}}
     values |= {"keda": {"default": "default", "batch": "batch,batch.low"}}
     pools = {
@@ -263,7 +274,7 @@ def pods_of(name: str) -> dict[str, Pod]:
     return found
 
 
-@pytest.mark.parametrize("name", ["", "production"])
+@pytest.mark.parametrize("name", ["", DIRECT, "production"])
 def test_processes_reach_what_the_map_says(name: str) -> None:
     policies = list(manifests(name).of_kind("NetworkPolicy").values())
     pods = pods_of(name)
@@ -290,6 +301,7 @@ def test_processes_leave_the_cluster_where_the_map_says() -> None:
         "the model": INTERNET,
     }
     for service, calls in calls_of_the_map().items():
+        calls = calls.replace("or the model", "")  # the workers of this example have model runners  # noqa: PLW2901
         assert leaving(policies, pods[service]) == {rule for word, rule in outside.items() if word in calls}, service
         reached: dict[int, tuple[str, ...]] = {PORTS[service] + 1000: STORE}
         if service == "gateway":
@@ -303,22 +315,47 @@ def test_processes_leave_the_cluster_where_the_map_says() -> None:
 
 
 def test_pools_reach_what_their_values_say() -> None:
-    values = {"pools": {"open": {}, "closed": {"internet": False, "egress": [{"ports": [{"port": 8000}]}]}}}
-    documents = render(values)
-    policies = [each for each in documents if each["kind"] == "NetworkPolicy"]
-    labels = [each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "Deployment"]
-    workers = {each["tenure/pool"]: Pod("worker", each, frozenset()) for each in labels if "tenure/pool" in each}
-    assert leaving(policies, workers["open"]) == {INTERNET}
-    assert leaving(policies, workers["closed"]) == {Outside(8000, ())}
+    pools = {"plain": {}, "open": {"internet": True}, "closed": {"internet": False, "egress": TO_PORT_8000}}
+    for has_runner, outside in ((True, set()), (False, {INTERNET})):
+        documents = render({"models": {"enabled": has_runner}, "pools": pools})
+        policies = [each for each in documents if each["kind"] == "NetworkPolicy"]
+        labels = [each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "Deployment"]
+        workers = {each["tenure/pool"]: Pod("worker", each, frozenset()) for each in labels if "tenure/pool" in each}
+        assert leaving(policies, workers["plain"]) == outside
+        assert leaving(policies, workers["open"]) == {INTERNET}
+        assert leaving(policies, workers["closed"]) == {Outside(8000, ())}
+
+
+def keys_of(documents: list[Document]) -> dict[str, set[str]]:
+    """The variables of model keys of each deployment that has any."""
+    found = {}
+    for deployment in Manifests(documents).of_kind("Deployment").values():
+        named = {variable for variable in environment(deployment["spec"]["template"]) if "_API_KEY" in variable}
+        if named:
+            found[deployment["metadata"]["name"]] = named
+    return found
+
+
+def test_whoever_calls_models_has_the_keys() -> None:
+    """The model runners; without them the workers; and pools that ask for it, whose agents call models themselves."""
+    key = {"ANTHROPIC_API_KEY_FILE"}
+    assert keys_of(rendered("")) == {"tenure-models": key}
+    assert keys_of(rendered("keda")) == {"tenure-models": key, "tenure-worker-batch": key}
+    direct = render({**values_of(DIRECT), "models": {"enabled": False, "modelKeys": ["openai"]}})
+    assert keys_of(direct) == {"tenure-worker-default": {"OPENAI_API_KEY_FILE"}}
+    assert not [each for each in direct if each["metadata"]["name"] in {"tenure-models", "tenure-migrate-models"}]
+    (worker,) = (pod for _, pod in Manifests(direct).pods() if component(pod) == "worker")
+    assert "TENURE_WORKER_MODELS_ADDRESS" not in environment(worker)
 
 
 def test_migrations_run_before_the_services() -> None:
-    for name, service in (("migrate-checkpoint", "checkpoint"), ("migrate-tools", "tools")):
+    for service in ("checkpoint", "tools", "models"):
+        name = f"migrate-{service}"
         job = manifests("").of_kind("Job")[f"{RELEASE}-{name}"]
         assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
         assert container(job["spec"]["template"])["args"] == [service, "migrate"]
     jobs = [each for each in render({"migrate": {"hook": False}}) if each["kind"] == "Job"]
-    assert [job["metadata"].get("annotations") for job in jobs] == [None, None]
+    assert [job["metadata"].get("annotations") for job in jobs] == [None, None, None]
     assert not [each for each in render({"migrate": {"enabled": False}}) if each["kind"] == "Job"]
 
 

@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROLES = ("ledger_owner", "ledger_service", "tools_owner", "tools_service", "models_owner", "models_service")
-OWN_TABLE = {"ledger": "ledger.tasks", "tools": "tools.calls"}
+OWN_TABLE = {"ledger": "ledger.tasks", "tools": "tools.calls", "models": "models.generations"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,7 +71,7 @@ async def test_the_gateway_refuses_a_call_without_tls(deployed: Composed) -> Non
             await stranger.submit("Write it down")
 
 
-@pytest.mark.parametrize("name", ["gateway", "coordinator", "checkpoint", "tools", "worker"])
+@pytest.mark.parametrize("name", ["gateway", "coordinator", "checkpoint", "tools", "models", "worker"])
 async def test_each_health_check_of_the_file_passes(deployed: Composed, name: str) -> None:
     healthy = await asyncio.to_thread(deployed.run, name, name, "health")
     assert (healthy.returncode, healthy.stdout) == (0, "SERVING\n"), healthy.stderr
@@ -94,9 +94,8 @@ async def test_no_role_of_the_database_has_rights_beyond_it(deployed: Composed) 
 async def test_each_role_reads_its_own_schema_only(deployed: Composed) -> None:
     for role in ROLES:
         own = role.partition("_")[0]
-        if own in OWN_TABLE:  # the model runner, which is optional, has not migrated
-            async with await psycopg.AsyncConnection.connect(deployed.dsn(role)) as connection:
-                await connection.execute(f"select from {OWN_TABLE[own]} limit 1".encode())
+        async with await psycopg.AsyncConnection.connect(deployed.dsn(role)) as connection:
+            await connection.execute(f"select from {OWN_TABLE[own]} limit 1".encode())
         for other in OWN_TABLE.keys() - {own}:
             for statement in (
                 f"select from {OWN_TABLE[other]}",
@@ -119,6 +118,9 @@ async def test_a_service_cannot_change_what_only_its_owner_may(deployed: Compose
         ("tools_service", "delete from tools.migrations"),
         ("tools_service", "create table tools.mine (n int)"),
         ("tools_service", "set role tools_owner"),
+        ("models_service", "delete from models.migrations"),
+        ("models_service", "create table models.mine (n int)"),
+        ("models_service", "set role models_owner"),
     ):
         assert await refused_sql(deployed.dsn(role), statement) == "InsufficientPrivilege", statement
 

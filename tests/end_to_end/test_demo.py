@@ -52,11 +52,11 @@ def test_a_task_survives_a_frozen_and_a_killed_worker(tmp_path: Path) -> None:
     assert decoded["trouble"] == ""
     assert decoded["task_state"] == "SUCCEEDED"
     assert decoded["steps"] == 9
-    assert decoded["takeovers"] == 2
+    assert decoded["takeovers"] == 3
     assert decoded["effects"] == decoded["effects_expected"] == 9
     assert decoded["stale_refused_ledger"] >= 1
     assert decoded["stale_refused_tools"] >= 1
-    assert 0 <= decoded["model_calls_repeated"] <= decoded["takeovers"]
+    assert decoded["model_calls_repeated"] == 0
     longest_seconds = 10 * slowness_now()
     assert 0 < decoded["resume_seconds_kill"] <= longest_seconds
     assert 0 < decoded["resume_seconds_freeze"] <= longest_seconds

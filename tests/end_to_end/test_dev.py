@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import urllib.request
 from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devstack.options import Layout
 from tenure.cli.exit_codes import Exit
 from tenure.client import Client
 from tenure.runtime.running_stack import read_addresses
@@ -39,6 +42,15 @@ def process_of(worker: str, data: Path) -> int:
     raise AssertionError(f"{worker} does not run on {data}")
 
 
+def calls_of_the_runner(data: Path) -> float:
+    """The model calls that the model runner of a stack has begun, by its metrics."""
+    targets = json.loads(Layout(data).metrics_targets.read_text())
+    (address,) = next(one["targets"] for one in targets if one["labels"]["component"] == "models")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECONDS) as answer:
+        text = answer.read().decode()
+    return sum(map(float, re.findall(r'^tenure_models_requests_total\{.*way="BEGUN".*\} (\S+)', text, re.MULTILINE)))
+
+
 async def interrupted(dev: Process) -> str:
     """What it says after Ctrl-C, to its end."""
     dev.send_signal(signal.SIGINT)
@@ -56,14 +68,18 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -
     assert (read_addresses(data) or {})["gateway"] == address
     task_id = (await tenure("submit", "keep me", "--model", "sim-hello", address=address)).out.strip()
     assert (await tenure("tasks", "wait", task_id, address=address)).code == Exit.OK
+    assert await asyncio.to_thread(calls_of_the_runner, data) == 1
     said = await interrupted(dev)
     assert said.index("stopping the workers") < said.index("stopping the services") < said.index("stopping etcd")
     assert said.rstrip().endswith(f"Tasks and files are kept in {data}.")
     assert read_addresses(data) is None
-    async with started("--json", "dev", "--data", str(data), *QUICK) as again:
-        address = (await next_value(again))["gateway"]
-        (task,) = (await tenure("--json", "list", address=address)).values
+    async with started("--json", "dev", "--data", str(data), "--direct-models", *QUICK) as again:
+        addresses = await next_value(again)
+        (task,) = (await tenure("--json", "list", address=addresses["gateway"])).values
         assert (task["task_id"], task["state"]) == (task_id, "SUCCEEDED")
+        assert "models" not in addresses
+        next_id = (await tenure("submit", "go on", "--model", "sim-hello", address=addresses["gateway"])).out.strip()
+        assert (await tenure("tasks", "wait", next_id, address=addresses["gateway"])).code == Exit.OK
 
 
 async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) -> None:
@@ -77,7 +93,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) ->
             screen += line.decode()
         addresses = read_addresses(tmp_path / ".tenure")
         assert addresses is not None
-        for name in ("gateway", "coordinator", "checkpoint", "tools", "worker-1", "model"):
+        for name in ("gateway", "coordinator", "checkpoint", "tools", "models", "worker-1", "model"):
             assert addresses[name] in screen
         for expected in (
             "SIMULATED",
@@ -145,6 +161,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--postgres", "postgresql://127.0.0.1:1/x"), "cannot connect to the Postgres"),
         (("--set", "checkpoint.SWEEP_INTERVAL=5"), "did you mean TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS?"),
         (("--set", "worker-2.SLOTS=many"), "TENURE_WORKER_SLOTS"),
+        (("--set", "models.MAX_CALLS=0"), "TENURE_MODELS_MAX_CALLS"),
     ],
 )
 async def test_what_cannot_start_says_why_in_a_sentence(tmp_path: Path, arguments: Any, expected: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 from devstack.etcd import EtcdProcess
@@ -45,7 +46,7 @@ async def run(*arguments: str, environment: Mapping[str, str]) -> tuple[int | No
 async def environment(
     tmp_path: Path, fresh_database: FreshDatabase, own_etcd: EtcdProcess, simulator: SimulatorControl
 ) -> AsyncIterator[dict[str, str]]:
-    """What an operator sets for all five services of one machine; the databases are migrated."""
+    """What an operator sets for all services of one machine; the databases are migrated."""
     write_key_pair(tmp_path / "signing.json", tmp_path / "verifying.json", key_id="k1")
     dsn = await fresh_database()
     held = HeldAddresses()
@@ -54,6 +55,7 @@ async def environment(
         "PATH": os.environ["PATH"],
         **{f"TENURE_{name.upper()}_LISTEN": address for name, address in at.items()},
         **{f"TENURE_{name.upper()}_VERIFYING_KEYS_FILE": str(tmp_path / "verifying.json") for name in VERIFYING},
+        "TENURE_GATEWAY_HTTP_LISTEN": held.choose("gateway-http", usual=False),
         "TENURE_COORDINATOR_SIGNING_KEY_FILE": str(tmp_path / "signing.json"),
         "TENURE_COORDINATOR_ETCD_ENDPOINTS": own_etcd.endpoint,
         "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": at["checkpoint"],
@@ -64,6 +66,8 @@ async def environment(
         "TENURE_WORKER_COORDINATOR_ADDRESSES": at["coordinator"],
         "TENURE_WORKER_CHECKPOINT_ADDRESS": at["checkpoint"],
         "TENURE_WORKER_TOOLS_ADDRESS": at["tools"],
+        "TENURE_MODELS_POSTGRES_DSN": dsn,
+        "TENURE_MODELS_CHECKPOINT_ADDRESS": at["checkpoint"],
         "TENURE_GATEWAY_CHECKPOINT_ADDRESS": at["checkpoint"],
         "TENURE_GATEWAY_COORDINATOR_ADDRESS": at["coordinator"],
         "TENURE_GATEWAY_TOOLS_ADDRESS": at["tools"],
@@ -71,14 +75,14 @@ async def environment(
         "ANTHROPIC_API_KEY": "sk-simulated",
         "TENURE_ALLOW_INSECURE_MODELS": "true",
     }
-    for service in ("checkpoint", "tools"):
+    for service in ("checkpoint", "tools", "models"):
         code, output = await run(service, "migrate", environment=variables)
         assert code == 0, output
     yield variables
     held.close()
 
 
-VERIFYING: Final = ("coordinator", "checkpoint", "tools")
+VERIFYING: Final = ("coordinator", "checkpoint", "tools", "models")
 
 
 @asynccontextmanager
@@ -117,9 +121,19 @@ def children(pid: int) -> dict[str, int]:
     return {words[words.index(b"tenure.serve") + 1].decode(): child for child, words in commands.items()}
 
 
+async def calls_of_the_runner(environment: Mapping[str, str]) -> int:
+    """How many tasks have a model call that the model runner made."""
+    async with await psycopg.AsyncConnection.connect(environment["TENURE_MODELS_POSTGRES_DSN"]) as connection:
+        found = await connection.execute("select count(*) from models.generations where begun_epoch > 0")
+        row = await found.fetchone()
+        assert row is not None
+        return int(row[0])
+
+
 async def test_all_services_run_a_task_and_stop_in_order(environment: dict[str, str], tmp_path: Path) -> None:
     async with served_all(environment, tmp_path / "log") as process:
         await succeeds(environment["TENURE_GATEWAY_LISTEN"])
+        assert await calls_of_the_runner(environment) == 1
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await process.wait() == 0, (tmp_path / "log").read_text()
@@ -136,6 +150,14 @@ async def test_a_service_that_dies_stops_all_others(environment: dict[str, str],
             assert await process.wait() == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in started.values())
     assert "tenure: worker ended with code -9; the other services are stopped" in (tmp_path / "log").read_text()
+
+
+async def test_an_empty_address_of_runners_is_the_direct_way(environment: dict[str, str], tmp_path: Path) -> None:
+    direct = {**environment, "TENURE_WORKER_MODELS_ADDRESS": ""}
+    del direct["TENURE_MODELS_VERIFYING_KEYS_FILE"]  # what only the model runner needs
+    async with served_all(direct, tmp_path / "log"):
+        await succeeds(direct["TENURE_GATEWAY_LISTEN"])
+        assert await calls_of_the_runner(environment) == 0
 
 
 async def test_a_service_reads_its_own_arguments(environment: dict[str, str]) -> None:

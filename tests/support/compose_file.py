@@ -10,7 +10,7 @@ import yaml
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
-SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "worker")
+SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "models", "worker")
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 

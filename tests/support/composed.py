@@ -31,8 +31,17 @@ from tests.support.compose_file import DEPLOY, compose_services
 from tests.support.patience import PATIENCE_SECONDS
 
 HOST: Final = "127.0.0.1"
-PORTS: Final = {"gateway": 8470, "coordinator": 8471, "checkpoint": 8472, "tools": 8473, "worker": 8474}
-KINDS: Final = ("checkpoint", "tools", "coordinator", "worker", "gateway")
+PORTS: Final = {
+    "gateway": 8470,
+    "coordinator": 8471,
+    "checkpoint": 8472,
+    "tools": 8473,
+    "worker": 8474,
+    "models": 8477,
+}
+HTTP_PORT: Final = 8480
+KINDS: Final = ("checkpoint", "tools", "coordinator", "models", "worker", "gateway")
+MIGRATIONS: Final = ("migrate-checkpoint", "migrate-tools", "migrate-models")
 
 
 @dataclass
@@ -76,7 +85,7 @@ class Composed:
         for service, port in PORTS.items():
             text = text.replace(f"{service}:{port}", f"{HOST}:{self.ports[service]}")
             text = text.replace(f"0.0.0.0:{port}", f"0.0.0.0:{self.ports[service]}")
-        return text
+        return text.replace(f"0.0.0.0:{HTTP_PORT}", f"0.0.0.0:{self.ports['http']}")
 
     def environment(self, container: str) -> dict[str, str]:
         """The environment of a container."""
@@ -96,7 +105,7 @@ class Composed:
 
     async def migrate(self) -> None:
         """Runs the containers that migrate."""
-        for container in ("migrate-checkpoint", "migrate-tools"):
+        for container in MIGRATIONS:
             done = await asyncio.to_thread(self.run, container, *compose_services()[container]["command"])
             assert done.returncode == 0, done.stderr
 
@@ -107,7 +116,7 @@ async def composed(folder: Path) -> AsyncIterator[Composed]:
     async with AsyncExitStack() as opened:
         one, held = Composed(folder), HeldAddresses()
         opened.callback(held.close)
-        for service in KINDS:
+        for service in (*KINDS, "http"):
             one.ports[service] = int(held.choose(service, usual=False).rpartition(":")[2])
         one.ports["etcd"], one.ports["etcd peer"], one.ports["postgres"] = free_ports(3)
         command = [sys.executable, str(DEPLOY / "prepare.py"), "create", str(one.secrets), "--keep-owner"]
@@ -132,7 +141,7 @@ async def _start_postgres(one: Composed, opened: AsyncExitStack) -> None:
         script = one.here("postgres", (DEPLOY / "postgres" / "roles.sql").read_text())
         psql = [process.cluster.binaries.path("psql"), "-v", "ON_ERROR_STOP=1", "--no-psqlrc", first.dsn("tenure")]
         subprocess.run(psql, input=script, text=True, check=True, capture_output=True)
-    for container in ("checkpoint", "tools", "migrate-checkpoint", "migrate-tools"):
+    for container in ("checkpoint", "tools", "models", *MIGRATIONS):
         dsn = one.secrets / container / "dsn"
         text = one.here(container, dsn.read_text()).replace("@postgres/", f"@postgres:{one.ports['postgres']}/")
         dsn.chmod(0o600)
@@ -226,7 +235,7 @@ async def _start_services(one: Composed, opened: AsyncExitStack) -> None:
 async def start_service(one: Composed, opened: AsyncExitStack, kind: str, changes: Mapping[str, str] = {}) -> Any:
     """Starts a service and waits until it serves. `changes`: variables of this machine."""
     # Only the model is another one than the file says.
-    model = {"ANTHROPIC_BASE_URL": one.model_url} if kind == "worker" else {}
+    model = {"ANTHROPIC_BASE_URL": one.model_url} if kind == "models" else {}
     service = ServiceProcess(
         kind,
         f"services.{kind}",

@@ -14,6 +14,9 @@ from tests.support.compose_file import DEPLOY
 CHART: Final = DEPLOY / "helm" / "tenure"
 VALUES: Final = DEPLOY / "helm" / "values"
 EXAMPLES: Final = ("minimal", "production", "keda")
+DIRECT: Final = "direct"
+"""The default values without the model runner. Its workers need a secret with the key of the model."""
+ALL: Final = ("", DIRECT, *EXAMPLES)
 RELEASE: Final = "tenure"
 NAMESPACE: Final = "agents"
 Document = dict[str, Any]
@@ -30,6 +33,13 @@ def example(name: str) -> Document:
     return loaded
 
 
+def values_of(name: str) -> Document:
+    """The values of one of ALL. "": the default values."""
+    if name == DIRECT:
+        return {"models": {"enabled": False}, "worker": {"secret": f"{RELEASE}-worker-{DIRECT}"}}
+    return example(name) if name else {}
+
+
 def render(values: Mapping[str, Any]) -> list[Document]:
     """All documents of the chart. Raises HelmError for values that the chart refuses."""
     with helm().Chart.load(CHART) as chart:
@@ -41,8 +51,8 @@ def render(values: Mapping[str, Any]) -> list[Document]:
 
 @cache
 def rendered(name: str) -> list[Document]:
-    """The documents of an example. "": the default values."""
-    return render(example(name) if name else {})
+    """The documents of one of ALL."""
+    return render(values_of(name))
 
 
 class Manifests:
@@ -63,7 +73,7 @@ class Manifests:
 
 
 def manifests(name: str) -> Manifests:
-    """The documents of an example."""
+    """The documents of one of ALL."""
     return Manifests(rendered(name))
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from tenure.cli.demo.board import answers_by_step, call_of_line, holders
-from tenure.cli.demo.judgement import Observed, broken, count_effects, effectful_calls, judge, slow_line
+from tenure.cli.demo.judgement import Observed, broken, count_effects, effectful_calls, judge, slow_line, slow_step
 from tenure.v1 import ledger_pb2, task_pb2
 
 KEPT = Observed(
     task_state="SUCCEEDED",
     answers={1: 1, 2: 1, 3: 1},
-    takeovers=2,
+    takeovers=3,
     effects={"one": 1, "two": 1},
     effects_expected=("one", "two"),
     stale_refused_ledger=1,
     stale_refused_tools=1,
-    model_calls=4,
+    model_calls=3,
     resume_seconds_kill=0.8,
     resume_seconds_freeze=10.0,
 )
@@ -37,7 +37,7 @@ def test_what_keeps_all_promises_breaks_none() -> None:
     [
         ("succeeded", replace(KEPT, task_state="FAILED")),
         ("succeeded", replace(KEPT, task_state="")),
-        ("taken_over", replace(KEPT, takeovers=1)),
+        ("taken_over", replace(KEPT, takeovers=2)),
         ("resumed_after_freeze", replace(KEPT, resume_seconds_freeze=10.1)),
         ("resumed_after_freeze", replace(KEPT, resume_seconds_freeze=None)),
         ("resumed_after_kill", replace(KEPT, resume_seconds_kill=10.1)),
@@ -47,9 +47,9 @@ def test_what_keeps_all_promises_breaks_none() -> None:
         ("effects_once", replace(KEPT, effects={"one": 1, "two": 1, "never asked for": 1})),
         ("stale_execute_refused", replace(KEPT, stale_refused_tools=0)),
         ("stale_commit_refused", replace(KEPT, stale_refused_ledger=0)),
-        ("no_step_twice", replace(KEPT, answers={1: 1, 2: 2}, model_calls=4)),
-        ("few_model_calls_repeated", replace(KEPT, model_calls=6)),
-        ("few_model_calls_repeated", replace(KEPT, model_calls=2)),
+        ("no_step_twice", replace(KEPT, answers={1: 1, 2: 2})),
+        ("no_model_call_repeated", replace(KEPT, model_calls=4)),
+        ("no_model_call_repeated", replace(KEPT, model_calls=2)),
     ],
 )
 def test_each_broken_promise_is_named_alone(name: str, seen: Any) -> None:
@@ -102,3 +102,8 @@ def test_the_scenarios_slow_call_is_the_unsafe_one() -> None:
     call = next(call for call in effectful_calls() if call.arguments["line"] == slow_line())
     assert call.name == "append_record_unsafe"
     assert call.arguments["delay_ms"] >= 3000
+
+
+def test_the_scenarios_slow_answer_comes_after_the_slow_call() -> None:
+    """The third worker, which joined the call, is killed in it."""
+    assert slow_step() == 7

@@ -92,6 +92,8 @@ class Board:
     submitted_at: datetime | None = None
     frozen_at: datetime | None = None
     killed_at: datetime | None = None
+    interrupted_step: int = 0
+    third_killed_at: datetime | None = None
     woken_at: datetime | None = None
     finished: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,6 +117,8 @@ class Board:
             self.tell(f"{state}: {self.role(entry.actor)} closed the task out", at=moment(entry.record_time))
         elif entry.body.tool_outcome.call_id and entry.body.tool_outcome.call_id == self.interrupted_call:
             self._tell_joined(entry)
+        elif self.interrupted_step and entry.step == self.interrupted_step and entry.body.HasField("assistant_message"):
+            self._tell_joined_answer(entry)
         self.changed.set()
 
     def take_refusals(self, ledger: Sequence[token_pb2.RefusedWrite], tools: Sequence[token_pb2.RefusedWrite]) -> None:
@@ -186,7 +190,11 @@ class Board:
         epoch = describe_epoch(newest.epoch)
         if len(all_holders) == 1:
             return self.tell(f"{role} holds the task: epoch {epoch}", at=newest.opened_at)
-        since = {2: ("freeze", self.resume_seconds_freeze), 3: ("kill", self.resume_seconds_kill)}
+        since = {
+            2: ("freeze", self.resume_seconds_freeze),
+            3: ("kill", self.resume_seconds_kill),
+            4: ("kill", self._until_next_holder(3, self.third_killed_at)),
+        }
         signal, seconds = since.get(len(all_holders), ("", None))
         after = "" if seconds is None else f", {seconds:.1f} s after the {signal}"
         return self.tell(f"{role} took over: epoch {epoch}, {newest.taken_for}{after}", at=newest.opened_at)
@@ -204,6 +212,12 @@ class Board:
         ran = "once" if attempts == 1 else f"{attempts} times"
         text = f"{self.role(entry.actor)} joined call {self.interrupted_call} and got its outcome: the call ran {ran}"
         self.tell(text, at=moment(entry.record_time))
+
+    def _tell_joined_answer(self, entry: ledger_pb2.Entry) -> None:
+        attempts = sum(1 for each in self.entries if each.step == entry.step and each.body.HasField("model_attempt"))
+        times = "once" if attempts == 1 else f"{attempts} times"
+        what = f"the model call of step {entry.step} and got its answer: the call was made {times}"
+        self.tell(f"{self.role(entry.actor)} joined {what}", at=moment(entry.record_time))
 
     def _tell_refused(self, who: str, refused: list[token_pb2.RefusedWrite]) -> None:
         first, times = refused[0], f" ({len(refused)} x)" if len(refused) > 1 else ""

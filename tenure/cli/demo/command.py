@@ -1,4 +1,4 @@
-"""`tenure demo`: a worker is frozen, another is killed, and the result is judged."""
+"""`tenure demo`: a worker is frozen, two are killed, and the result is judged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tenure.server_packages import server_packages
 )
 @pass_context
 def demo(context: Context, /, data: Path | None) -> None:
-    """Run a task, freeze one of its workers, kill another, and judge the result by the effects outside.
+    """Run a task, freeze one of its workers, kill two others, and judge the result by the effects outside.
 
     Takes about half a minute, needs only this machine, and leaves no files. With --json it prints one line of JSON at
     the end, and the events on standard error. The exit code is 1 if a promise was broken.

@@ -35,6 +35,13 @@ def slow_line() -> str:
     return str(max(effectful_calls(), key=lambda call: int(call.arguments.get("delay_ms", 0))).arguments["line"])
 
 
+@cache
+def slow_step() -> int:
+    """Returns the step of the slowest answer: it takes long enough to kill a worker in the middle of it."""
+    turns = load_scenario(SHIPPED / f"{SCENARIO}.yaml").turns
+    return 1 + max(range(len(turns)), key=lambda index: turns[index].latency_ms or 0)
+
+
 def count_effects(records: Path) -> Counter[str]:
     """Returns how often each line is in the outside files. A line that is no JSON record counts as its own text."""
     counts: Counter[str] = Counter()
@@ -60,7 +67,7 @@ def _line_of(record: str) -> str:
 
 
 LONGEST_RESUME_SECONDS: Final = 10.0
-MIN_TAKEOVERS: Final = 2
+MIN_TAKEOVERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +109,14 @@ def judge(seen: Observed) -> tuple[Promise, ...]:
     """Returns all promises, always in this order."""
     return (
         Promise("succeeded", "the task succeeded", seen.task_state == TaskState.SUCCEEDED, seen.task_state or "-"),
-        Promise("taken_over", "it was taken over twice", seen.takeovers >= MIN_TAKEOVERS, str(seen.takeovers)),
+        Promise("taken_over", "it was taken over three times", seen.takeovers >= MIN_TAKEOVERS, str(seen.takeovers)),
         _resumed("resumed_after_freeze", "a frozen worker's task was resumed", seen.resume_seconds_freeze),
         _resumed("resumed_after_kill", "a killed worker's task was resumed", seen.resume_seconds_kill),
         _effects(seen),
         _refused("stale_execute_refused", "tools refused the stale Execute", seen.stale_refused_tools),
         _refused("stale_commit_refused", "ledger refused the stale Commit", seen.stale_refused_ledger),
         _no_step_twice(seen),
-        _few_repeated_calls(seen),
+        _no_call_repeated(seen),
     )
 
 
@@ -143,12 +150,11 @@ def _no_step_twice(seen: Observed) -> Promise:
     return Promise("no_step_twice", "no committed step was repeated", not twice, message)
 
 
-def _few_repeated_calls(seen: Observed) -> Promise:
-    """A takeover may repeat the one model call that was in flight. Fewer calls than answers is also a violation."""
-    kept = 0 <= seen.model_calls_repeated <= seen.takeovers
+def _no_call_repeated(seen: Observed) -> Promise:
+    """The provider was asked once for each answer, also for the one whose worker was killed. Fewer is wrong, too."""
     return Promise(
-        "few_model_calls_repeated",
-        "a takeover repeats one model call at most",
-        kept,
-        f"{seen.model_calls_repeated} of {seen.model_calls}",
+        "no_model_call_repeated",
+        "no model call was repeated",
+        seen.model_calls_repeated == 0,
+        f"{seen.model_calls} for {sum(seen.answers.values())} answers",
     )

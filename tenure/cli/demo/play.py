@@ -1,7 +1,8 @@
-"""The play: submits a task, freezes its first worker, kills the second, wakes the first, and lets a third finish.
+"""The play: submits a task, freezes its first worker, kills the second, wakes the first, kills the third.
 
 No act is timed by sleeping. The first worker freezes itself at a failpoint, and creates a file just before. A tool call
-is in flight when its intent is in the ledger and the tool service's call record is STARTED.
+is in flight when its intent is in the ledger and the tool service's call record is STARTED. A model call is in flight
+when the model runner's record of it is SENT.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from devstack import ServiceProcess, Stack, StackOptions
 from tenure.cli.demo.board import Board, call_of_line, now
-from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effectful_calls, slow_line
+from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effectful_calls, slow_line, slow_step
 from tenure.client import Client
 from tenure.client.client import CALL_TIMEOUT_SECONDS
 from tenure.domain.states import is_terminal
@@ -85,6 +86,8 @@ STEPS_SECONDS: Final = 60.0
 RESUME_SECONDS: Final = 6 * LONGEST_RESUME_SECONDS
 REFUSAL_SECONDS: Final = 60.0
 _CALL_STATE: Final = "select state from calls where task_id = %s::uuid and call_id = %s::text"
+_MODEL_CALL: Final = "select step, state from models.generations where task_id = %s::uuid"
+_SENT: Final = "SENT"
 
 
 async def perform(board: Board, environment: Mapping[str, str]) -> None:
@@ -96,6 +99,7 @@ async def perform(board: Board, environment: Mapping[str, str]) -> None:
         await play.freeze_the_first()
         await play.kill_the_second_in_a_call()
         await play.wake_the_first()
+        await play.kill_the_third_in_a_model_call()
         await play.see_the_end()
         board.finished = True  # the screen does not wait until the processes have ended
 
@@ -111,6 +115,7 @@ def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
     return StackOptions(
         data_dir=board.layout.data_dir,
         workers=1,
+        model_runner=True,
         model_latency_ms=MODEL_LATENCY_MS,
         log_format="human",
         environment={"*": environment, FIRST: {"TENURE_FAILPOINTS": failpoints}},
@@ -233,15 +238,34 @@ class Play:
 
         await self._wait("both fences to refuse the woken worker", REFUSAL_SECONDS, first).poll(refused)
 
+    async def kill_the_third_in_a_model_call(self) -> None:
+        """Kills the third worker while the model answers it. The model runner goes on, and the next owner joins it.
+
+        The next owner is the first worker: it is awake, and no other is left.
+        """
+        board, third, step = self._board, self._worker(2), slow_step()
+        runner = self._stack.services["models"]
+
+        async def sent() -> bool:
+            return await self._model_call() == (step, _SENT)
+
+        await self._wait(f"the model call of step {step} to be {_SENT}", STEPS_SECONDS, third, runner).poll(sent)
+        board.interrupted_step, board.third_killed_at = step, now()
+        third.kill()
+        if not await sent():
+            raise DemoFailed(f"the model call of step {step} ended before its worker was killed")
+        board.tell(f"C is KILLED (SIGKILL) while the model answers step {step}", at=board.third_killed_at, alarm=True)
+        await self._next_holder(4)
+
     async def see_the_end(self) -> None:
-        """Waits until the third worker has ended the task."""
-        board, third = self._board, self._worker(2)
-        await self._wait("the task's end", TASK_SECONDS, third).until(
+        """Waits until the last worker has ended the task."""
+        board, last = self._board, self._worker(3)
+        await self._wait("the task's end", TASK_SECONDS, last).until(
             board, lambda: board.state is not None and is_terminal(board.state)
         )
 
     async def _next_holder(self, count: int) -> None:
-        coordinator, *workers = self._stack.services["coordinator"], *self._stack.workers[1:]
+        coordinator, *workers = self._stack.services["coordinator"], *self._stack.workers
         await self._wait(f"takeover number {count - 1}", RESUME_SECONDS, coordinator, *workers).until(
             self._board, lambda: len(self._board.holders) >= count
         )
@@ -251,6 +275,12 @@ class Play:
         async with connection(self._pool) as postgres:
             row = await (await postgres.execute(_CALL_STATE, (self._board.task_id, call_id))).fetchone()
         return None if row is None else CallState(row[0])
+
+    async def _model_call(self) -> tuple[int, str] | None:
+        """Returns the step and the state of the task's newest model call, read from the model runner's table."""
+        async with connection(self._pool) as postgres:
+            row = await (await postgres.execute(_MODEL_CALL, (self._board.task_id,))).fetchone()
+        return None if row is None else (int(row[0]), str(row[1]))
 
     def _worker(self, index: int) -> ServiceProcess:
         """Returns the process of the claim holder with this index."""

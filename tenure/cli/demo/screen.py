@@ -1,4 +1,4 @@
-"""Shows the board while the play runs: as one screen of 100 columns and 34 rows, or as plain lines."""
+"""Shows the board while the play runs: as one screen of 100 columns and 35 rows, or as plain lines."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def _line(board: Board, event: DemoEvent) -> str:
 
 
 COLUMNS: Final = 100
-ROWS: Final = 34
+ROWS: Final = 35
 EVENTS: Final = 12
 REDRAW_SECONDS: Final = 0.125
 TITLE: Final = "A task survives its workers, and a worker that lost its task can no longer change anything."
-SUBTITLE: Final = "The first worker is frozen, the second killed in a tool call; a third finishes, the first is woken."
+SUBTITLE: Final = "One worker is frozen and woken, one killed in a tool call, and one while the model answers it."
 HEADING: Final = "bold cyan"
 SCREEN_SYMBOLS: Final = {True: Text("✔", "bold green"), False: Text("✘", "bold red"), None: Text("·", "dim")}
 
@@ -102,8 +102,9 @@ def _holders(board: Board) -> RenderableType:
     if board.submitted_at is not None:
         title.append(f" · {_since(board, _end(board)):.1f} s")
     table = Table.grid(padding=(0, 3, 0, 0))
-    for index, role in enumerate(ROLES):
+    for index in range(max(len(ROLES), len(board.holders))):
         holder = board.holders[index] if index < len(board.holders) else None
+        role = ROLES[index] if holder is None else board.role(holder.worker_id)
         table.add_row("", Text(role, "bold"), *_holder_row(board, index, holder))
     return Group(title, table)
 
@@ -122,7 +123,7 @@ def _condition(board: Board, index: int, successor: ClaimHolder | None) -> Text:
         return Text("awake, refused, stopped" if board.refused_by_ledger else "awake, continues", "yellow")
     if index == 0 and board.frozen_at is not None:
         return Text("frozen", "bold blue")
-    if index == 1 and board.killed_at is not None:
+    if (index == 1 and board.killed_at is not None) or (index == 2 and board.third_killed_at is not None):
         return Text("killed", "bold red")
     return Text("lost its claim" if successor else "done" if board.result else "works", "bold green")
 

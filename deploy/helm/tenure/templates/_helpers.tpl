@@ -82,6 +82,21 @@ seccompProfile: { type: RuntimeDefault }
 - { name: tmp, mountPath: /tmp }
 {{- end }}
 
+{{/*
+The values of a pool of workers, as YAML. "auto": without the model runner, workers need what it would need. root, own.
+*/}}
+{{- define "tenure.pool" -}}
+{{- $values := mergeOverwrite (deepCopy .root.Values.worker) (deepCopy (.own | default dict)) -}}
+{{- $models := .root.Values.models -}}
+{{- if eq (toString $values.modelKeys) "auto" -}}
+{{- $_ := set $values "modelKeys" (ternary list $models.modelKeys $models.enabled) -}}
+{{- end -}}
+{{- if eq (toString $values.internet) "auto" -}}
+{{- $_ := set $values "internet" (ternary false $models.internet $models.enabled) -}}
+{{- end -}}
+{{- toYaml $values -}}
+{{- end }}
+
 {{/* The variables of every service. */}}
 {{- define "tenure.commonEnv" -}}
 {{- $port := get (fromYaml (include "tenure.ports" .)) .component | int -}}
