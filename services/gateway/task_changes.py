@@ -16,6 +16,7 @@ from typing import Final, Self
 from services.gateway.peers import PATIENCE, Peers, out_of_reach
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime.rpc_status import DRAINING
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_service_pb2 as api
 
@@ -105,6 +106,7 @@ class WatchTasksStream:
         if self._drain.done():
             raise Unavailable(
                 "the gateway restarts; watch again after the last cursor",
+                reason=DRAINING,
                 retry_after_seconds=RETRY_AFTER_DRAIN_SECONDS,
             )
         return None

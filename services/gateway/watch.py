@@ -19,7 +19,7 @@ from services.gateway.pending_text import PendingText
 from tenure.domain.errors import NotFound, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc_status import DRAINING, PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -256,5 +256,6 @@ class WatchTaskStream:
         await self._stopping.wait()
         raise Unavailable(
             "the gateway restarts; watch again after the last sequence seen",
+            reason=DRAINING,
             retry_after_seconds=RETRY_AFTER_DRAIN_SECONDS,
         )

@@ -26,10 +26,9 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.process import note_progress, resting
-from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
+from tenure.runtime.rpc_status import DRAINING, LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 _log: Final = logging.getLogger(__name__)
-DRAINING: Final = "DRAINING"
 AGAIN: Final = RetryPolicy(initial_seconds=0.02, factor=2.0, cap_seconds=1.0)
 
 Item = TypeVar("Item")

@@ -13,6 +13,7 @@ from grpc import StatusCode
 
 from tenure.runtime.access_control import current_principal
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.rpc_status import DRAINING
 
 if TYPE_CHECKING:
     from tenure.domain.errors import TenureError
@@ -22,7 +23,7 @@ _log: Final = logging.getLogger(LOGGER)
 _MAX_TASK_ID: Final = 64
 _FAULTS: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DATA_LOSS})
 _TROUBLES: Final = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED, StatusCode.DEADLINE_EXCEEDED})
-_IN_ORDER: Final = frozenset({"DRAINING"})
+_IN_ORDER: Final = frozenset({DRAINING})
 """Reasons of refusals that belong to an orderly restart."""
 
 

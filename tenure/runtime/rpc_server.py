@@ -25,6 +25,7 @@ from tenure.runtime.audit import Audit
 from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
+from tenure.runtime.rpc_status import DRAINING
 from tenure.runtime.security import NO_SECURITY, Security
 
 if TYPE_CHECKING:
@@ -217,4 +218,4 @@ class RpcServer:
 
 def draining(retry_after_seconds: float = 0.2) -> Unavailable:
     """Returns the error with which a stream ends when its server drains. The client then calls another replica."""
-    return Unavailable("the server is draining", reason="DRAINING", retry_after_seconds=retry_after_seconds)
+    return Unavailable("the server is draining", reason=DRAINING, retry_after_seconds=retry_after_seconds)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 DOMAIN: Final = "tenure"
+DRAINING: Final = "DRAINING"
+"""A reason of Unavailable: the server stops, and another one or its successor takes the call."""
 LOCK_TIMEOUT: Final = "LOCK_TIMEOUT"
 """A reason of Unavailable: another transaction held a row lock for too long, and nothing was written."""
 OUTCOME_UNKNOWN: Final = {"outcome": "unknown"}

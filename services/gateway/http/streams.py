@@ -18,7 +18,7 @@ from services.gateway.http.tasks import filter_of, read_task
 from tenure.client.reconnect import StreamReconnect
 from tenure.domain.errors import InvalidRequest, TenureError, TryLater, Unavailable
 from tenure.domain.states import TERMINAL
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc_status import DRAINING, PeerFailed
 from tenure.sdk.events import Event, LiveTextEvent
 from tenure.sdk.from_wire import change_event
 from tenure.sdk.live_text import LiveTextFilter
@@ -112,8 +112,8 @@ class EventWatch:
 
 
 def _may_be_opened_again(error: TryLater) -> bool:
-    """Returns whether only the connection ended, which the server does from time to time. It says so when it drains."""
-    return error.metadata.get("outcome") == "unknown"
+    """Returns whether a new stream may go on: not when this gateway drains, because the client has to leave it."""
+    return error.reason != DRAINING
 
 
 async def _task_parts(watch: EventWatch) -> AsyncGenerator[bytes]:
