@@ -12,6 +12,7 @@ import pytest
 
 from devstack.simulator.scenario import fault_from
 from devstack.simulator.simulator import ModelSimulator
+from services.models.endpoints.opening import open_endpoints
 from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
 from services.models.limits.key_queue import LineCaller
@@ -21,7 +22,7 @@ from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest
 from tenure.runtime.settings import ConfigurationError
 from tests.conformance.test_models_limits import GOAL, HELLO, ask, limited, opened, settings_of
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -48,6 +49,18 @@ async def test_a_tenant_in_a_hurry_closes_no_endpoint(silent_url: str) -> None:
         for _ in range(4):
             assert (await hasty(endpoints, 0.1)).error_class is FailureClass.TIMEOUT
         assert endpoints.open_circuits() == {"one": False}
+
+
+async def test_an_endpoint_that_is_silent_is_closed(silent_url: str) -> None:
+    """However long the call itself would wait."""
+    clients = open_endpoints(
+        [settings_of("one", silent_url)],
+        timeout_seconds=CALL_SECONDS, silence_seconds=0.2, prompt_caching=True, counts_tokens=True,
+    )  # fmt: skip
+    async with ModelEndpoints(clients, longest_wait_seconds=60.0) as endpoints:
+        for _ in range(3):
+            assert (await hasty(endpoints, CALL_SECONDS)).error_class is FailureClass.TIMEOUT
+        assert endpoints.open_circuits() == {"one": True}
 
 
 async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:

@@ -288,8 +288,8 @@ class EndpointPermit:
             raise
         finally:
             if is_open_question:
-                is_hasty = error_class is FailureClass.TIMEOUT and monotonic() - began < PATIENT_SECONDS
-                said = FailureClass.INTERRUPTED if is_hasty and request.timeout_seconds else error_class
+                is_hasty = 0 < request.timeout_seconds < min(PATIENT_SECONDS, monotonic() - began)
+                said = FailureClass.INTERRUPTED if is_hasty else error_class
                 circuit.end(monotonic(), said, is_try=is_try)
             self._count(error_class, call.usage)
         self._endpoints.keep(self._call, self.name)
