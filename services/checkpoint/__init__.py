@@ -4,21 +4,28 @@ main.py           settings and composition of the process
 servicer.py       CheckpointService: each RPC calls one function of the packages below
 task_defaults.py  the defaults of new tasks and forks
 submit/           creates tasks: submits, forks, sub-agents
+agents/           agents by name: their revisions, and the pin of a new task
 queue/            offers tasks to coordinators, requeues lost claims, sweeps what is due
-grants.py         epochs, the generation of etcd, and the grants of named leases
+epochs.py         epochs, and the generation of etcd
+lease_grants.py   the grants of named leases
 commit/           Open, commits, external entries, operator requests: every write to an existing task
 waits/            waits for answers, signals, sub-agents and resolutions
+approvals/        approver groups, and the links by which people answer waits
 audit.py          the audit log
 bills.py          bills of model attempts, and usage reports of lost model calls
 prices.py         prices of models
 repeats.py        the results of earlier equal requests
 locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
+standby.py        chooses where a read runs: at a hot standby of Postgres, or at the primary
 watch/            streams of entries and changes
+traces/           spans projected from the ledger, and their export
 retention/        pruning of ended tasks
 tenants/          quotas, usage windows and billed usage of tenants
 schedules/        schedules and their runs
 webhooks/         webhooks and their deliveries
+comparing.py      compares the ledger with the records of the tool service after a restore
+comparing_model_calls.py  the same with the records of the model runners
 entries.py        entry kinds, and reading entries in pages
 not_found.py      the error for a missing or pruned task
 queries.py        the SQL statements and the connections that run them

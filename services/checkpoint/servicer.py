@@ -150,8 +150,8 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return pb.CheckpointServiceListQueuesResponse(queues=await self._ledger.depths.listed())
 
     async def WatchQueue(self, request: pb.WatchQueueRequest, context: Context) -> AsyncIterator[pb.WatchQueueResponse]:
-        async for hint in self._ledger.watching.queue():
-            yield hint
+        async for response in self._ledger.watching.queue():
+            yield response
 
     async def RegisterGrants(self, request: pb.RegisterGrantsRequest, context: Context) -> pb.RegisterGrantsResponse:
         return pb.RegisterGrantsResponse(claim_ids=await queue.register_grants(self._ledger.pool, request.grants))

@@ -6,6 +6,7 @@ main.py                how the parts and the duties are put together
 settings.py            the settings
 servicer.py            CoordinatorService: sessions of workers, requests of operators
 sessions/              attached sessions: Hello, the stream, takeover
+pools.py               the file of pools, applied to the sessions of this replica
 claims/                offers to claims to grants; the end of claims; pending endings
 generation.py          the generation: no grants until the ledger and etcd agree on it
 lease_store/           the keys in etcd

@@ -7,7 +7,8 @@ settings.py           the settings from the environment
 servicer.py           ModelService: verifies the fencing token, and gives the caller its call
 work.py               what a call is made of; reads prompts
 rules.py              what a request and the newest call of its task come to
-store.py              the writes: admit requests, mark calls SENT, record ends
+begin_new.py          the first write of the usual call: one statement begins the calls of a batch
+store.py              the other writes: admit requests, mark calls SENT, record ends
 admission.py          the port: when a call may be sent, and to which endpoint
 endpoints/            the endpoints of the providers, and the way of a call to one of them
 limits/               waits for the rate limits of the providers' keys
@@ -17,6 +18,8 @@ reading.py            gives one reader a call: the text so far, pieces, the end
 relay.py              to the replica that makes a call
 liveness.py           this process's row among the runners
 sweeping.py           deletes old rows
+settled_calls.py      stops calls that the ledger has settled without their ends
+listing.py            lists the newest calls, for the ledger to compare after a restore
 
 statements.py         the SQL statements and migrations
 sql/                  queries.sql and the migrations of the schema `models`

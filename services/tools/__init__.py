@@ -12,6 +12,7 @@ runners/              this process's life as a runner, and the proof that a runn
 registry.py           the tools by name; checks a call before it runs
 own_tools.py          checks a call whose tool its caller runs itself
 schemas.py            JSON schemas of arguments, also from untrusted sources, within bounds
+schema_fit.py         accepts arguments that plainly fit a plain schema, without the validator
 tool.py               the interface of a tool: definition, call context, answers
 sending.py            sends a call to another system, and repeats it only where that is harmless
 output.py             truncates output for the model and stores all of it in the workspace
@@ -19,6 +20,7 @@ output.py             truncates output for the model and stores all of it in the
 toolbox.py            composes the registry from settings and config file
 sources.py            names and limits of the tools that a source describes
 source_facts.py       the status of each tool source, for operators and metrics
+pins.py               a tool of a source is offered only as it was accepted
 builtin/              the built-in tools: programs, files, records, waits
 web_search/           the tool web_search
 http_fetch/           the tool http_fetch
@@ -27,6 +29,7 @@ providers/            tools of providers (ToolProviderService)
 mcp/                  tools of MCP servers
 
 programs.py           opens the sandbox, or serves nothing when a probe escaped from it
+inspection.py         keeps programs of this uid from inspecting this process
 sandbox/              the sandbox in which agents' programs run
 workspace/            the files of tasks
 

@@ -23,6 +23,7 @@ frame_client.py     the stream of frames under commits and tool calls, with repe
 
 model_step.py       a model call of a step: reserve, call, commit the answer or the failure
 model_attempt.py    the attempt in flight: shown, reported, settled when it is cut off
+model_metrics.py    metrics of model calls
 context_window.py   the tokens of the next call, and when to compact
 budget_wait.py      how long to wait for budget
 models.py           the port to the models, and the direct way to their providers (tenure/model_providers)
@@ -33,6 +34,7 @@ live_server.py      WorkerService, which serves that text
 tool_step.py        the tool calls of a step
 tools_client.py     the client of the tool service
 own_calls.py        the runs of own tools in this process
+kept_content.py     content that is too large for the ledger, as files of the workspace
 transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
 
 What to touch when:

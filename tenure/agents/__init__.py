@@ -13,9 +13,12 @@ docs/agents.md is the guide. A name is imported at its first use: only `Agent` a
 
 calls.py          tool_call: the call that a tool runs for, with its idempotency key
 execution.py      the execution of a function that code runs in; current_work
+prompts.py        the prompt and the dependencies of a run, from the task
 own_calls.py      the tool calls of one answer of a model as one step: in parallel
+failures.py       failures of model requests, and whether another attempt may succeed
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions
+dev_stack.py      finds the stack of `tenure dev` that runs here
 pydantic_ai/      agents of Pydantic AI
 openai_agents/    agents of the OpenAI Agents SDK
 """

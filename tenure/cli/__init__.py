@@ -21,19 +21,24 @@ watch.py          watch: one task, live. Entries flow through watch_state.py and
 watch_state.py    the state of the watched task: the fold of its entries, and the live text
 narration.py      the lines that `watch` prints for each entry
 follow.py         tasks follow: all tasks of a tenant
+export.py         tasks export: tasks as a dataset
+replay.py         tasks replay: a task again with another model, without effects
 waits.py          waits, resume; tasks signal
 answering.py      the text of a wait, the commands that answer it, the question in a terminal
 files.py          files: a task's workspace
 tools.py          tools: tool sources, tools, calls in doubt
 workers.py        workers: sessions, claims, queues; tasks refusals
 leases.py         leases: named leases of other systems
+agents.py         agents: their revisions and builds
 schedules.py      schedules
 webhooks.py       webhooks
+approvers.py      approvers: the groups that may answer waits
 tenants.py        tenants: quotas, bills
 admin.py          admin: what only operators do
 audit.py          admin audit: the audit log
 verify.py         admin verify: checks tasks against the invariants; verify_report.py has the checks and what is printed
 serve.py          serve: this process becomes a service
+mcp.py            mcp: a server of the Model Context Protocol
 keys.py           keys: signing keys of fencing tokens, certificates; api_keys.py has keys api
 completion.py     completion: the scripts of shells
 dev.py            dev: the development stack

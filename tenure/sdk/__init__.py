@@ -8,13 +8,19 @@ sync_client.py     SyncClient and SyncTask, generated from the two above by gene
 loop_thread.py     the event loop in which all SyncClients run
 connection.py      addresses, keys and TLS, from arguments and the environment
 submit_request.py  the request of a submit
+task_filter.py     the filter of a list or a watch of tasks
 answers.py         what an approval, a denial or an answer sends for each kind of wait
 result_type.py     typed results: the JSON Schema of a Python type, and its values
 from_wire.py       protobuf → public dataclasses, and nothing else
+operations_from_wire.py  the same for what the command shows besides tasks, in operations_info.py
 live_text.py       live text without repeats after a reconnect
 task_info.py       tasks, waits, budgets and files as dataclasses
+agent_info.py      agents and their revisions as dataclasses
 events.py          the events of a task as dataclasses
+traces.py          spans of a task's trace
 json_shape.py      the public JSON of all of them, also of `--json` at the command line
+public_value.py    the public form of each message that a command prints
+dataset.py         a task as one row of a dataset
 errors.py          the errors, with what to do
 
 Under it is tenure/client: the same calls with protobuf messages, and those for operators.

@@ -4,15 +4,18 @@ The files, in the order in which data flows:
 
 common.py                durations, timestamps, enums, errors inside stream frames, messages as JSON
 task.py                  task specs, policies, timeouts, waits, usage, budgets, prices
+agent_service.py         agents and their revisions, and the digest of a definition
 ledger.py                the entries of the ledger; the answer to Open
 control_steps.py         the entries of control functions
 checkpoint_service.py    splits entries into commits within the ledger's limits
 coordinator_service.py   the slots of a worker
 token.py                 signs and reads fencing tokens
 access.py                the access rules of methods
+audit.py                 audit records, and what a request acts on
 tool.py                  tool definitions, outcomes, call records, calls in doubt
 tenant_service.py        quotas
 webhook_service.py       the enums of webhooks, and their secrets as text
+model_service.py         the size of messages of ModelService
 
 What to touch when:
 - an entry gets a new kind: the pair of functions and both tables in ledger.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -11,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 600
 MAX_NAME_CHARACTERS = 60
+MAPPED = re.compile(r"^[a-z_0-9]+(?:\.py|/) +\S", re.MULTILINE)
 # These wait outside of event loops for what sends no event when it is ready: processes that start, locks of files,
 # services that read a file again.
 MAY_SLEEP = {
@@ -95,6 +97,18 @@ def test_files_stay_short_enough_to_be_read() -> None:
         if (lines := len((ROOT / file).read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
     assert long == {}, f"split what has more than {MAX_LINES} lines by what it does"
+
+
+def test_the_map_of_a_package_names_each_of_its_files() -> None:
+    """A reader who follows ARCHITECTURE.md looks there first. A package without a map has few files."""
+    missing = []
+    for file, tree in sources().items():
+        head = ast.get_docstring(tree) or ""
+        if Path(file).name == "__init__.py" and len(MAPPED.findall(head)) >= 3:
+            modules = [path.name for path in (ROOT / file).parent.glob("*.py") if not path.name.startswith("__")]
+            packages = [f"{path.parent.name}/" for path in (ROOT / file).parent.glob("*/__init__.py")]
+            missing += [f"{file}: {name}" for name in (*modules, *packages) if name not in head]
+    assert missing == [], "say in the docstring of the package what these files have"
 
 
 def test_no_folder_of_tests_is_left_out() -> None:

@@ -57,7 +57,9 @@ async def test_a_worker_that_stops_warns_of_no_stream(
         ended.set()
         raise Unavailable("over", reason=reason)
 
-    running = asyncio.create_task(FrameClient(FrameShape("test", connect, list, lambda _: ())).run())
+    running = asyncio.create_task(
+        FrameClient(FrameShape("test", connect, lambda _: ledger.CommitRequest(), lambda _: ())).run()
+    )
     async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()
     running.cancel()

@@ -10,6 +10,7 @@ opening.py            Open: one batch in one transaction raises the fences and r
 external_entries.py   entries of users and operators (AppendForeign), and what an owner has not read of them
 operator_requests.py  requeue, budget grant, close-out and resolution by an operator
 close_out.py          pending endings and phase timeouts that the ledger carries out itself
+outputs.py            outputs of tasks: from the intent of record_output to the close-out
 task_row.py           the locked task row and the budget row of its root
 draft.py              the changes of one transaction to one task row
 writing.py            writes drafts to the database

@@ -6,4 +6,5 @@ requeue.py   returns the tasks of lost claims to the queue
 due.py       which sweeps have work, and which duties wait for it
 sweeps.py    what is due by time: starts, retries, deadlines, phase timeouts
 depth.py     the depth of each queue, and the oldest tasks, for operators and autoscalers
+backlog.py   how many deliveries and calls in doubt wait, for metrics
 """

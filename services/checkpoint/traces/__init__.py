@@ -5,5 +5,6 @@ turn.py         which replica exports, and up to where: the cursor in the change
 projecting.py   the entries of one task to spans, page by page
 otlp.py         spans as OpenTelemetry has them, and the request to the collector
 grpc_exporter.py  the exporter of OpenTelemetry
+http_exporter.py  the exporter over HTTP
 exporting.py    the duty: reads, projects, exports, and only then moves the cursor
 """

@@ -1,6 +1,7 @@
 """Waits: tool calls that a person, an event or sub-agents answer.
 
 waits.py             begins, answers and closes waits in drafts
+escalating.py        takes one step of a wait's escalation
 signals.py           signals from outside, kept until a wait takes them
 sub_agent_waits.py   a parent's wait for the sub-agents of a call
 sub_agent_events.py  wakes parents whose sub-agents have ended, and cancels sub-agents that no parent awaits

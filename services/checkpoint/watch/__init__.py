@@ -1,6 +1,7 @@
 """Watches: from a committed transaction to every client and coordinator that waits for it.
 
 announcement.py      what a transaction changed for watchers, made from its drafts
+ledger_metrics.py    counts what a durable transaction did
 appended_entries.py  the entries that a transaction added to one task, kept for watchers
 notifications.py     passes announcements to the other replicas (NOTIFY and LISTEN), with polling as backstop
 hub.py               the watchers of this process, and the distribution of announcements to them

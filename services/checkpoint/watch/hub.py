@@ -78,7 +78,7 @@ _Watch = TypeVar("_Watch")
 
 
 class QueueWatch:
-    """The unsent hints for one coordinator. Hints may be lost: the lists of the ledger decide."""
+    """What one coordinator has not been told yet. A message may be lost: the lists of the ledger decide."""
 
     def __init__(self) -> None:
         self._has_hints = asyncio.Event()
@@ -93,7 +93,7 @@ class QueueWatch:
             self._has_hints.set()
 
     async def take(self) -> tuple[bool, list[str]]:
-        """Waits for hints and returns (claimable, ids of tasks with a pending ending) since the last call."""
+        """Waits for a change and returns (claimable, ids of tasks with a pending ending) since the last call."""
         await self._has_hints.wait()
         self._has_hints.clear()
         claimable, self._claimable = self._claimable, False
@@ -186,7 +186,7 @@ class Hub:
 
     @contextmanager
     def watch_queue(self) -> Iterator[QueueWatch]:
-        """Watches the queue within the block. The first hint comes at once, for tasks that were there before."""
+        """Watches the queue within the block. The first message comes at once, for tasks that were there before."""
         watch = QueueWatch()
         watch.tell(claimable=True, ending_task_ids=())
         self._queues.add(watch)

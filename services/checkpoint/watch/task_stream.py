@@ -37,14 +37,14 @@ class EntryWatch:
         another replica committed.
         """
         with self._hub.watch_task(task_id) as watch:
-            await self._place(tenant, task_id, after)
+            await self._position(tenant, task_id, after)
             watch.seen_sequence = after
             appended: list[AppendedEntries] | None = None
             while True:
-                place, entries = await self._next(tenant, task_id, watch.seen_sequence, appended)
+                position, entries = await self._next(tenant, task_id, watch.seen_sequence, appended)
                 watch.seen_sequence = entries[-1].sequence if entries else watch.seen_sequence
-                complete = watch.seen_sequence == place.sequence
-                closed = complete and place.ended
+                complete = watch.seen_sequence == position.sequence
+                closed = complete and position.ended
                 if entries or closed:
                     yield pb.WatchEntriesResponse(entries=entries, closed=closed)
                 if closed:
@@ -58,14 +58,14 @@ class EntryWatch:
         Reads the ledger at the beginning and when the task is reported as ended, whatever is committed in between.
         """
         with self._hub.watch_end(task_id) as ended:
-            while not (await self._place(tenant, task_id, after)).ended:
+            while not (await self._position(tenant, task_id, after)).ended:
                 await ended.wait()
                 ended.clear()
                 self._refuse_when_draining()
         yield pb.WatchEntriesResponse(closed=True)
 
     async def queue(self) -> AsyncIterator[pb.WatchQueueResponse]:
-        """Streams hints until the server stops; the first hint comes at once."""
+        """Tells coordinators when to ask for offers and for pending endings, and once at the beginning."""
         with self._hub.watch_queue() as watch:
             while True:
                 claimable, ending = await watch.take()
@@ -81,17 +81,17 @@ class EntryWatch:
         if appended_entries is None:
             self._reads.value += 1
             return await entries_after(self._ledger, tenant, task_id, after)
-        place = LedgerPosition(appended_entries[-1].last, appended_entries[-1].closes)
-        return place, [entry for appended in appended_entries for entry in appended.entries]
+        position = LedgerPosition(appended_entries[-1].last, appended_entries[-1].closes)
+        return position, [entry for appended in appended_entries for entry in appended.entries]
 
-    async def _place(self, tenant: str, task_id: str, after: int) -> LedgerPosition:
-        """Returns the end of the ledger. Raises NotFound, or OutOfRange for a sequence after the end."""
+    async def _position(self, tenant: str, task_id: str, after: int) -> LedgerPosition:
+        """Returns the end of the ledger. Raises NotFound, or OutOfRange for a sequence after it."""
         self._reads.value += 1
         async with ledger_connection(self._ledger.primary) as connection:
-            place = await position_of(connection, tenant, task_id)
-        if after > place.sequence:
-            raise OutOfRange(f"the ledger ends at {place.sequence}", reason="CURSOR_EXPIRED")
-        return place
+            position = await position_of(connection, tenant, task_id)
+        if after > position.sequence:
+            raise OutOfRange(f"the ledger ends at {position.sequence}", reason="CURSOR_EXPIRED")
+        return position
 
     def _refuse_when_draining(self) -> None:
         if self._hub.closed:

@@ -8,4 +8,5 @@ email_quota.py   takes due e-mails as far as the tenant's quota allows; the othe
 mail.py          one e-mail to an SMTP server, and its settings
 deliveries.py    records the results of attempts; lists, tests, replays and discards deliveries
 rows.py          the rows of webhooks and deliveries
+sealing.py       encrypts the secrets of webhooks again, after their key changed
 """

@@ -4,6 +4,7 @@ queue_watch.py    the ledger's messages: a task is claimable, a task has a pendi
 dispatch.py       when to ask the ledger for offers, and for how many
 assigning.py      the session for each offer (pure)
 granting.py       claim in etcd, register in the ledger, sign, send; the signing key
+issuing.py        signs fencing tokens, and takes up a new signing key
 
 lost_claims.py    claims that end without a close-out: delete the key, requeue the task; releases of workers
 key_watch.py      finds lost claims: deleted keys, within milliseconds

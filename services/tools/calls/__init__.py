@@ -21,7 +21,9 @@ runs.py               the calls that this process runs, and the listeners to the
 answers.py            converts events, call records and refused writes to messages
 
 closing.py            Fence: raises or closes a fence, stops the task's calls; Forget: deletes a pruned task's records
+keeping.py            keeps content that is too large for the ledger, under the lock of the fence
 in_doubt.py           ListInDoubtCalls: a tenant's calls in doubt
+restoring.py          lists records after a restore of the ledger, and puts lost calls in doubt
 call_log.py           ListCalls: the call log; ListRefusedCalls: stale writes
 metrics.py            metrics and span attributes of calls
 

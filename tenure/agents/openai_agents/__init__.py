@@ -8,6 +8,7 @@
     Worker([durable(agent, effects={"refund": Effect.KEYED})]).run()
 
 agent.py   durable: an agent as a durable function
+content.py  what a revision of an agent fixes besides the code
 models.py  model requests as recorded, budgeted model calls
 tools.py   function tools as calls behind the tool service's fence
 """

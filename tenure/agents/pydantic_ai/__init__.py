@@ -1,6 +1,7 @@
 """Agents of Pydantic AI as durable functions, through its interface for durable execution (`pydantic_ai.durable_exec`).
 
 agent.py         Agent and durable: an agent as a durable function
+content.py       what a revision of an agent fixes besides the code
 durability.py    the capability that routes an agent's operations, and its backend
 model_calls.py   model requests as recorded, budgeted model calls
 prompts.py       an upper bound of a request's tokens
