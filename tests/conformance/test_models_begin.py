@@ -111,7 +111,11 @@ async def admitting(kept: LostAnswers) -> AsyncIterator[tuple[Callable[[Admitted
     """Yields the way of a request, and the tasks whose calls have begun."""
     begun: list[uuid.UUID] = []
     deciding = RequestBatcher(
-        lambda: RUNNER, lambda _key: False, lambda: None, lambda one, _begun: begun.append(one.key.task_id)
+        runner_id=lambda: RUNNER,
+        is_alive=lambda _runner, _renewed_at: True,
+        runs=lambda _key: False,
+        refuse_new=lambda _call: None,
+        begin=lambda one, _begun: begun.append(one.key.task_id),
     )
     batcher = deciding.over(kept)
     running = asyncio.create_task(batcher.run())

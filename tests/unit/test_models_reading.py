@@ -33,7 +33,7 @@ def new_run() -> GenerationRun:
 
 async def text_of(run: GenerationRun, *, slowly: bool) -> str:
     text = ""
-    async for part in RunReader(run, 1).parts(joined=True):
+    async for part in RunReader(run, 1, bundles=False).messages(joined=True):
         if part.HasField("text"):
             assert part.text.offset == len(text)
             text += part.text.text
