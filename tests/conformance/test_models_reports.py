@@ -114,4 +114,6 @@ async def test_a_drained_runner_reports_calls_that_later_ones_replaced(
     await runner.generate(owner, 1).ended()
     await runner.generate(grants.claim(owner.task_id, epoch=11), 2).ended()
     assert await runner.process.stop() == 0
-    assert sorted([(await ledger.next())[:2] for _ in range(2)]) == [(1, 1), (2, 1)]
+    reported = set[tuple[int, ...]]()
+    while reported != {(1, 1), (2, 1)}:  # a report that the end of the process interrupted is sent again
+        reported.add((await ledger.next())[:2])
