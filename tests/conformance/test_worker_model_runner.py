@@ -345,3 +345,25 @@ async def test_a_cancel_that_no_runner_hears_ends_the_task(bench: WorkerBench, s
     assert [type(body) for body in bodies if isinstance(body, facts.AttemptLost | facts.ModelFailure)] == [
         facts.AttemptLost
     ]
+
+
+@pytest.mark.server
+async def test_every_owner_names_the_epoch_of_the_reservation(bench: WorkerBench) -> None:
+    """By it a runner knows, after a restore, whether its recorded call is the one that the ledger means."""
+    runner = ScriptedRunner([never_ends], pb.CancelGenerationResponse())
+    async with served(runner) as address:
+        first = await bench.start_worker(models_address=address)
+        task_id = await bench.submit("sim-1")
+        for requests in (1, 2):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while len(runner.requests) < requests:
+                    await asyncio.sleep(0.05)
+            if requests == 1:
+                first.kill()
+                await bench.start_worker(models_address=address)
+        joined_under = (await bench.task(task_id)).epoch
+        await bench.cancel(task_id)
+        await bench.ended(task_id)
+    (reserved,) = [one.epoch for one in await bench.entries(task_id) if isinstance(one.body, facts.ModelAttempt)]
+    assert [request.reserved_epoch for request in runner.requests] == [reserved, reserved]
+    assert reserved < joined_under
