@@ -72,8 +72,8 @@ class GenerationRun:
 
     def wake(self) -> None:
         """Tells the readers that there is something new. Each one comes back when it has read it."""
-        waiting, self.readers = self.readers, set()
-        for reader in waiting:
+        readers, self.readers = self.readers, set()
+        for reader in readers:
             reader.set()
 
     def conclude(self, end: bytes | None, error: TenureError | None = None) -> None:
