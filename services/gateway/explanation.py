@@ -243,7 +243,7 @@ def _builds(pin: PinFact) -> str:
 
 
 def _function(facts: Facts) -> str:
-    return f"the function {offered_function(facts.loop)}"
+    return f"the agent or function {offered_function(facts.loop)}"
 
 
 def _calls(facts: Facts) -> Iterator[str]:
