@@ -256,7 +256,7 @@ def _builds(pin: PinFact) -> str:
 
 
 def _function(facts: Facts) -> str:
-    return f"the function {offered_function(facts.loop)}"
+    return f"the agent or function {offered_function(facts.loop)}"
 
 
 def _model_call(call: OpenModelCallFact) -> str:

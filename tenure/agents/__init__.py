@@ -14,6 +14,7 @@ docs/agents.md is the guide. A name is imported at its first use: only `Agent` a
 calls.py          tool_call: the call that a tool runs for, with its idempotency key
 execution.py      the execution of a function that code runs in; current_work
 prompts.py        the prompt and the dependencies of a run, from the task
+effects.py        the effect class that a program gives a tool
 own_calls.py      the tool calls of one answer of a model as one step: in parallel
 failures.py       failures of model requests, and whether another attempt may succeed
 functions.py      @function, and what a worker runs: DurableFunction

@@ -44,3 +44,15 @@ def _simulated(url: str) -> dict[str, str]:
         "OPENAI_API_KEY": "simulated",
         "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would send traces to OpenAI
     }
+
+
+def advice_without_stack(environment: Mapping[str, str]) -> str:
+    """Returns what a person should know whose worker is told no addresses and finds no stack; "" for any other."""
+    data = Path(environment.get("TENURE_DATA") or ".tenure")
+    if any(environment.get(name) for name in _SERVICES.values()) or read_addresses(data) is not None:
+        return ""
+    models = "" if any(name.startswith(_MODELS) for name in environment) else ", and no simulator plays its models"
+    return (
+        f"no `tenure dev` runs on {data.resolve()}, so this worker looks for the services at their usual ports on this"
+        f" machine{models}: start `tenure dev` in this folder first, or name its folder in TENURE_DATA"
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from tenure.agents.dev_stack import dev_settings
+from tenure.agents.dev_stack import advice_without_stack, dev_settings
 from tenure.agents.functions import function_table
 from tenure.server_packages import server_packages
 
@@ -65,7 +65,10 @@ class Worker:
         """
         with server_packages("tenure.agents.Worker", extra="agents"):
             program = import_module("services.worker.main")
-        os.environ.update(dev_settings({**os.environ, **self._settings}))  # the agents' own model clients read it
+        environment = {**os.environ, **self._settings}
+        if advice := advice_without_stack(environment):
+            print(f"tenure: {advice}", file=sys.stderr)  # noqa: T201  for a person at a terminal; logs are not set up yet
+        os.environ.update(dev_settings(environment))  # the agents' own model clients read it
         code = program.run_with(self.functions, self._settings)
         if code:
             sys.exit(code)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from devstack.simulator.scenario import ScenarioLibrary
+from tenure import Client
+from tenure import client as below_client
 from tenure.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -44,3 +46,13 @@ def test_every_simulated_model_named_is_shipped() -> None:
     assert len(named) > 5
     unknown = {name for name in named if library.find(name) is None}
     assert unknown == {"sim-helo", "sim-note", "sim-shop"}  # a slip that a page shows, and the reader's own
+
+
+def test_methods_of_the_client_that_pages_name_exist() -> None:
+    """`Client` is that of `from tenure import Client`. A page that means the one below says `tenure.client.Client`."""
+    wrong = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for below, name in re.findall(r"`(tenure\.client\.)?Client\.([a-z_]+)", page.read_text(encoding="utf-8")):
+            if not hasattr(below_client.Client if below else Client, name):
+                wrong.append(f"{page.name}: {below}Client.{name}")
+    assert wrong == []

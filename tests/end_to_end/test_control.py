@@ -122,7 +122,7 @@ async def test_the_example_at_the_command_line(installation: Installation, worke
     given = json.dumps({"month": "2026-10", "books": workers.queue})
     requests = ("submit", "--function", "month_end", "--input", given, "--queue", workers.queue)
     task_id = (await tenure(*requests, address=address)).out.strip()
-    assert "and the function month_end" in (await tenure("explain", task_id, address=address)).out
+    assert "and the agent or function month_end" in (await tenure("explain", task_id, address=address)).out
     await workers.start()
     watched = await tenure("watch", task_id, address=address)
     assert watched.code == Exit.OK, watched.out

@@ -158,12 +158,18 @@ async def test_the_crash_test_of_the_page_passes(reader: Reader) -> None:
 
 async def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
     """And one that is told an address is not sent elsewhere."""
-    from tenure.agents.dev_stack import dev_settings
+    from tenure.agents.dev_stack import advice_without_stack, dev_settings
 
     assert dev_settings({"TENURE_DATA": str(tmp_path)}) == {}
+    advice = advice_without_stack({"TENURE_DATA": str(tmp_path)})
+    assert f"no `tenure dev` runs on {tmp_path}" in advice
+    assert "no simulator plays its models" in advice
+    assert "simulator" not in advice_without_stack({"TENURE_DATA": str(tmp_path), "ANTHROPIC_API_KEY": "key"})
+    assert not advice_without_stack({"TENURE_WORKER_TOOLS_ADDRESS": "b:1"})
     addresses = {"coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3"}
     (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), **addresses}))
     found = dev_settings({"TENURE_DATA": str(tmp_path)})
+    assert not advice_without_stack({"TENURE_DATA": str(tmp_path)})
     assert found["TENURE_WORKER_COORDINATOR_ADDRESSES"] == "a:1"
     assert "TENURE_WORKER_MODELS_ADDRESS" not in found
     assert dev_settings({"TENURE_DATA": str(tmp_path), "TENURE_WORKER_TOOLS_ADDRESS": "b:1"}) == {}

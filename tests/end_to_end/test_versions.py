@@ -129,7 +129,7 @@ async def test_a_task_waits_for_its_build_and_goes_on_with_it(installation: Inst
         await until(newer, TaskState.RUNNING)
         explained = await tenure("explain", task.id, address=address)
         assert f"pinned to {builds.name}@1, which needs the build b1: no attached worker has it" in explained.out
-        assert f"the workers with the function {builds.name} have: b2" in explained.out
+        assert f"the workers with the agent or function {builds.name} have: b2" in explained.out
         shown = {need.build: (need.open_tasks, need.only_here) for need in (await client.agent(builds.name)).builds}
         assert shown == {"b1": (1, 1), "b2": (1, 1)}
         await builds.start("b1")

@@ -346,3 +346,18 @@ async def test_streamed_tool_calls_are_recorded_whole() -> None:
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert ran == [5]
+
+
+def test_an_effect_may_be_named_and_a_wrong_name_is_told() -> None:
+    named: Any = "KEYED"
+    wrong: Any = "keyed"
+    agent = Agent("support", model=FunctionModel(Script()))
+
+    @agent.tool_plain(effect=named)
+    def refund() -> str:
+        return ""
+
+    with pytest.raises(ValueError, match="'keyed' is no effect class; use one of PURE, IDEMPOTENT, KEYED, UNSAFE"):
+        agent.tool_plain(effect=wrong)
+    with pytest.raises(ValueError, match="tool refund: 'keyed' is no effect class"):
+        Agent("other", model=FunctionModel(Script()), effects={"refund": wrong})

@@ -65,10 +65,12 @@ def test_a_running_task_without_a_claim_is_about_to_be_queued() -> None:
 
 def test_unserved_control_work_is_explained_with_its_function() -> None:
     says = explained("QUEUED", loop="control.month_end", workers=(SERVES,))
-    assert "No worker serves queue batch and the function month_end; 1 other worker is attached" in says
-    assert "a new worker that serves queue batch and the function month_end: start one" in says
+    assert "No worker serves queue batch and the agent or function month_end; 1 other worker is attached" in says
+    assert "a new worker that serves queue batch and the agent or function month_end: start one" in says
     here = replace(SERVES, loops=("control.month_end",))
-    assert "and the function month_end: worker-1" in explained("QUEUED", loop="control.month_end", workers=(here,))
+    assert "and the agent or function month_end: worker-1" in explained(
+        "QUEUED", loop="control.month_end", workers=(here,)
+    )
 
 
 def test_a_task_without_its_build_says_which_there_are() -> None:
@@ -77,12 +79,14 @@ def test_a_task_without_its_build_says_which_there_are() -> None:
     newer = replace(SERVES, loops=("control.month_end", "control.month_end@fedcba9876543210"), build="b3")
     says = explained("QUEUED", loop=loop, workers=(newer, SERVES), pin=pin)
     assert "pinned to month_end@7, which needs the build b1 or b2: no attached worker has it" in says
-    assert "the workers with the function month_end have: b3" in says
+    assert "the workers with the agent or function month_end have: b3" in says
     assert "It needs: a worker of the build b1 or b2 that serves queue batch: start one" in says
-    assert "; no worker has the function month_end" in explained("QUEUED", loop=loop, workers=(SERVES,), pin=pin)
+    assert "; no worker has the agent or function month_end" in explained(
+        "QUEUED", loop=loop, workers=(SERVES,), pin=pin
+    )
     here = replace(newer, loops=(loop,), build="b2")
     says = explained("QUEUED", loop=loop, workers=(newer, here), pin=pin)
-    assert "Workers that serve queue batch and the function month_end as month_end@7: worker-1" in says
+    assert "Workers that serve queue batch and the agent or function month_end as month_end@7: worker-1" in says
     away = replace(pin, builds=None)
     assert "a build that is unknown" in explained("QUEUED", loop=loop, workers=(), pin=away)
 

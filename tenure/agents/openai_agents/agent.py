@@ -13,6 +13,7 @@ from agents.run_config import ToolExecutionConfig
 from agents.tool import ApplyPatchTool, ComputerTool, FunctionTool, LocalShellTool, ShellTool
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
@@ -58,7 +59,7 @@ def durable(
     approval. Raises ValueError for an agent with tools that Tenure cannot record.
     """
     settings = _Settings(
-        effects=dict(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+        effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
     )
     alone = _prepare(agent, settings, set())
     name = name or agent.name

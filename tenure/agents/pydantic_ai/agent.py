@@ -14,6 +14,7 @@ from pydantic_ai.output import OutputDataT, OutputSpec
 from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing, execution_of_agent
 from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
@@ -62,7 +63,7 @@ def durable(
     if "iter" in vars(agent):
         raise ValueError(f"the agent {name} is durable already")
     settings = DurableSettings(
-        effects=dict(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+        effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
     )
     _route_runs(agent, TenureDurability(name, settings), name)
 

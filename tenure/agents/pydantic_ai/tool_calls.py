@@ -14,6 +14,7 @@ from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.calls import running_call
+from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import value_of
 from tenure.control.own_tools import OwnTool, OwnToolContext
@@ -43,8 +44,12 @@ class ToolContext(RunContext[Any]):
 
 
 def metadata_of(effect: EffectClass | None) -> dict[str, Any]:
-    """Returns the metadata for a tool of this effect class. None: the tool runs in the function itself."""
-    return {KEY: False if effect is None else {"effect": effect.value}}
+    """Returns the metadata for a tool of this effect class. None: the tool runs in the function itself.
+
+    Raises ValueError for what is no effect class.
+    """
+    known = effect_class(effect)
+    return {KEY: False if known is None else {"effect": known.value}}
 
 
 def effect_of(tool: ToolDefinition, effects: Effects) -> EffectClass | None:
@@ -58,11 +63,7 @@ def effect_of(tool: ToolDefinition, effects: Effects) -> EffectClass | None:
     if stated is False:
         return None
     name = stated.get("effect", EffectClass.UNSAFE) if isinstance(stated, Mapping) else stated
-    try:
-        return EffectClass(name)
-    except ValueError:
-        known = ", ".join(EffectClass)
-        raise ValueError(f"tool {tool.name}: {name!r} is no effect class; use one of {known}, or None") from None
+    return effect_class(str(name), tool.name)
 
 
 async def call_tool(
