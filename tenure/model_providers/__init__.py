@@ -4,7 +4,7 @@ The worker calls models with it directly, and the model runner for the workers t
 
 client.py            the client and the port to a provider
 stream.py            the provider's event stream, folded into an answer and its usage
-anthropic_models.py  the provider Anthropic, on three platforms
+anthropic_models.py  the provider Anthropic, on three platforms; platforms.py what each needs
 openai_models.py     the provider OpenAI, and compatible endpoints
 chat_messages.py     conversations in the form of OpenAI; chat_stream.py their answers
 message_texts.py     messages as JSON, written once

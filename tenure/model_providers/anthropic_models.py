@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, cast
 
 import anthropic
@@ -27,6 +26,7 @@ from tenure.model_providers.client import (
 )
 from tenure.model_providers.http import open_http_client
 from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
+from tenure.model_providers.platforms import API, BEDROCK, VERTEX
 from tenure.model_providers.stream import MalformedAnswer, shown
 
 # Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
@@ -94,27 +94,6 @@ _STATUS_OF_TYPE: Final = {
 }
 _TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
 """The provider has no error type for it, only this text."""
-
-API: Final = "api"
-BEDROCK: Final = "bedrock"
-VERTEX: Final = "vertex"
-PLATFORMS: Final = (API, BEDROCK, VERTEX)
-_MODULE_OF_EXTRA: Final = {BEDROCK: "botocore", VERTEX: "google.auth"}
-
-
-def missing_extra(platform: str) -> str | None:
-    """Returns what to install for a platform, or None if its libraries are installed."""
-    module = _MODULE_OF_EXTRA.get(platform)
-    if module is None or _is_installed(module):
-        return None
-    return f"the platform {platform} needs libraries that are not installed: pip install 'tenure[{platform}]'"
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around the module
-        return False
 
 
 class AnthropicProvider:

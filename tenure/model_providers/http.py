@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import aiohttp
-import anthropic
 import httpx2
 
 MAX_CONNECTIONS: Final = 4096
@@ -33,6 +32,8 @@ def open_http_client(silence_seconds: float) -> httpx2.AsyncClient:
     It is httpx2 with the transport of aiohttp. The transport of httpx2 itself looks at every connection for each
     request and parses in Python.
     """
+    import anthropic  # slow to import: a process that calls no provider does without
+
     return anthropic.DefaultAioHttpClient(
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         timeout=httpx2.Timeout(silence_seconds, connect=CONNECT_TIMEOUT_SECONDS),

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.model_providers.anthropic_models import API, PLATFORMS, AnthropicProvider, missing_extra
 from tenure.model_providers.client import ModelProvider
+from tenure.model_providers.platforms import API, PLATFORMS, missing_extra
+from tenure.runtime.fast_start import imports_kept
 from tenure.runtime.settings import ConfigurationError, Secret, group, setting
 
 NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the libraries insist on sending one
@@ -103,9 +104,16 @@ class ModelProviderSettings:
 def open_providers(
     settings: ModelProviderSettings, *, silence_seconds: float, prompt_caching: bool, counts_tokens: bool
 ) -> dict[str, ModelProvider]:
-    """Returns the providers that are set, by vendor. Raises ConfigurationError for what a platform lacks."""
+    """Returns the providers that are set, by vendor. Raises ConfigurationError for what a platform lacks.
+
+    Only here are the vendors' libraries imported: it takes longer than all else of a worker's start, and a worker with
+    a model runner does not need them.
+    """
     providers: dict[str, ModelProvider] = {}
     if settings.is_set(ANTHROPIC):
+        with imports_kept():
+            from tenure.model_providers.anthropic_models import AnthropicProvider
+
         try:
             providers[ANTHROPIC] = AnthropicProvider(
                 api_key=settings.anthropic.api_key.reveal() or NO_KEY,

@@ -14,9 +14,10 @@ import pytest
 from devstack.simulator.hostile import call_of, stream_of, written
 from devstack.simulator.http_server import HttpRequest, HttpServer, Reply, plain_refusal
 from tenure.domain.models import ANTHROPIC, OPENAI
-from tenure.model_providers import anthropic_models
-from tenure.model_providers.anthropic_models import BEDROCK, VERTEX, AnthropicProvider, missing_extra
+from tenure.model_providers import platforms
+from tenure.model_providers.anthropic_models import AnthropicProvider
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from tenure.model_providers.platforms import BEDROCK, VERTEX, missing_extra
 from tenure.model_providers.settings import AnthropicSettings, ModelProviderSettings, OpenAISettings, open_providers
 from tenure.runtime.settings import ConfigurationError, load
 from tests.support.patience import CALL_SECONDS
@@ -145,7 +146,7 @@ async def test_malformed_frames_may_be_tried_again(server: PlatformServer, body:
 
 def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_extra(BEDROCK) is None
-    monkeypatch.setattr(anthropic_models, "find_spec", lambda _: None)
+    monkeypatch.setattr(platforms, "find_spec", lambda _: None)
     assert "pip install 'tenure[bedrock]'" in str(missing_extra(BEDROCK))
     (problem,) = ModelProviderSettings(
         anthropic_platform=VERTEX, anthropic=AnthropicSettings(), openai=OpenAISettings()

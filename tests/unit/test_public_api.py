@@ -74,6 +74,12 @@ def test_the_client_is_imported_without_pydantic() -> None:
     assert python(f"import sys, tenure; tenure.Client, tenure.SyncClient; print({heavy} & set(sys.modules))") == "set()"
 
 
+def test_a_worker_imports_no_provider_until_it_calls_one() -> None:
+    """They take longer than the rest of its start, and a worker with a model runner does not need them."""
+    providers = "{'anthropic', 'openai', 'pydantic'}"
+    assert python(f"import sys, services.worker.main; print({providers} & set(sys.modules))") == "set()"
+
+
 def test_every_error_is_a_tenure_error() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     own = [kind for kind in kinds if kind.__module__ in {errors.__name__, "tenure.domain.errors"}]

@@ -8,8 +8,9 @@ from typing import Final
 from services.models.endpoints.routing import ModelEndpoint
 from services.models.endpoints.settings import EndpointSettings
 from tenure.domain.models import ANTHROPIC, OPENAI
-from tenure.model_providers.anthropic_models import API, AnthropicProvider
+from tenure.model_providers.anthropic_models import AnthropicProvider
 from tenure.model_providers.client import ModelClient, ModelProvider
+from tenure.model_providers.platforms import API
 from tenure.model_providers.settings import NO_KEY, ModelProviderSettings, open_providers
 from tenure.runtime.settings import ConfigurationError
 

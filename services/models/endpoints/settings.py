@@ -25,7 +25,7 @@ from typing import Any, Final, get_type_hints
 
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.model_providers.anthropic_models import API, BEDROCK, PLATFORMS, VERTEX, missing_extra
+from tenure.model_providers.platforms import API, BEDROCK, PLATFORMS, VERTEX, missing_extra
 from tenure.model_providers.settings import problem_of_key, problem_of_url
 from tenure.runtime.settings import ConfigurationError, Secret
 
