@@ -11,9 +11,10 @@ import pytest
 from devstack.simulator.hostile import written
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.domain.retry import FailureClass
-from tenure.model_providers.anthropic_models import VERTEX, AnthropicProvider
+from tenure.model_providers.anthropic_models import AnthropicProvider
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from tenure.model_providers.openai_models import OpenAIProvider
+from tenure.model_providers.platforms import VERTEX
 from tests.conformance.test_model_platforms import PlatformServer
 from tests.support.patience import CALL_SECONDS
 
