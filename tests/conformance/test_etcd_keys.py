@@ -110,9 +110,10 @@ async def test_each_condition_holds_and_fails_where_it_should(etcd: EtcdSpace) -
         present(etcd.key("nothing")),
         value_is(etcd.key("nothing"), b""),
     )
-    assert (await etcd.client.txn(Txn(when=holds))).succeeded
+    then = (Put(etcd.key("held"), b""),)
+    assert (await etcd.client.txn(Txn(when=holds, then=then))).succeeded
     for condition in fails:
-        assert not (await etcd.client.txn(Txn(when=(condition,)))).succeeded
+        assert not (await etcd.client.txn(Txn(when=(condition,), then=then))).succeeded
 
 
 async def test_a_key_is_deleted_only_at_the_revision_that_was_read(etcd: EtcdSpace) -> None:
@@ -230,6 +231,22 @@ async def test_many_keys_are_read_back_in_groups(etcd: EtcdSpace) -> None:
     for start in range(0, len(keys), 2 * 40):
         await etcd.client.txn(Txn(then=tuple(Put(key, b"") for key in keys[start : start + 80 : 2])))
     assert sorted(await etcd.client.get_many([*keys, keys[0]])) == keys[::2]
+
+
+async def test_reads_that_their_callers_give_up_harm_no_etcd(own_etcd: EtcdProcess) -> None:
+    """A transaction that only reads would end this release of etcd within a few rounds."""
+    keys = [b"/k/%d" % number for number in range(100)]
+    async with EtcdClient([own_etcd.endpoint]) as client:
+        for key in keys:
+            await client.put(key, bytes(1000))
+        for round_number in range(40):
+            reads = [asyncio.create_task(client.get_many(keys)) for _ in range(8)]
+            await asyncio.sleep(0.0002 * round_number)  # the moment to hit is not known: each round tries another one
+            for read in reads:
+                read.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+            assert own_etcd.exit_code is None
+        assert len(await client.get_many(keys)) == len(keys)
 
 
 async def test_a_request_over_etcds_size_is_refused(etcd: EtcdSpace) -> None:

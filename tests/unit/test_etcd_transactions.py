@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from services.coordinator.etcd.transactions import (
@@ -22,7 +24,7 @@ def test_a_transactions_width_is_its_longest_list() -> None:
 
 
 def test_a_transaction_etcd_would_find_too_wide_is_not_sent() -> None:
-    fits = Txn(then=tuple(Get(b"%d" % number) for number in range(MAX_TXN_OPS)))
+    fits = Txn(then=tuple(Put(b"%d" % number, b"") for number in range(MAX_TXN_OPS)))
     assert len(to_request(fits).success) == MAX_TXN_OPS
     with pytest.raises(ValueError, match="129 operations wide"):
         to_request(Txn(then=(*fits.then, Get(b"more"))))
@@ -37,8 +39,10 @@ def test_a_transaction_etcd_would_find_too_wide_is_not_sent() -> None:
         (Txn(then=(Txn(otherwise=(Put(b"a", b""),)),)), False),
     ],
 )
-def test_only_a_transaction_that_can_never_write_may_be_repeated(txn: Txn, read_only: bool) -> None:
+def test_a_transaction_that_only_reads_is_not_sent(txn: Txn, read_only: bool) -> None:
     assert txn.is_read_only is read_only
+    with pytest.raises(ValueError, match="can crash etcd") if read_only else nullcontext():
+        to_request(txn)
 
 
 @pytest.mark.parametrize(

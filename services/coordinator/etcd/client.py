@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Self
 
 from services.coordinator.etcd import stubs, transactions
@@ -17,11 +18,9 @@ from services.coordinator.etcd.calls import (
 from services.coordinator.etcd.endpoints import Endpoints, TlsIdentity
 from services.coordinator.etcd.keepalive import KeepAlive
 from services.coordinator.etcd.transactions import (
-    MAX_TXN_OPS,
     Compare,
     Delete,
     EtcdLease,
-    Get,
     KeyValue,
     Listing,
     MemberStatus,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 _PAGE_KEYS = 1_000
 _LIST_TRIES = 3
+_READS_AT_ONCE = 64
 
 
 class EtcdClient:
@@ -75,17 +75,23 @@ class EtcdClient:
 
     async def get(self, key: bytes, *, timeout_seconds: float | None = None) -> KeyValue | None:
         """Returns the key, or None."""
+        return (await self.get_with_revision(key, timeout_seconds=timeout_seconds))[0]
+
+    async def get_with_revision(
+        self, key: bytes, *, timeout_seconds: float | None = None
+    ) -> tuple[KeyValue | None, int]:
+        """Returns the key, or None, and the store's revision at which it was read."""
         response = await self._range(stubs.RangeRequest(key=key), timeout_seconds)
-        return key_value(response.kvs[0]) if response.kvs else None
+        return key_value(response.kvs[0]) if response.kvs else None, response.header.revision
 
     async def get_many(self, keys: Iterable[bytes], *, timeout_seconds: float | None = None) -> dict[bytes, KeyValue]:
-        """Returns those of the keys that exist. Reads them in groups of MAX_TXN_OPS, each at its own revision."""
+        """Returns those of the keys that exist, each read at its own revision, _READS_AT_ONCE at a time."""
         wanted = list(dict.fromkeys(keys))
         by_key: dict[bytes, KeyValue] = {}
-        for start in range(0, len(wanted), MAX_TXN_OPS):
-            gets = tuple(Get(key) for key in wanted[start : start + MAX_TXN_OPS])
-            result = await self.txn(Txn(then=gets), timeout_seconds=timeout_seconds)
-            by_key.update({each.key: each for each in result.key_values})
+        for start in range(0, len(wanted), _READS_AT_ONCE):
+            group = wanted[start : start + _READS_AT_ONCE]
+            found = await asyncio.gather(*(self.get(key, timeout_seconds=timeout_seconds) for key in group))
+            by_key.update({each.key: each for each in found if each is not None})
         return by_key
 
     async def list(
@@ -146,11 +152,10 @@ class EtcdClient:
         return response.deleted
 
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-        """Runs a transaction; retries it only if it is read-only. Raises ValueError when it is too wide."""
-        call = read if txn.is_read_only else write
+        """Runs a transaction, once. Raises ValueError when it is too wide, or only reads."""
         request = transactions.to_request(txn)
         timeout = self._timeout(timeout_seconds)
-        response = await call(self.endpoints, lambda e: e.kv.Txn, request, timeout_seconds=timeout)
+        response = await write(self.endpoints, lambda e: e.kv.Txn, request, timeout_seconds=timeout)
         return transactions.from_response(response, response.header.revision)
 
     async def grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> EtcdLease:

@@ -136,7 +136,7 @@ class Txn:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether neither branch changes a key, so that a retry is safe."""
+        """Whether neither branch changes a key."""
         return all(
             operation.is_read_only if isinstance(operation, Txn) else isinstance(operation, Get)
             for operation in (*self.then, *self.otherwise)
@@ -214,7 +214,13 @@ def _compare(message: stubs.Compare) -> Compare:
 
 
 def to_request(txn: Txn) -> stubs.TxnRequest:
-    """Returns the message of a transaction. Raises ValueError when it is too wide for etcd."""
+    """Returns the message of a transaction. Raises ValueError when it is too wide for etcd, or only reads.
+
+    etcd before 3.5.7 panics when the caller of a transaction that only reads goes away, or its deadline passes, at the
+    wrong moment (etcd's issues 14110 and 14891).
+    """
+    if txn.is_read_only:
+        raise ValueError("a transaction that only reads can crash etcd: read the keys with get or get_many")
     if txn.width > MAX_TXN_OPS:
         raise ValueError(f"a transaction is {txn.width} operations wide; etcd's limit is {MAX_TXN_OPS}")
     return _request(txn)

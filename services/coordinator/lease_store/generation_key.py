@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from services.coordinator.etcd.transactions import (
     Compare,
-    Get,
-    Txn,
     absent,
     value_is,
 )
@@ -39,9 +37,8 @@ class GenerationKey:
     async def read(self, *, timeout_seconds: float | None = None) -> EtcdGeneration:
         """Returns etcd's generation, read linearizably. Raises Unavailable, also when the key has no valid value."""
         with translated_errors():
-            result = await self._etcd.txn(Txn(then=(Get(GENERATION_KEY),)), timeout_seconds=timeout_seconds)
-        key_values = result.key_values
-        return EtcdGeneration(read_generation(key_values[0].value) if key_values else None, result.revision)
+            held, revision = await self._etcd.get_with_revision(GENERATION_KEY, timeout_seconds=timeout_seconds)
+        return EtcdGeneration(None if held is None else read_generation(held.value), revision)
 
     async def move(self, expected: int | None, target: int) -> bool:
         """Moves the key by compare-and-set.
