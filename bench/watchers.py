@@ -26,6 +26,8 @@ from tenure.v1 import task_service_pb2 as api
 
 CLIENTS: Final = 20
 STEPS: Final = 1000
+AMPLE: Final = task_pb2.Limits(max_tokens=10**12, max_steps=2 * STEPS)
+"""No task ends while it is watched: its streams would end with it."""
 SUBMITS_AT_ONCE: Final = 8
 SLOW_SECONDS: Final = 20.0
 BUSY_SECONDS: Final = 2.0
@@ -207,7 +209,7 @@ async def _bench(options: Options, own: int, sharing: int) -> AsyncIterator[_Ben
 
         async def submit(model: str) -> str:
             async with limit:
-                request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=model))
+                request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=model), limits=AMPLE)
                 return (await clients[0].submit("be watched", request=request)).task_id
 
         task_ids = await asyncio.gather(*(submit("sim-watched-own") for _ in range(own)))
