@@ -101,7 +101,10 @@ async def _stopped_victim(folder: Path, fault: str) -> Victim:
 
 def is_frozen(pid: int) -> bool:
     """Returns whether all threads of the process are stopped. Needs /proc."""
-    states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    try:
+        states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # a thread has just ended
     return bool(states) and set(states) <= {"T", "t"}
 
 

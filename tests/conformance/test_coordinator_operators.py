@@ -132,6 +132,7 @@ async def test_the_drain_mark_follows_the_session_to_another_replica(fleet: Flee
     owner = await fleet.worker(replica, worker_id="tired")
     await drain(replica, "tired")
     await owner.hears("drain")
+    owner.freeze()  # the session ends with the new stream, or with its lease
     moved = fleet.keep(await owner.reattach(other.address))
     await moved.hears("drain")
     await moved.break_off()

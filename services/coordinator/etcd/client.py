@@ -90,8 +90,8 @@ class EtcdClient:
         by_key: dict[bytes, KeyValue] = {}
         for start in range(0, len(wanted), _READS_AT_ONCE):
             group = wanted[start : start + _READS_AT_ONCE]
-            found = await asyncio.gather(*(self.get(key, timeout_seconds=timeout_seconds) for key in group))
-            by_key.update({each.key: each for each in found if each is not None})
+            key_values = await asyncio.gather(*(self.get(key, timeout_seconds=timeout_seconds) for key in group))
+            by_key.update({each.key: each for each in key_values if each is not None})
         return by_key
 
     async def list(
