@@ -152,7 +152,8 @@ async def test_a_collector_with_tls_proves_who_it_is(checkpoint: MakeCheckpoint,
         await ended(receiver, await worked_off(ledger, 1))
 
 
-async def test_metrics_come_by_http() -> None:
+async def test_metrics_come_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.runtime.telemetry._FLUSH_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     names: set[str] = set()
 
     def answer(seen: Seen) -> bytes:
