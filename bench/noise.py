@@ -103,13 +103,17 @@ async def make_noise(address: str, ca_file: Path, seconds: float, keys: list[str
     """Calls for some seconds, and returns the counts of answers."""
     counts: Counter[str] = Counter()
     async with AsyncExitStack() as opened:
-        running = []
-        for key in keys:
+        clients: list[tuple[NoisyClient, str]] = []
+        for key in keys:  # before any of them makes noise, which would use up what the tenant may call
             client = await opened.enter_async_context(Client(address, api_key=key, tls=ClientTls(ca_file)))
-            watched = (await client.submit("noise", request=request())).task_id
-            noisy = NoisyClient(client, counts)
-            for kind, number, call in noisy.calls(watched):
-                running += [asyncio.create_task(noisy.repeat(kind, call)) for _ in range(number)]
+            watched = await client.submit("noise", request=request())
+            clients.append((NoisyClient(client, counts), watched.task_id))
+        running = [
+            asyncio.create_task(noisy.repeat(kind, call))
+            for noisy, watched in clients
+            for kind, number, call in noisy.calls(watched)
+            for _ in range(number)
+        ]
         print("calling", flush=True)
         await asyncio.sleep(seconds)
         for one in running:

@@ -37,9 +37,10 @@ HOW: Final = (
 
 @dataclass(slots=True)
 class Neighbour:
-    """Calls at a steady rate, whatever the answers take. `seconds`: of each call."""
+    """Calls at a steady rate, whatever the answers take. The lists have the seconds of each call."""
 
     client: Client
+    every_seconds: float = SUBMIT_EVERY_SECONDS
     submits: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
     streams: list[float] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Neighbour:
         async with asyncio.TaskGroup() as running:
             while monotonic() < end:
                 running.create_task(self._one())
-                await asyncio.sleep(SUBMIT_EVERY_SECONDS)
+                await asyncio.sleep(self.every_seconds)
 
     async def _one(self) -> None:
         began = monotonic()

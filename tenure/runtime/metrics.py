@@ -215,8 +215,8 @@ def count(name: str, amount: float = 1, /, **labels: str) -> None:
 
 
 def gauge(name: str, value: float, /, **labels: str) -> None:
-    """Sets a gauge."""
-    REGISTRY.cell(name, **labels).value = value
+    """Sets a gauge. A bool becomes 0 or 1: OpenTelemetry's encoder refuses it, and with it all metrics of an export."""
+    REGISTRY.cell(name, **labels).value = float(value)
 
 
 def observe(name: str, seconds: float, /, **labels: str) -> None:

@@ -168,7 +168,10 @@ async def test_metrics_come_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": stub.url(), "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
         async with telemetry("checkpoint", variables):
             metrics.count("tenure_trace_spans_left_out_total", 0)
-    assert "tenure_trace_spans_left_out_total" in names
+            is_linked = True
+            metrics.gauge("tenure_tool_source_linked", is_linked, source="test-metrics-by-http")
+    metrics.REGISTRY.remove("tenure_tool_source_linked", source="test-metrics-by-http")
+    assert {"tenure_trace_spans_left_out_total", "tenure_tool_source_linked"} <= names
 
 
 @pytest.mark.parametrize(
