@@ -33,18 +33,21 @@ WORKERS: Final = 3
 TASK: Final = ShortTask(turns=8, model_seconds=1.2, tool_seconds=0.3)
 PATIENCE_SECONDS: Final = 240.0
 SPANS_SECONDS: Final = 90.0
-VICTIMS: Final = ("worker", "coordinator", "worker", "checkpoint", "worker", "tools", "worker", "gateway")
+OTHERS: Final = ("coordinator", "checkpoint", "tools", "models", "gateway")
+VICTIMS: Final = tuple(kind for other in OTHERS for kind in ("worker", other))
 """What is killed, in this order again and again: every second kill hits a worker."""
 DOWN: Final = "TenureComponentDown"
 RAISED: Final = "TenureGenerationRaised"
+LOST_CALLS: Final = "TenureModelCallsLost"
+"""Fires when a killed model runner had calls in flight."""
 DOWN_SECONDS: Final = 240.0
 CLEARED_SECONDS: Final = 120.0
 RAISED_SECONDS: Final = 1200.0
 """Longer than the 15 minutes for which the alert looks back."""
 HOW: Final = (
-    "A development stack on this machine with two replicas of the gateway, the coordinator, the checkpoint service and "
-    "the tool service, three workers, one Postgres, one etcd, a Prometheus with the alerts of deploy/prometheus, and a "
-    "collector of traces. Tasks of eight turns (a model call of 1.2 s and an effect after 0.3 s) are submitted at a "
+    "A development stack on this machine with two replicas of the gateway, the coordinator, the checkpoint service, the "
+    "tool service and the model runner, three workers, one Postgres, one etcd, a Prometheus with the alerts of "
+    "deploy/prometheus, and a collector of traces. Tasks of eight turns (a model call of 1.2 s and an effect after 0.3 s) are submitted at a "
     "steady rate. A process is killed (SIGKILL) and started again at a steady rate, every second time a worker; once "
     "every process is restarted in turn (SIGTERM), as for an upgrade. A base backup of Postgres and a snapshot of etcd "
     "are taken early, and the log of Postgres is archived. At the end all services are killed while tasks run, both "
@@ -221,6 +224,7 @@ async def _run(plan: Plan, options: Options) -> AsyncIterator[HourRun]:
             data_dir=folder / "data",
             workers=WORKERS,
             replicas=dict.fromkeys(REPLICATED, REPLICAS),
+            model_runner=True,
             scenario_files=(TASK.scenario_file(folder / "scenarios"),),
             environment={"checkpoint": {**spans.environment, **prices_variable(folder)}},
             metrics=True,
@@ -294,7 +298,7 @@ def _add_alerts(section: Section, run: HourRun) -> None:
     expected = {DOWN, RAISED} if run.plan.stays_down else {RAISED}
     fired = run.alerts.fired
     for alert in fired.values():
-        known = "expected" if alert.name in {DOWN, RAISED} else "not expected"
+        known = "expected" if alert.name in {DOWN, RAISED, LOST_CALLS} else "not expected"
         end = "fires still" if alert.cleared_at is None else "cleared"
         section.add(f"alert {alert.name}", alert.seconds, "s", note=f"{known}; {end}")
     section.add("expected alerts that did not fire", len(expected - set(fired)), "", bound=at_most(0))

@@ -28,7 +28,7 @@ UNIQUE_WITHOUT_ROOT = {
     "tasks_one_per_source": "an exclusive source has one live task, of any root",
     "tasks_source_run": "a run of a source is one task, of any root",
 }
-"""Shrinks: each needs a table of its own, in which the key is the identity."""
+"""Each would need a table of its own, in which the key is the identity."""
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ ASK_EVERY_NODE = {
         queries.waiting_for sub_agents.taken
     """,
 }
-"""Statements that look on every node. Shrinks: docs/citus.md says what each kind costs, and what would change it."""
+"""Statements that look on every node: docs/citus.md says what would change each kind, and why nobody does it."""
 
 
 async def test_statements_name_the_root_or_are_listed(ledger: Any) -> None:
