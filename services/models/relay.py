@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Self
 from uuid import UUID
 
@@ -23,50 +25,67 @@ CANCEL_TIMEOUT_SECONDS: Final = 60.0
 MAX_CHANNELS: Final = 64
 
 
+@dataclass(slots=True)
+class _UsedChannel:
+    """A channel to one replica. `calls`: how many use it now."""
+
+    channel: TenureChannel
+    calls: int = 0
+
+
 class Relay:
-    """Channels to other replicas, opened when needed."""
+    """Channels to other replicas, opened when needed. It keeps MAX_CHANNELS, and more while calls use them."""
 
     def __init__(self, security: Security) -> None:
         self._tls = security.peer(Role.MODELS)
-        self._channels: OrderedDict[str, TenureChannel] = OrderedDict()
+        self._channels: OrderedDict[str, _UsedChannel] = OrderedDict()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        for used in self._channels.values():
+            await used.channel.close()
 
     async def generate(self, to: RelayCall, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields the parts of the other replica's answer. Raises its errors."""
         metrics.count("tenure_models_relayed_total", method="Generate")
-        stub = await self._stub(to.address)
-        call = stub.Generate(request, metadata=_addressed(to.runner_id))
-        try:
-            async for part in call:
-                yield part
-        finally:
-            call.cancel()  # nothing, if it has ended
+        async with self._stub(to.address) as stub:
+            call = stub.Generate(request, metadata=_addressed(to.runner_id))
+            try:
+                async for part in call:
+                    yield part
+            finally:
+                call.cancel()  # nothing, if it has ended
 
     async def cancel(self, to: RelayCall, request: pb.CancelGenerationRequest) -> pb.CancelGenerationResponse:
         """Returns the other replica's answer. Raises its errors."""
         metrics.count("tenure_models_relayed_total", method="CancelGeneration")
-        stub = await self._stub(to.address)
-        response: pb.CancelGenerationResponse = await stub.CancelGeneration(
-            request, timeout=CANCEL_TIMEOUT_SECONDS, metadata=_addressed(to.runner_id)
-        )
+        async with self._stub(to.address) as stub:
+            response: pb.CancelGenerationResponse = await stub.CancelGeneration(
+                request, timeout=CANCEL_TIMEOUT_SECONDS, metadata=_addressed(to.runner_id)
+            )
         return response
 
-    async def _stub(self, address: str) -> Any:
-        channel = self._channels.get(address)
-        if channel is None:
+    @asynccontextmanager
+    async def _stub(self, address: str) -> AsyncIterator[Any]:
+        used = self._channels.get(address)
+        if used is None:
             channel = open_channel(address, tls=self._tls, max_message_bytes=MAX_MESSAGE_BYTES, peer="models")
-            self._channels[address] = channel
+            used = self._channels[address] = _UsedChannel(channel)
         self._channels.move_to_end(address)
-        if len(self._channels) > MAX_CHANNELS:
-            _, oldest = self._channels.popitem(last=False)
-            await oldest.close()
-        return ModelServiceStub(channel)
+        used.calls += 1
+        try:
+            yield ModelServiceStub(used.channel)
+        finally:
+            used.calls -= 1
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        """Closes the channels beyond MAX_CHANNELS that no call uses, the least recently used first."""
+        unused = [address for address, used in self._channels.items() if not used.calls]
+        for address in unused[: max(0, len(self._channels) - MAX_CHANNELS)]:
+            await self._channels.pop(address).channel.close()
 
 
 def _addressed(runner_id: UUID) -> tuple[tuple[str, str], ...]:
