@@ -201,3 +201,28 @@ async def test_a_server_that_is_no_standby_is_never_used(
             await asyncio.sleep(0.05)
     assert "no standby of the ledger's database" in str([vars(record).get("reason") for record in caplog.records])
     assert await ledger.listed() == ({task_id}, None)
+
+
+SLOW: Final = """
+create schema slow;
+create table slow.reads (at timestamptz);
+create function slow.pg_current_wal_flush_lsn() returns pg_lsn language plpgsql as $$
+declare read_lsn pg_lsn := pg_catalog.pg_current_wal_flush_lsn();
+begin
+  insert into slow.reads values (clock_timestamp());
+  perform pg_sleep(0.2);
+  return read_lsn;
+end $$;
+set search_path = slow, pg_catalog;
+"""
+
+
+async def test_the_noted_moment_is_not_after_its_position(fresh_database: FreshDatabase) -> None:
+    """A commit that is acknowledged after the log was read must not count as a part of it."""
+    async with await psycopg.AsyncConnection.connect(await fresh_database(), autocommit=True) as primary:
+        await primary.execute(SLOW)
+        row = await (await primary.execute(module.STATEMENTS.primary_position)).fetchone()
+        read = await (await primary.execute("select at from slow.reads")).fetchone()
+    assert row is not None
+    assert read is not None
+    assert row[1] <= read[0]

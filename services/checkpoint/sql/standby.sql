@@ -1,8 +1,9 @@
 -- A hot standby of the ledger's database, for reads.
 
 -- name: primary_position
--- The end of the log that is on disk, and the time: every commit that was acknowledged before has its record below.
-select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint, clock_timestamp(),
+-- The end of the log that is on disk, and the time: every commit that was acknowledged before has its record below. The
+-- time is that of the statement's begin, because the clock may be read after the log.
+select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint, now(),
        (select system_identifier from pg_control_system());
 
 -- name: standby_position
