@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
@@ -28,9 +28,12 @@ def read_token(token: str, first: tuple[str, str]) -> tuple[str, str]:
         return first
     try:
         place, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
-        if place != _NO_TIME:
-            datetime.fromisoformat(place)
-        return place, str(UUID(task_id))
-    except (binascii.Error, UnicodeError, ValueError):
+        return place if place == _NO_TIME else read_time(place), str(UUID(task_id))
+    except (binascii.Error, UnicodeError, ValueError, OverflowError):
         message = "is not a token of this service: use next_page_token of the last response"
         raise InvalidRequest(violations=[("page_token", message)]) from None
+
+
+def read_time(text: str) -> str:
+    """Returns the time in a form that Postgres reads: Python reads more forms. Raises ValueError or OverflowError."""
+    return datetime.fromisoformat(text).astimezone(UTC).isoformat()
