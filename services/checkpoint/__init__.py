@@ -17,6 +17,7 @@ prices.py         prices of models
 repeats.py        the results of earlier equal requests
 locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
+page_tokens.py    tokens of pages that are sorted by a time and a task id
 standby.py        chooses where a read runs: at a hot standby of Postgres, or at the primary
 watch/            streams of entries and changes
 traces/           spans projected from the ledger, and their export

@@ -97,9 +97,10 @@ async def compare(pool: Pool, lines: Iterable[str]) -> AsyncIterator[Finding]:
     """Yields the findings, task by task. `lines`: those of `list-records`. Raises ValueError for other lines."""
     recorded, after = map(RecordedTask.read, filter(str.strip, lines)), _FIRST
     while after != _LAST:
-        page = {task.task_id: task for task in islice(recorded, PAGE)}
-        if page and (min(page) <= after or list(page) != sorted(page)):
-            raise ValueError("the lines are not in the order of `tenure serve tools list-records`")
+        lines_read = list(islice(recorded, PAGE))
+        page = {task.task_id: task for task in lines_read}
+        if page and (min(page) <= after or [task.task_id for task in lines_read] != sorted(page)):
+            raise ValueError("the lines are not those of one `tenure serve tools list-records`, in its order")
         until = max(page) if len(page) == PAGE else _LAST
         async for findings in _compare_range(pool, page, after, until):
             for finding in findings:

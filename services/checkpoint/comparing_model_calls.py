@@ -87,9 +87,10 @@ async def compare_model_calls(pool: Pool, lines: Iterable[str]) -> AsyncIterator
     """Yields the findings by task. `lines`: those of `list-calls`. Raises ValueError for other lines."""
     recorded, after = map(RecordedGeneration.read, filter(str.strip, lines)), _FIRST
     while after != _LAST:
-        page = {call.task_id: call for call in islice(recorded, PAGE)}
-        if page and (min(page) <= after or list(page) != sorted(page)):
-            raise ValueError("the lines are not in the order of `tenure serve models list-calls`")
+        lines_read = list(islice(recorded, PAGE))
+        page = {call.task_id: call for call in lines_read}
+        if page and (min(page) <= after or [call.task_id for call in lines_read] != sorted(page)):
+            raise ValueError("the lines are not those of one `tenure serve models list-calls`, in its order")
         until = max(page) if len(page) == PAGE else _LAST
         async for finding in _compare_range(pool, page, after, until):
             yield finding

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,6 +9,7 @@ from services.checkpoint.commit.draft import calls_in_doubt
 from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
+from services.checkpoint.page_tokens import read_token, write_token
 from services.checkpoint.queries import FORKS, OUTPUTS, QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.standby import LedgerReads
 from tenure.domain.errors import InvalidRequest
@@ -196,7 +195,7 @@ async def list_tasks(
     """Returns one page, which may be stale. Large specs may make it shorter: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
     listing, first = _listing(request)
-    place, place_task_id = _read_token(request.page_token, first)
+    place, place_task_id = read_token(request.page_token, first)
     parameters = {
         "tenant": tenant,
         "place": place,
@@ -212,7 +211,7 @@ async def list_tasks(
     (places, tasks), as_of = await reads.stale(read, fresh=request.fresh)
     more = len(places) == page_size or len(tasks) < len(places)
     last = places[len(tasks) - 1] if tasks and more else None
-    token = "" if last is None else _write_token(place=last[1], task_id=last[0])
+    token = "" if last is None else write_token(last[1], last[0])
     return pb.CheckpointServiceListTasksResponse(
         tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of)
     )
@@ -322,21 +321,3 @@ def _state(number: int) -> str:
         return STATES.to_domain(number).value
     except ValueError:
         raise InvalidRequest(violations=[("filter.states", "must be known states")]) from None
-
-
-def _write_token(*, place: str, task_id: str) -> str:
-    return base64.urlsafe_b64encode(f"{place} {task_id}".encode()).decode()
-
-
-def _read_token(token: str, first: tuple[str, str]) -> tuple[str, str]:
-    """Returns the (time, task_id) after which the page begins."""
-    if not token:
-        return first
-    try:
-        place, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
-    except (binascii.Error, UnicodeError):
-        place = task_id = ""
-    if not place or len(task_id) != len(first[1]):
-        message = "is not a token of this service: use next_page_token of the last response"
-        raise InvalidRequest(violations=[("page_token", message)])
-    return place, task_id

@@ -2,7 +2,8 @@
 
 How old the standby's data is follows from positions in the log, not from clocks. A duty notes where the primary's log
 ends, and what the standby has applied. The standby has everything that the primary had at the newest noted moment whose
-end of the log it has applied. That moment is the `as_of` of its answers.
+end of the log it has applied. That moment is the `as_of` of its answers. Positions are compared only within one
+timeline: after a promotion or a restore, a standby that was left behind may have a longer log with other writes.
 
 Two kinds of reads use it: lists of tasks, which may be stale and state their age, and pages of entries, which it must
 have up to a sequence that the primary named. Whatever decides or authorizes reads the primary.
@@ -61,6 +62,15 @@ class _Moment(NamedTuple):
     monotonic: float
 
 
+class _Log(NamedTuple):
+    """The log that a position is in. A promotion begins another timeline: its positions say nothing about the former
+    one, which may go on elsewhere with writes that the new primary never had.
+    """
+
+    cluster: int
+    timeline: int
+
+
 class Standby:
     """The standby as one process sees it. `run` is its duty, without which it is never used."""
 
@@ -76,7 +86,7 @@ class Standby:
         self._moments: deque[_Moment] = deque(maxlen=_NOTED_MOMENTS)
         self._applied: _Moment | None = None
         self._pool: Pool | None = None
-        self._cluster: int | None = None
+        self._log: _Log | None = None
         self._refusal = ""
 
     def usable(self) -> tuple[Pool, datetime] | None:
@@ -122,21 +132,35 @@ class Standby:
             _log.warning("the primary does not say where its log ends", extra={"error": str(error)})
             return
         assert row is not None
-        position, at, self._cluster = row
+        position, at, *log = row
+        if self._log != (now := _Log(*log)):
+            self._log, self._applied = now, None
+            self._moments.clear()
         self._moments.append(_Moment(position, at, began))
 
     async def _note_standby(self, pool: Pool) -> None:
         async with ledger_connection(pool) as connection:
             row = await fetch_one(connection, STATEMENTS.standby_position, {})
         assert row is not None
-        applied_position, cluster = row
-        if applied_position is None or cluster != self._cluster:
+        applied_position, *log = row
+        if problem := self._problem(applied_position, _Log(*log)):
             self._applied = None
-            self._refuse(f"{PREFIX}DSN names a server that is no standby of the ledger's database")
+            self._refuse(problem)
             return
         while self._moments and self._moments[0].position <= applied_position:
             self._applied = self._moments.popleft()
             self._refusal = ""
+
+    def _problem(self, applied_position: int | None, log: _Log) -> str:
+        """Returns why positions of the server cannot be compared with those of the primary; "": they can."""
+        if applied_position is None or self._log is None or log.cluster != self._log.cluster:
+            return f"{PREFIX}DSN names a server that is no standby of the ledger's database"
+        if log.timeline != self._log.timeline:
+            return (
+                f"it is on timeline {log.timeline}, and the primary is on {self._log.timeline}: it is used once it has "
+                "a restart point of the primary's timeline; if it cannot follow the primary, make it anew"
+            )
+        return ""
 
     def _refuse(self, reason: str) -> None:
         """Logs once why it is not used."""

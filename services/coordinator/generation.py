@@ -17,7 +17,7 @@ Why an old token never supersedes a newer one, even after an unnoticed restore:
 - A deletion names revision and lease, and etcd never gives a lease id twice: it hits no claim of another life of etcd.
 So the raise is not what makes old tokens harmless. It allows new claims to be registered at all while etcd is behind,
 and deletes at once everything that a restore brought back. There is one exception: when ledger and etcd are both
-restored but the tool service's database is not, the tool service may hold epochs that neither knows; see docs/etcd.md.
+restored but the tool service's database is not, the tool service may hold epochs that neither knows (docs/restore.md).
 """
 
 from __future__ import annotations

@@ -327,6 +327,10 @@ def prune(context: Context, task: str | None, older_than: float | None, dry_run:
     context.run(work)
 
 
+_PREVIEWED: Final = 500
+"""The most tasks that a dry run lists: see Client.prune_before."""
+
+
 def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None:
     if context.as_json:
         for task_id in task_ids:
@@ -336,6 +340,8 @@ def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None
         for task_id in task_ids:
             echo(task_id)
     count = f"{len(task_ids):,} tasks" if len(task_ids) != 1 else f"{short_id(task_ids[0])}"
+    if dry_run and len(task_ids) == _PREVIEWED:
+        count = f"{count} or more"
     echo(f"{count} would be pruned" if dry_run else f"{count} pruned; their bills stay")
 
 

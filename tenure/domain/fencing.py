@@ -21,7 +21,7 @@ FIRST_GENERATION: Final = 1
 MAX_REVISION: Final = (1 << REVISION_BITS) - 1
 MAX_GENERATION: Final = (1 << (63 - REVISION_BITS)) - 1
 MAX_GENERATION_JUMP: Final = 1 << 16
-"""How far one raise may go. Each lost etcd needs one generation, and docs/etcd.md adds 1,000 after a lost ledger: a
+"""How far one raise may go. Each lost etcd needs one generation, and docs/restore.md adds 1,000 after a lost ledger: a
 raise beyond this follows a broken key in etcd, and few such raises would use up all generations.
 """
 

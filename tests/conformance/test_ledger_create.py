@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -157,5 +158,9 @@ async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint: 
 
 async def test_a_page_token_of_somebody_else_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
-    with pytest.raises(InvalidRequest):
-        await list_tasks(replica, "bm9uc2Vuc2U=")
+    for text in ("nonsense", f"soon {uuid4()}", f"2026-11-26 07:00:00+00 {'x' * 36}"):
+        with pytest.raises(InvalidRequest, match="page_token"):
+            await list_tasks(replica, base64.urlsafe_b64encode(text.encode()).decode())
+    # Times that Python reads and Postgres does not.
+    for time in ("2026-W48-4", "2026-11-26\x0007:00:00+00", "2026-11-26 07:00:00+00:00:00.5"):
+        await list_tasks(replica, base64.urlsafe_b64encode(f"{time} {uuid4()}".encode()).decode())

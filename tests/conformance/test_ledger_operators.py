@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 from uuid import uuid4
 
@@ -290,8 +291,9 @@ async def test_live_tasks_are_listed_by_age_and_state_in_pages(checkpoint: MakeC
     seen, token = await aging(replica, page_size=2)
     rest, end = await aging(replica, page_size=2, page_token=token)
     assert (seen + rest, end) == ([first, running, waiting], "")
-    with pytest.raises(InvalidRequest):
-        await aging(replica, page_token="none of theirs")
+    for text in ("none of theirs", f"soon {first}"):
+        with pytest.raises(InvalidRequest, match="page_token"):
+            await aging(replica, page_token=base64.urlsafe_b64encode(text.encode()).decode())
     with pytest.raises(InvalidRequest):
         await aging(replica, states=[FAILED])
 

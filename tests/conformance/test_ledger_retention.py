@@ -437,6 +437,23 @@ async def test_an_operator_previews_a_pruning_and_gives_a_reason(checkpoint: Mak
     assert not await is_there(replica, kept)
 
 
+async def test_an_operator_is_told_of_tasks_behind_a_tree_that_is_held(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    root, child = await family(replica)
+    alone, last = [(await ended(replica)).task.task_id for _ in range(2)]
+    in_an_hour = timestamp(datetime.now(UTC) + timedelta(hours=1))
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as busy:
+        await busy.execute("select from ledger.budgets where root_task_id = %s for update", (root,))
+        answered = await as_operator(replica, ended_before=in_an_hour, limit=3)
+        assert (list(answered.task_ids), answered.more) == ([alone], True)
+        answered = await as_operator(replica, ended_before=in_an_hour, limit=3)
+        assert (list(answered.task_ids), answered.more) == ([last], True)
+        answered = await as_operator(replica, ended_before=in_an_hour, limit=2)
+        assert (list(answered.task_ids), answered.more) == ([], False), "a repeat at once would find the same"
+    answered = await as_operator(replica, ended_before=in_an_hour, limit=3)
+    assert (set(answered.task_ids), answered.more) == ({root, child}, False)
+
+
 async def test_each_pruning_is_assigned_to_one_coordinator(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, never_granted = await ended(replica), await replica.create()

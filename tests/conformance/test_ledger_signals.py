@@ -164,6 +164,23 @@ async def test_kept_events_are_bounded_and_forgotten(
     assert len(await replica.query("select request_id from ledger.signals")) == 1
 
 
+async def test_all_old_events_are_forgotten_at_once(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are: with one batch in each interval, more could arrive than are deleted."""
+    monkeypatch.setattr(signals, "FORGOTTEN_AT_ONCE", 10)
+    monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 3600.0)
+    first = await checkpoint()
+    await first.query(
+        "insert into ledger.signals (tenant, correlation_id, request_id, hash, actor, payload, received_at) "
+        "select 'default', 'old', n::text, '', 'x', '1', now() - interval '8 days' from generate_series(1, 25) n"
+    )
+    await checkpoint(dsn=first.dsn)  # its duty looks once when it starts
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while await first.query("select request_id from ledger.signals"):
+            await asyncio.sleep(0.05)
+
+
 async def test_a_cancelled_event_wait_leaves_later_events(
     checkpoint: MakeCheckpoint,
 ) -> None:

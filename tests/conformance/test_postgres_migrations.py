@@ -74,6 +74,16 @@ async def test_pending_ones_are_told_when_migrating_is_not_allowed(fresh_databas
     assert await rows(dsn, "select 1 from pg_namespace where nspname = 'ledger'") == []
 
 
+async def test_a_check_does_not_wait_for_another_release(fresh_database: FreshDatabase) -> None:
+    """A service of the old release starts while the new release builds an index."""
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(FIRST))
+    async with await psycopg.AsyncConnection.connect(dsn) as migrating:
+        await migrating.execute("select pg_advisory_lock(hashtextextended('tenure migrations ledger', 0))")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await migrate(dsn, ledger(FIRST), allowed=False) == []
+
+
 async def test_a_migration_that_fails_leaves_nothing_of_itself(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     with pytest.raises(psycopg.errors.DivisionByZero) as caught:

@@ -124,5 +124,6 @@ async def test_other_lines_than_model_calls_are_refused(checkpoint: MakeCheckpoi
     assert "not a line of `tenure serve models list-calls`" in err
     call = {"tenant": "t", "step": 1, "attempt_number": 1, "sent_at": ""}
     first, second = (json.dumps({**call, "task_id": str(uuid.UUID(int=n))}) for n in (1, 2))
-    _, err = await serve("checkpoint", "compare-model-calls", ledger.dsn, f"{second}\n{first}\n", code=2)
-    assert "not in the order" in err
+    for lines in (f"{second}\n{first}\n", f"{first}\n{first}\n"):
+        _, err = await serve("checkpoint", "compare-model-calls", ledger.dsn, lines, code=2)
+        assert "not those of one" in err

@@ -67,9 +67,13 @@ class StandbyLedger:
             await self._execute("select pg_wal_replay_resume()")
 
     async def _execute(self, statement: str) -> list[Any]:
-        dsn = self.standby.dsn(self._database)
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-            return await (await connection.execute(statement.encode())).fetchall()
+        return await execute(self.standby.dsn(self._database), statement)
+
+
+async def execute(dsn: str, statement: str) -> list[Any]:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        cursor = await connection.execute(statement.encode())
+        return await cursor.fetchall() if cursor.description else []
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +205,53 @@ async def test_a_server_that_is_no_standby_is_never_used(
             await asyncio.sleep(0.05)
     assert "no standby of the ledger's database" in str([vars(record).get("reason") for record in caplog.records])
     assert await ledger.listed() == ({task_id}, None)
+
+
+async def test_a_standby_of_a_former_primary_is_not_used(
+    fresh_database: FreshDatabase,
+    checkpoint: MakeCheckpoint,
+    postgres_server: PostgresProcess,
+    standby_server: PostgresProcess,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another standby became the primary: this one follows the former primary, and has writes that are lost."""
+    database = (await fresh_database(MIGRATIONS)).rpartition("/")[2]
+    with store_folder() as folder:
+        async with await make_standby(postgres_server, folder / "promoted") as promoted:
+            await execute(promoted.dsn(database), "select pg_promote()")
+            await execute(postgres_server.dsn(database), "create table lost ()")
+            await execute(postgres_server.dsn(database), "select pg_switch_wal()")
+            settings = StandbySettings(dsn=Secret(standby_server.dsn(database)), max_lag_seconds=PATIENT, pool_size=2)
+            replica = await checkpoint(dsn=promoted.dsn(database), standby=settings)
+            ledger = StandbyLedger(replica, standby_server, database)
+            task_id = (await replica.create()).task_id
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while "timeline" not in str([vars(record).get("reason") for record in caplog.records]):
+                    assert await ledger.listed() == ({task_id}, None)
+                    await asyncio.sleep(0.05)
+            assert await ledger.listed() == ({task_id}, None)
+
+
+SLOW: Final = """
+create schema slow;
+create table slow.reads (at timestamptz);
+create function slow.pg_current_wal_flush_lsn() returns pg_lsn language plpgsql as $$
+declare read_lsn pg_lsn := pg_catalog.pg_current_wal_flush_lsn();
+begin
+  insert into slow.reads values (clock_timestamp());
+  perform pg_sleep(0.2);
+  return read_lsn;
+end $$;
+set search_path = slow, pg_catalog;
+"""
+
+
+async def test_the_noted_moment_is_not_after_its_position(fresh_database: FreshDatabase) -> None:
+    """A commit that is acknowledged after the log was read must not count as a part of it."""
+    async with await psycopg.AsyncConnection.connect(await fresh_database(), autocommit=True) as primary:
+        await primary.execute(SLOW)
+        row = await (await primary.execute(module.STATEMENTS.primary_position)).fetchone()
+        read = await (await primary.execute("select at from slow.reads")).fetchone()
+    assert row is not None
+    assert read is not None
+    assert row[1] <= read[0]

@@ -168,7 +168,8 @@ class TestVerdicts:
         later = (NOW + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
         assert retry_after_seconds(later, NOW) == 90.0
         assert retry_after_seconds("Thu, 01 Jan 1970 00:00:00 GMT", NOW) == 0.0
-        assert [retry_after_seconds(text, NOW) for text in ("", "soon", "-1", "1e9")] == [None] * 4
+        far = "Thu, 01 Jan 99999999999999999999 00:00:00 GMT"
+        assert [retry_after_seconds(text, NOW) for text in ("", "soon", "-1", "1e9", far)] == [None] * 5
 
 
 class TestSignatures:

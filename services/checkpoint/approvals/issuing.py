@@ -29,7 +29,7 @@ from tenure.domain.approvals import (
 )
 from tenure.domain.notifications import wait_of
 from tenure.runtime import metrics
-from tenure.runtime.process import rest
+from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import setting
 from tenure.v1 import task_pb2
 from tenure.wire.common import moment
@@ -133,5 +133,5 @@ class OldLinks:
 
         while True:
             while await in_ledger_transaction(self._pool, work):
-                pass  # there may be more: as many may be made as deleted
+                note_progress()  # there may be more: as many may be made as deleted
             await rest(FORGET_INTERVAL_SECONDS)

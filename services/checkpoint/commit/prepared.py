@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tenure.wire.token import TokenChecker
 
 _SEPARATOR: Final = b"\x00"
-"""The limit of one model call, far above any model: sums over a task's life fit into an int64."""
+"""Between the parts of a commit's digest, so that a text cannot move from one part to another unnoticed."""
 
 
 class PreparedEntry(NamedTuple):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
+from services.checkpoint.page_tokens import read_token, write_token
 from services.checkpoint.queries import QUERIES, QUEUE, fetch_all, ledger_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
@@ -36,7 +34,7 @@ _FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 async def list_aging(pool: Pool, tenant: str, request: pb.ListAgingRequest) -> pb.ListAgingResponse:
     """Returns one page; its token is the position of its last row. Raises InvalidRequest."""
-    after, after_task_id = _read_token(request.page_token)
+    after, after_task_id = read_token(request.page_token, _FIRST)
     limit = request.page_size or DEFAULT_PAGE
     parameters: dict[str, Any] = {"tenant": tenant, "after_task_id": after_task_id, "limit": limit}
     if request.view == task_pb2.AGING_VIEW_HELD:
@@ -46,7 +44,7 @@ async def list_aging(pool: Pool, tenant: str, request: pb.ListAgingRequest) -> p
         parameters |= {"after": after, "states": [_state(number) for number in request.states] or list(_LIVING)}
     async with ledger_connection(pool) as connection:
         rows = await fetch_all(connection, statement, parameters)
-    token = _write_token(rows[-1][-1], rows[-1][0]) if len(rows) == limit else ""
+    token = write_token(rows[-1][-1], rows[-1][0]) if len(rows) == limit else ""
     return pb.ListAgingResponse(tasks=[_task(row) for row in rows], next_page_token=token)
 
 
@@ -79,23 +77,6 @@ def _state(number: int) -> str:
     if state in TERMINAL:
         raise InvalidRequest(violations=[("states", f"{state} is a terminal state; only live tasks are listed")])
     return state.value
-
-
-def _write_token(created_at: str, task_id: str) -> str:
-    return base64.urlsafe_b64encode(f"{created_at} {task_id}".encode()).decode()
-
-
-def _read_token(token: str) -> tuple[str, str]:
-    """Returns the (created_at, task_id) after which the page begins."""
-    if not token:
-        return _FIRST
-    try:
-        created_at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
-        return created_at, str(UUID(task_id))
-    except (binascii.Error, UnicodeError, ValueError):
-        raise InvalidRequest(
-            violations=[("page_token", "is not a token of this service: use next_page_token of the last response")]
-        ) from None
 
 
 INTERVAL_SECONDS: Final = 5.0

@@ -197,7 +197,7 @@ class Sweeper:
         await self._run("signals", deliver_signals)
 
     async def run_forgetting(self) -> None:
-        """Deletes old signals, a bounded number at a time. Seldom, because nothing waits for it."""
+        """Deletes old signals. Seldom, because nothing waits for it."""
         while True:
             await signals.forget_old(self._pool)
             await rest(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))

@@ -578,7 +578,8 @@ delete from signals s
  using (select tenant, correlation_id, request_id from signals
          where received_at < now() - make_interval(secs => %(kept_seconds)b)
          order by received_at limit %(limit)b for update skip locked) old
- where (s.tenant, s.correlation_id, s.request_id) = (old.tenant, old.correlation_id, old.request_id);
+ where (s.tenant, s.correlation_id, s.request_id) = (old.tenant, old.correlation_id, old.request_id)
+returning 1;
 
 -- name: find_foreign
 -- The digest of the external entry with a request id. Read under the task's lock.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
@@ -12,6 +11,7 @@ from services.checkpoint.commit.draft import LEDGER, Draft, waited_for
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.locked_rows import without_locked
+from services.checkpoint.page_tokens import read_time
 from services.checkpoint.queries import DOUBTS, fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import InvalidRequest
@@ -80,8 +80,8 @@ def _read_token(token: str) -> _DoubtPosition:
         return _FIRST
     try:
         waiting_since, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split("|")
-        return _DoubtPosition(str(datetime.fromisoformat(waiting_since)), str(UUID(task_id)), call_id)
-    except (binascii.Error, UnicodeError, ValueError):
+        return _DoubtPosition(read_time(waiting_since), str(UUID(task_id)), call_id)
+    except (binascii.Error, UnicodeError, ValueError, OverflowError):
         message = "is not a token of this service: use next_page_token of the last response"
         raise InvalidRequest(violations=[("page_token", message)]) from None
 

@@ -20,6 +20,7 @@ from services.checkpoint.waits import waits
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import note_progress
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
@@ -73,13 +74,14 @@ async def take_kept(connection: Connection, draft: Draft) -> None:
 
 
 async def forget_old(pool: Pool) -> None:
-    """Deletes a bounded number of signals that no wait took in time."""
+    """Deletes all signals that were kept for long enough, a bounded number in each transaction."""
     parameters = {"kept_seconds": KEPT_SECONDS, "limit": FORGOTTEN_AT_ONCE}
 
-    async def work(connection: Connection) -> None:
-        await connection.execute(QUERIES.forget_signals, parameters)
+    async def work(connection: Connection) -> int:
+        return len(await fetch_all(connection, QUERIES.forget_signals, parameters))
 
-    await in_ledger_transaction(pool, work)
+    while await in_ledger_transaction(pool, work) == FORGOTTEN_AT_ONCE:
+        note_progress()
 
 
 async def _record(connection: Connection, tenant: str, request: pb.SendSignalRequest) -> None:
