@@ -88,6 +88,7 @@ class RunnerLife:
         self.own_id: UUID = uuids.uuid7()
         self._kept, self._ttl_seconds, self._on_replicas = kept, ttl_seconds, on_replicas
         self._address = ""
+        self._has_ended = False
         self._others = SeenRunners(ttl_seconds / 2)
 
     @property
@@ -112,11 +113,13 @@ class RunnerLife:
         _log.info("model runner is alive", extra={"runner_id": str(self.own_id), "address": address})
 
     async def renew(self) -> None:
-        """Renews the row and looks at the others three times in each TTL, as a duty."""
+        """Renews the row and looks at the others three times in each TTL, as a duty that ends with the life."""
         while True:
             note_progress()
             try:
                 async with self._kept.use() as postgres:
+                    if self._has_ended:  # the row is deleted, or about to be: a renewal would insert it again
+                        return
                     await postgres.execute(QUERIES.renew_runner, self._row(self._address))
                     rows = await (await postgres.execute(QUERIES.read_renewals)).fetchall()
                 self._others.look(monotonic(), rows)
@@ -141,6 +144,7 @@ class RunnerLife:
 
     async def __aexit__(self, *_: object) -> None:
         """Deletes the row, if the database answers."""
+        self._has_ended = True
         try:
             async with asyncio.timeout(_END_SECONDS), self._kept.use() as postgres:
                 await postgres.execute(QUERIES.end_runner, {"runner_id": self.own_id})
