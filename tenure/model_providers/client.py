@@ -1,7 +1,7 @@
 """Calls the model: the port to the model providers, and the client that gives each request to its provider.
 
-A provider is one file: model_anthropic.py, model_openai.py. It sends a request through the library of its vendor, gives
-the bytes of the answer to the call, and says what a refusal means. All else is here, the same for all providers.
+A provider is one file: anthropic_models.py, openai_models.py. It sends a request through the library of its vendor,
+gives the bytes of the answer to the call, and says what a refusal means. All else is here, the same for all providers.
 """
 
 from __future__ import annotations
