@@ -1,8 +1,7 @@
 """Removes a task's directory, whatever its programs left in it: a limited number of entries at a time, not recursively.
 
 The directories inside a directory are moved up into the workspace, and then the directory is removed. So a tree of any
-depth needs two descriptors, no link is followed, and every step leaves less to do. An interrupted
-removal begins again.
+depth needs two descriptors, no link is followed, and every step leaves less to do. An interrupted removal begins again.
 """
 
 from __future__ import annotations
