@@ -14,6 +14,7 @@ from devstack.simulator.delivery import Dialect, ReplyBlock, StreamEvent, piece_
 from devstack.simulator.hostile import CHANGES_OF_ORDER, JSON_TEXTS, StreamProtocol, hostile_answer
 from devstack.simulator.http_server import ApiError
 from devstack.simulator.messages_endpoint import REFUSED_KEY, MessagesEndpoint, parsed_body
+from devstack.simulator.templates import text_of
 from devstack.simulator.tokens import InputTokens
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 NO_USAGE = "sim-no-usage-"
 """The beginning of names of models that send no usage, as some servers do: `sim-no-usage-hello` plays `hello`."""
 FINISH_REASONS = {"tool_use": "tool_calls", "max_tokens": "length", "refusal": "content_filter"}
+SYSTEM_ROLES = frozenset({"system", "developer"})
 TOO_LONG = "prompt is too long"
 KINDS = {401: "invalid_request_error", 429: "rate_limit_error", 404: "invalid_request_error"}
 CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
@@ -45,15 +47,20 @@ def to_messages_body(body: Any) -> dict[str, Any]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ApiError(400, "Invalid type for 'messages': expected an array of objects")
     _check_results(messages)
-    system = "\n\n".join(str(message["content"]) for message in messages if message.get("role") == "system")
-    converted = [_message(message, index) for index, message in enumerate(messages) if message["role"] != "system"]
+    instructions: list[str] = []
+    converted: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        if message.get("role") in SYSTEM_ROLES:
+            instructions.append(text_of(_blocks(message, index)))
+        else:
+            converted.append(_message(message, index))
     request = {
         "model": body["model"],
         "max_tokens": body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS,
         "messages": _merged(converted),
         "stream": body.get("stream", False),
     }
-    if system:
+    if system := "\n\n".join(instructions):
         request["system"] = system
     if tools := [_tool(tool) for tool in body.get("tools") or ()]:
         request["tools"] = tools
@@ -78,6 +85,8 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
                 f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(expected)}",
             )
         calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise ApiError(400, f"Invalid type for 'messages[{index}].tool_calls': expected an array of objects")
         expected = {str(call.get("id")) for call in calls}
         if len(expected) != len(calls):
             raise ApiError(400, f"Duplicate value for 'tool_call_id' in messages[{index}]")
@@ -97,19 +106,26 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
         raise ApiError(
             400, f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', and 'tool'."
         )
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
-    if isinstance(content, list):
-        blocks = [_part(part) for part in content]
-    blocks += [_call(call) for call in message.get("tool_calls") or ()]
+    blocks = _blocks(message, index) + [_call(call) for call in message.get("tool_calls") or ()]
     if not blocks:
         raise ApiError(400, f"Invalid value for 'content' of messages[{index}]: expected a string, got null.")
     return {"role": role, "content": blocks}
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") == "text":
-        return {"type": "text", "text": part["text"]}
-    return {"type": "image", "source": {"type": "url", "url": part["image_url"]["url"]}}
+def _blocks(message: dict[str, Any], index: int) -> list[dict[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return [_part(part, index) for part in content]
+    return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+
+
+def _part(part: Any, index: int) -> dict[str, Any]:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return {"type": "image", "source": {"type": "url", "url": url}}
+    raise ApiError(400, f"Invalid value for 'messages[{index}].content': expected parts of type text or image_url")
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -120,15 +136,15 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         arguments = json.loads(function["arguments"])
     except (KeyError, TypeError, ValueError) as error:
         raise ApiError(400, f"Invalid 'arguments' of a tool call: {error}") from error
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
+    return {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": arguments}
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get("type") != "function":
         raise ApiError(400, "Invalid value for 'tools': expected functions")
     return {
-        "name": function["name"],
+        "name": function.get("name"),
         "description": function.get("description", ""),
         "input_schema": function.get("parameters") or {"type": "object", "properties": {}},
     }

@@ -63,7 +63,10 @@ def parse_head(head: bytes) -> tuple[HttpRequest, int]:
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
         raise MalformedRequest(400, "Content-Length is not a number")
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+    except ValueError as error:
+        raise MalformedRequest(400, "The request target is malformed") from error
     return HttpRequest(method, parts.path, dict(parse_qsl(parts.query)), headers), int(length)
 
 

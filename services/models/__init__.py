@@ -5,17 +5,17 @@ The files, in the order in which data flows:
 __main__.py, main.py  commands, and how the parts are put together
 settings.py           the settings from the environment
 servicer.py           ModelService: verifies the fencing token, and gives the caller its call
-work.py               what a call is made of; reads prompts
-rules.py              what a request and the newest call of its task come to
+work.py               the data of a call; reads prompts
+rules.py              decides a request by the newest call of its task
 begin_new.py          the first write of the usual call: one statement begins the calls of a batch
 store.py              the other writes: admit requests, mark calls SENT, record ends
 admission.py          the port: when a call may be sent, and to which endpoint
-endpoints/            the endpoints of the providers, and the way of a call to one of them
+endpoints/            the endpoints of the providers; sends each call to one of them
 limits/               waits for the rate limits of the providers' keys
 runs.py               the calls of this process
 ends.py               the ends of calls, as they are recorded and sent
 reading.py            gives one reader a call: the text so far, pieces, the end
-relay.py              to the replica that makes a call
+relay.py              relays requests to the replica that makes the call
 liveness.py           this process's row among the runners
 sweeping.py           deletes old rows
 settled_calls.py      stops calls that the ledger has settled without their ends

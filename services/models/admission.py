@@ -1,4 +1,4 @@
-"""The seam of rate limits: each call asks for a permit before it is sent. While it waits for one, it is ACCEPTED."""
+"""The port of the rate limits: each call needs a permit before it is sent. While it waits for one, it is ACCEPTED."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The first write of the usual call: one statement begins calls of a batch, under the locks of their rows.
 
-It begins and never refuses. A request that it leaves out is stale, or its attempt is not the task's newest one, or the
-row says something else of it: store.py decides it, with the rules of rules.py, in a transaction.
+The statement begins calls and refuses none. It leaves out a request that is stale, whose attempt is not the task's
+newest one, or that the row contradicts. store.py decides such a request by the rules of rules.py, in a transaction.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The life of this process, as all replicas see it: a row that it renews. And the lives of the others, as it sees them.
+"""Renews the row by which the other replicas see that this process lives, and watches the rows of the others.
 
-A runner that did not renew in time counts as dead: whoever is asked for one of its calls records the call as lost. A
-runner that was only slow notices when it records the end: compare-and-set. So it may go on under the same id.
+A runner that did not renew in time counts as dead: the replica that gets a request for one of its calls records the
+call as lost. A runner that was only slow notices this when it records the end, which is a compare-and-set. So it may go
+on under the same id.
 
-The time is that of the replica that looks: how long it has seen the same renewal, by its own monotonic clock. So a
-clock that jumps kills no runner, nor does an outage of Postgres, in which nobody can renew.
+Each replica measures by its own monotonic clock how long it has seen the same renewal. So no runner counts as dead
+because a clock jumped, or because nobody could renew in an outage of Postgres.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class _SeenRenewal(NamedTuple):
 class SeenRunners:
     """The renewals of all runners, as this process has seen them. `now`: monotonic seconds.
 
-    `patience_seconds`: the longest time between two looks after which it still knows how long it has seen a renewal.
-    After a longer one it may have been Postgres, or this process itself, that stood still.
+    `patience_seconds`: the longest pause between two looks that counts as time without a renewal. After a longer pause
+    Postgres or this process may have stood still, so all renewals count as seen just now.
     """
 
     def __init__(self, patience_seconds: float) -> None:
@@ -88,6 +89,7 @@ class RunnerLife:
         self.own_id: UUID = uuids.uuid7()
         self._kept, self._ttl_seconds, self._on_replicas = kept, ttl_seconds, on_replicas
         self._address = ""
+        self._has_ended = False
         self._others = SeenRunners(ttl_seconds / 2)
 
     @property
@@ -112,11 +114,13 @@ class RunnerLife:
         _log.info("model runner is alive", extra={"runner_id": str(self.own_id), "address": address})
 
     async def renew(self) -> None:
-        """Renews the row and looks at the others three times in each TTL, as a duty."""
+        """Renews the row and looks at the others three times in each TTL, as a duty that ends with the life."""
         while True:
             note_progress()
             try:
                 async with self._kept.use() as postgres:
+                    if self._has_ended:  # the row is deleted, or about to be: a renewal would insert it again
+                        return
                     await postgres.execute(QUERIES.renew_runner, self._row(self._address))
                     rows = await (await postgres.execute(QUERIES.read_renewals)).fetchall()
                 self._others.look(monotonic(), rows)
@@ -141,6 +145,7 @@ class RunnerLife:
 
     async def __aexit__(self, *_: object) -> None:
         """Deletes the row, if the database answers."""
+        self._has_ended = True
         try:
             async with asyncio.timeout(_END_SECONDS), self._kept.use() as postgres:
                 await postgres.execute(QUERIES.end_runner, {"runner_id": self.own_id})

@@ -196,7 +196,7 @@ async def _serve(
     process.enter(metrics.on_sample(lambda: _sample(runs, endpoints)))
     await process.open(server)
     await liveness.begin(settings.advertised(server.port))
-    duties.start("renew model runner", liveness.renew, silence_seconds=SILENCE_SECONDS)
+    duties.start("renew model runner", liveness.renew, may_end=True, silence_seconds=SILENCE_SECONDS)
     _log.info("listening", extra={"address": server.address})
     return runs
 

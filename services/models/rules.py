@@ -1,4 +1,4 @@
-"""The rules of Generate and CancelGeneration: what the newest call of a task and a request of a claim come to.
+"""The rules of Generate and CancelGeneration: they decide a request of a claim by the newest call of its task.
 
 The functions are pure. The caller holds the lock of the task's row, and writes the row that they return.
 """

@@ -26,7 +26,7 @@ TIMEOUT_SECONDS: Final = 10.0
 
 
 class SettledCalls:
-    """Start `run` as a duty. It asks for every call, because a worker that lost its task may still read one."""
+    """The duty `run`. It asks for calls with a reader, too: a worker that lost its task may still read."""
 
     def __init__(self, runs: Runs, checkpoint: TenureChannel) -> None:
         self._runs = runs

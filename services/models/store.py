@@ -93,7 +93,7 @@ class RequestBatcher(NamedTuple):
     async def _begin_new(
         self, kept: DedicatedConnection, batch: Sequence[AdmittedRequest], runner_id: UUID
     ) -> dict[UUID, BeginCall]:
-        """Begins what is new. The calls begin in this process only with the rest of the batch, whose write may fail."""
+        """Begins the new calls in their rows. The process makes them after the batch's other write, which may fail."""
         new = [one for one in batch if self._may_begin(one)]
         if not new:
             return {}

@@ -1,6 +1,6 @@
-"""Deletes the rows of tasks that nothing has changed for days: they fence and answer nobody any more.
+"""Deletes the rows of tasks that have not changed for days: no owner needs their fence or their answer any more.
 
-Forgets runners that stopped renewing a day ago, too.
+Also deletes the rows of runners that stopped renewing a day ago.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EVERY_SECONDS: Final = 300.0
 
 
 class GenerationSweep:
-    """Start `run` as a duty."""
+    """Deletes old rows as the duty `run`."""
 
     def __init__(self, pool: Pool, days: int) -> None:
         self._pool, self._days = pool, days

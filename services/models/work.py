@@ -1,4 +1,4 @@
-"""What a model call is made of: its key, its request to the provider, and the token that began it."""
+"""The data of a model call: its key, its request to the provider, and the token that began it."""
 
 from __future__ import annotations
 

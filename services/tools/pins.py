@@ -116,8 +116,7 @@ class ToolPins:
         """
         known = self._sources.get(source)
         if known is None:
-            message = f"there is no MCP server {source} with pinned tools; `tenure tools sources` lists the sources"
-            raise NotFound(message, reason="NO_SUCH_SOURCE")
+            raise no_such_source(source)
         new = {name: sha256 for name, sha256 in seen.items() if known.accepted.get(name) != sha256}
         for name, sha256 in new.items():
             if (held := known.held.get(name)) is None or held.sha256 != sha256:
@@ -152,6 +151,12 @@ class ToolPins:
             accepted = {tool: sha256 for source, tool, sha256 in rows if source == name}
             if accepted != known.accepted:
                 await known.retake()
+
+
+def no_such_source(source: str) -> NotFound:
+    """Returns the error for a source that has no pins, or that the caller's tenant may not see."""
+    message = f"there is no MCP server {source} with pinned tools; `tenure tools sources` lists the sources"
+    return NotFound(message, reason="NO_SUCH_SOURCE")
 
 
 def _pin(source: str, texts: Mapping[str, str], actor: str) -> dict[str, Any]:

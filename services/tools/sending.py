@@ -169,7 +169,9 @@ class CallDelivery:
                 answer = await self._answered(send)
         except TimeoutError:
             return self._out_of_time()
-        except BaseException:
+        except BaseException as error:
+            if self._lost and isinstance(error, ToolFailure):
+                raise ToolFailure(error.message + _EARLIER, error.detail) from error
             if not (self._may_have_begun or self._was_refused):
                 self._mark_not_sent()
             raise

@@ -35,7 +35,10 @@ class ToolsSettings:
         "directory in which append_record writes, a tool for demonstrations; without it the tool does not exist",
         default=None,
     )
-    search_url: str = setting("JSON endpoint of web_search; without it the tool does not exist", default="")
+    search_url: str = setting(
+        "JSON endpoint of web_search, where the config file has no section for it; without both its calls fail",
+        default="",
+    )
     max_running: int = setting(
         "calls that run at once, besides programs and searches", default=64, minimum=1, maximum=1024
     )

@@ -260,7 +260,14 @@ class ModelStep:
         name = f"{self._held_task.task_id}/{step}/{attempt.attempt_number}"
         if attempt.summary_through_step:
             summary_request = self.context_window.summary_messages(attempt.summary_through_step)
-            return ModelRequest(attempt.model, summary_request, attempt.max_output_tokens, SUMMARY_SYSTEM, attempt=name)
+            return ModelRequest(
+                attempt.model,
+                summary_request,
+                attempt.max_output_tokens,
+                SUMMARY_SYSTEM,
+                attempt=name,
+                timeout_seconds=self._timeout_seconds,
+            )
         unforeseen = 0
         if self._foreseen is not None:
             bound = self.context_window.upper_bound(CallModel(step, attempt.attempt_number))

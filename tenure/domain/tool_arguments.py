@@ -83,9 +83,13 @@ def well_formed_value(value: Any) -> Any:
     return value if mended is written else strict_json(mended, unique_names=True)
 
 
+TRUNCATED: Final = " …"
+"""Ends a text that was truncated."""
+
+
 def escaped(text: str, most_characters: int) -> str:
     """Returns an untrusted text for people: truncated, with unprintable characters except line breaks escaped."""
-    cut = text if len(text) <= most_characters else f"{text[:most_characters]} …"
+    cut = text if len(text) <= most_characters else f"{text[:most_characters]}{TRUNCATED}"
     if cut.isprintable():
         return cut
     return "".join(

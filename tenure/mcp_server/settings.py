@@ -34,6 +34,7 @@ class McpServerSettings:
             return self.max_cost
         cost = Decimal(str(wanted))
         if not cost.is_finite() or cost <= 0 or (self.max_cost is not None and cost > self.max_cost):
-            rule = f"must be above 0 and at most {self.max_cost or 'any'} dollars, the most of this MCP server"
+            most = "" if self.max_cost is None else f" and at most {self.max_cost} dollars, the cap of this MCP server"
+            rule = f"must be above 0{most}"
             raise InvalidRequest(violations=[("max_cost", rule)])
         return cost

@@ -1,7 +1,7 @@
 """Calls the model: the port to the model providers, and the client that gives each request to its provider.
 
-A provider is one file: model_anthropic.py, model_openai.py. It sends a request through the library of its vendor, gives
-the bytes of the answer to the call, and says what a refusal means. All else is here, the same for all providers.
+A provider is one file: anthropic_models.py, openai_models.py. It sends a request through the library of its vendor,
+gives the bytes of the answer to the call, and says what a refusal means. All else is here, the same for all providers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
 from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
-from tenure.domain.tool_arguments import escaped, strict_json
+from tenure.domain.tool_arguments import TRUNCATED, escaped, strict_json
 from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
     MAX_TOKENS,
@@ -436,8 +436,13 @@ def _id(message: str) -> str:
 
 
 def without_secret(text: str, secret: str) -> str:
-    """Returns the text with "[key]" in place of the key."""
-    return text.replace(secret, "[key]") if len(secret) >= _SHORTEST_SECRET else text
+    """Returns the text with "[key]" in place of the key, also where the text was truncated within the key."""
+    if len(secret) < _SHORTEST_SECRET:
+        return text
+    text = text.replace(secret, "[key]")
+    for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
+        text = text.replace(f"{secret[:length]}{TRUNCATED}", f"[key]{TRUNCATED}")
+    return text
 
 
 def _error_text(error: BaseException) -> str:

@@ -12,7 +12,13 @@ from devstack.simulator.hostile import written
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.anthropic_models import AnthropicProvider
-from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from tenure.model_providers.client import (
+    MAX_FAILURE_CHARACTERS,
+    ModelCall,
+    ModelCallFailed,
+    ModelClient,
+    ModelRequest,
+)
 from tenure.model_providers.openai_models import OpenAIProvider
 from tenure.model_providers.platforms import VERTEX
 from tests.conformance.test_model_platforms import PlatformServer
@@ -86,6 +92,15 @@ async def test_a_key_that_a_proxy_quotes_is_not_recorded(server: PlatformServer,
         failure = await failure_of(client, model)
     assert failure.message == "bad key '[key]' for [key]"
     assert KEY not in str(failure)
+
+
+@pytest.mark.parametrize("quoted", [8, 9, len(KEY) - 1, len(KEY)])
+def test_a_key_at_the_limit_of_a_message_is_not_recorded(quoted: int) -> None:
+    """The message is truncated before the key is looked for."""
+    failure = ModelCallFailed(FailureClass.AUTHENTICATION, "x" * (MAX_FAILURE_CHARACTERS - quoted) + KEY + "y")
+    failure.hide(KEY)
+    assert failure.message.endswith("x[key] …")
+    assert KEY[:8] not in str(failure)
 
 
 async def test_a_login_that_fails_may_succeed_later(

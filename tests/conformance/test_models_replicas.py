@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from services.models.liveness import RunnerLife
+from services.models.statements import SCHEMA
 from tenure.domain.errors import StaleEpoch, TryLater
+from tenure.runtime.dedicated_connection import DedicatedConnection
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import ModelReplica, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
@@ -127,3 +130,14 @@ async def test_the_row_outlives_no_promise(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await models_database("select task_id::text from generations") != [(new.task_id,)]:
             await asyncio.sleep(0.05)
+
+
+async def test_a_renewal_after_the_end_of_a_life_does_not_revive_it(models_dsn: str, models_database: Any) -> None:
+    """The duty may come to its turn after the row is deleted: the other replicas would count the runner as alive."""
+    async with DedicatedConnection(models_dsn, service="models", schema=SCHEMA) as kept:
+        async with RunnerLife(kept, ttl_seconds=2.0) as life:
+            await life.begin("127.0.0.1:1")
+            assert len(await models_database("select runner_id from runners")) == 1
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await life.renew()
+    assert await models_database("select runner_id from runners") == []

@@ -6,10 +6,12 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from devstack.simulator.chat_endpoint import to_messages_body
+from devstack.simulator.http_server import ApiError
 from tenure.domain.conversation import text_block
 from tenure.domain.models import vendor_of
 from tenure.model_providers.chat_messages import EMPTY_RESULT, ERROR_HEAD, chat_messages, chat_tools
@@ -120,3 +122,27 @@ def test_the_prefix_of_a_model_names_its_vendor() -> None:
     assert vendor_of("openai/org/model") == ("openai", "org/model")
     assert vendor_of("anthropic/claude-opus-4-8") == ("anthropic", "claude-opus-4-8")
     assert vendor_of("claude-opus-4-8") == ("anthropic", "claude-opus-4-8")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_the_simulator_reads_instructions_in_parts(role: str) -> None:
+    parts = [{"type": "text", "text": "Be exact."}, {"type": "text", "text": "Be brief."}]
+    messages = [{"role": role, "content": parts}, {"role": "user", "content": "hi"}]
+    assert to_messages_body({"model": "m", "messages": messages})["system"] == "Be exact.\nBe brief."
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "hi"},
+        {"role": "user", "content": ["hi"]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": "https://far.away"}]},
+        {"role": "system", "content": [7]},
+        {"role": "assistant", "tool_calls": ["add"]},
+    ],
+)
+def test_the_simulator_refuses_a_malformed_message(message: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        to_messages_body({"model": "m", "messages": [message]})
+    assert refused.value.status == 400

@@ -19,3 +19,9 @@ def test_a_cost_that_the_cap_does_not_allow_is_refused(wanted: float) -> None:
 def test_a_cost_within_the_cap() -> None:
     settings = McpServerSettings(Decimal(1))
     assert [settings.cost_of(wanted) for wanted in (None, 0.5, 1.0)] == [Decimal(1), Decimal("0.5"), Decimal(1)]
+
+
+def test_without_a_cap_the_refusal_names_none() -> None:
+    with pytest.raises(InvalidRequest, match="must be above 0") as refused:
+        McpServerSettings(None).cost_of(-1.0)
+    assert "at most" not in str(refused.value)

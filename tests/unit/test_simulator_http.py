@@ -85,6 +85,7 @@ async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection: An
     ("request_bytes", "status"),
     [
         (b"GET\r\n\r\n", 400),
+        (b"GET http://[x HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.0\r\n\r\n", 505),
         (HEAD + b"no colon\r\n\r\n", 400),
         (HEAD + b"Content-Length: -1\r\n\r\n", 400),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.tools.sending import AnswerLostError, CallDelivery, NotSentError, SendAttempt
-from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
+from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tools import EffectClass
 from tests.support.patience import CALL_SECONDS
 
@@ -42,3 +42,13 @@ async def test_an_error_in_a_repeat_keeps_the_earlier_sending() -> None:
 async def test_a_bug_before_anything_was_sent_is_a_crash(effect_class: Any) -> None:
     with pytest.raises(KeyError):
         await delivered(effect_class, KeyError("a bug"))
+
+
+async def test_a_refused_repeat_says_that_the_call_was_sent() -> None:
+    """Such as when the host's name has another address by now, which is not allowed."""
+    refused = ToolFailure("It has an address that is not allowed.", "ADDRESS_REFUSED")
+    with pytest.raises(ToolFailure, match="It was sent before") as repeated:
+        await delivered(EffectClass.KEYED, AnswerLostError("gone"), refused)
+    assert repeated.value.detail == "ADDRESS_REFUSED"
+    with pytest.raises(ToolFailure, match=r"is not allowed\.$"):
+        await delivered(EffectClass.KEYED, refused)

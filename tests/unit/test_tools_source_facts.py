@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from services.tools.source_facts import LONGEST_SENTENCE, MAX_PROBLEMS, SourceStatuses
 from tenure.domain.tools import ToolSourceKind
+from tenure.runtime.metric_catalogue import CATALOGUE
 from tenure.runtime.metrics import REGISTRY
 from tenure.v1 import tool_pb2
 
@@ -54,6 +55,13 @@ def test_a_source_shows_its_last_change_and_last_error() -> None:
     fact.linked()
     assert only(facts).change_time.seconds > since.seconds
     assert only(facts).last_error == "second"
+
+
+def test_every_gauge_of_a_source_is_described() -> None:
+    SourceStatuses().add("gauged", ToolSourceKind.MCP).took(1)
+    set_here = {name for name in REGISTRY.names() if name.startswith("tenure_tool_source_")}
+    assert "tenure_tool_source_held" in set_here
+    assert set_here <= CATALOGUE.keys()
 
 
 def test_nothing_is_connected_to_for_built_in_and_http_tools() -> None:

@@ -6,13 +6,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from services.tools.calls.effects import NeverBegan
 from services.tools.calls.runs import RunningCalls, Started, StopReason
 from services.tools.mcp.calling import McpToolCaller
-from services.tools.mcp.delivery_errors import AnswerLost
+from services.tools.mcp.delivery_errors import AnswerLost, CallNotSent
 from services.tools.sending import AnswerLostError, AskedToWaitError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, RunTool, Tool, ToolAnswer, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
@@ -145,3 +146,30 @@ async def test_a_call_that_was_sent_and_is_stopped_is_in_doubt_as_ever() -> None
     run.request_stop(StopReason.CLOSED)
     with pytest.raises(ToolInDoubt):
         await carrying
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [AnswerLost("the connection ended"), None],
+        [AnswerLost("the connection ended"), CallNotSent("it is away"), CallNotSent("it is away")],
+    ],
+    ids=["no session", "no connection"],
+)
+async def test_a_lost_call_whose_server_stays_away_may_have_happened(links: list[Exception | None]) -> None:
+    """Each link is a session whose call fails; None: there is none any more."""
+
+    async def link(_context: CallContext) -> Any:
+        failure = links.pop(0)
+        if failure is None:
+            raise CallNotSent("it is away")
+        return Mock(call=AsyncMock(side_effect=failure))
+
+    definition = elsewhere(unsent, KEYED).definition
+    with ThreadPoolExecutor(1) as threads:
+        calling = McpToolCaller(Mock(link=link), "pay", definition, cast("Any", None), threads)
+        outcome = await carried_out(elsewhere(calling.run, KEYED))
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "CONNECTION_LOST")
+    assert "Nothing was done" not in outcome.content
+    assert "it is away" in outcome.content
+    assert links == []

@@ -1,4 +1,4 @@
-"""The endpoints of the providers, and the way of a call to one of them.
+"""The endpoints of the providers, to one of which each call is sent.
 
 settings.py   the file that lists endpoints
 opening.py    the clients of the endpoints

@@ -1,4 +1,4 @@
-"""The way of a call: it waits for the rate limit of a key, is sent, and moves on if the endpoint refuses it.
+"""Sends calls to endpoints: a call waits for the rate limit of a key, and moves to the next endpoint if it is refused.
 
 The rules are those of tenure.domain.failover and tenure.domain.rate_limits.
 """
@@ -69,7 +69,7 @@ class _Route(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """What is known of one model at one endpoint."""
+    """The calls that wait for one model at one endpoint, and its circuit."""
 
     queue: KeyQueue
     circuit: Circuit
@@ -156,7 +156,7 @@ class ModelEndpoints:
         return closed[min(waits)[1] if short is None else short]
 
     def has_another(self, call: LimitedCall, refused_by: frozenset[str]) -> bool:
-        """Whether an endpoint that works and has no long line has not refused the call."""
+        """Whether another endpoint works, has no long line and has not refused the call."""
         return any(
             route.endpoint.name not in refused_by
             and not route.circuit.wait_seconds(monotonic())

@@ -165,7 +165,7 @@ class KeyQueue:
         self._let_go()
 
     def heard(self) -> None:
-        """Takes that the limiter learned something."""
+        """Lets calls go after the limiter learned something."""
         self._let_go()
 
 

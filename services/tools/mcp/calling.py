@@ -152,7 +152,7 @@ class McpToolCaller:
         _check_text(arguments)
         sending = SendAttempt(math.inf, context.check_may_begin)
         try:
-            session = await self._session(context)
+            session = await self._session(context, sending)
             sending.ends_at = asyncio.get_running_loop().time() + context.timeout_seconds
             async with asyncio.timeout_at(sending.ends_at):
                 return await self._answered(session, sending, context, arguments)
@@ -162,7 +162,8 @@ class McpToolCaller:
             raise
         except TimeoutError:
             if not sending.is_out:
-                raise _unreachable(CallNotSent("the connection was lost before the call was sent")) from None
+                unreached = CallNotSent("the connection was lost before the call was sent")
+                raise _unreachable(unreached, sending) from None
             return no_answer_in_time("The server", self.definition.effect_class, context.timeout_seconds)
 
     async def _answered(
@@ -171,14 +172,14 @@ class McpToolCaller:
         for sends in range(1, MAX_SENDS + 1):
             is_last = sends == MAX_SENDS
             if sends > 1:
-                session = await self._session(context)
+                session = await self._session(context, sending)
             try:
                 sending.go_out()
                 result = await session.call(self.tool, arguments, context)
             except CallNotSent as unreached:
                 sending.is_out = sending.sent_before
                 if is_last:
-                    raise _unreachable(unreached) from unreached
+                    raise _unreachable(unreached, sending) from unreached
             except AnswerLost as lost:
                 sending.sent_before = True
                 self._check_repeat(lost, is_last=is_last)
@@ -186,11 +187,11 @@ class McpToolCaller:
                 return await self._kept_answer(result, context)
         raise AssertionError("unreachable: the last send returns or raises")
 
-    async def _session(self, context: CallContext) -> McpSession:
+    async def _session(self, context: CallContext, sending: SendAttempt) -> McpSession:
         try:
             return await self.server.link(context)
         except CallNotSent as unreached:
-            raise _unreachable(unreached) from unreached
+            raise _unreachable(unreached, sending) from unreached
 
     def _check_repeat(self, lost: AnswerLost, *, is_last: bool) -> None:
         """Returns when the call may be sent again with the same idempotency key; raises otherwise."""
@@ -270,7 +271,11 @@ def tools_of(
     ]
 
 
-def _unreachable(unreached: CallNotSent) -> ToolFailure:
+def _unreachable(unreached: CallNotSent, sending: SendAttempt) -> ToolFailure:
+    """Returns the failure of a call that cannot be sent, or not again: then its lost answer may stand for an effect."""
+    if sending.sent_before:
+        lost = "The server was lost in the middle of the call, and cannot be reached again"
+        return ToolFailure(f"{lost} ({unreached}). The call may have had its effect.", "CONNECTION_LOST")
     return ToolFailure(f"The server cannot be reached: {unreached}. Nothing was done.", "UNREACHABLE")
 
 

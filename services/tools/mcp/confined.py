@@ -17,7 +17,7 @@ _SYSTEM: Final = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/l
 _INHERITED: Final = ("PATH", "LANG")
 _LEAVE_SECONDS: Final = 1.0
 
-# One process serves all tasks. Where no cgroup counts memory, Node.js alone reserves 2 GiB.
+# One process serves all tasks, so it may use more memory than the process of one task.
 _MEMORY_BYTES: Final = 4096 * MIB
 _TMP_BYTES: Final = 1024 * MIB
 _FILE_BYTES: Final = 4096 * MIB

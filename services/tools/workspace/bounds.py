@@ -1,4 +1,4 @@
-"""What a workspace may hold, and whether there is room for more."""
+"""Limits the size of a workspace, and checks whether it has room for more."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from services.tools.tool import ToolFailure
 
 _MIB: Final = 1024 * 1024
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""How a full disk is told."""
+"""The error codes of a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most bytes on disk, and the most files, directories and links."""
+    """The limits of a workspace: bytes on disk, and the number of files, directories and links."""
 
     max_bytes: int = 512 * _MIB
     max_files: int = 20_000
 
     def check_room(self, workspace: Path, more_bytes: int, more_files: int) -> None:
-        """Raises ToolFailure (WORKSPACE_LIMIT) when there is none for these. Blocks."""
+        """Raises ToolFailure (WORKSPACE_LIMIT) if these do not fit into the workspace. Blocks."""
         used = measure(workspace)
         if not used.complete:
-            raise ToolFailure("The workspace holds more than can be counted: delete files first.", "WORKSPACE_LIMIT")
+            raise ToolFailure("The workspace has too many files to count. Remove some first.", "WORKSPACE_LIMIT")
         if used.disk_bytes + more_bytes > self.max_bytes:
             message = (
                 f"The workspace is full: {used.disk_bytes} of {self.max_bytes} bytes are used. Remove files first."
@@ -41,7 +41,7 @@ class Bounds:
 
 @contextmanager
 def reporting_full_disk() -> Iterator[None]:
-    """The host's disk is full: nothing was written, and that is an outcome."""
+    """Turns the error of a full disk of the host into an outcome: nothing was written."""
     try:
         yield
     except OSError as error:

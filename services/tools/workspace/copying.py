@@ -1,8 +1,8 @@
-"""A copy of a workspace for a fork: complete under its name, or not there.
+"""Copies a workspace for a fork. Under the fork's name the copy is either complete or absent.
 
-It is made under a name that no task has, is written to disk, and then renamed. What a copy that died leaves is removed
-by the sweep of workspaces. The other workspace is only read: programs may be writing there, and a file that is written
-meanwhile may be copied halfway.
+The copy is made under a name that no task has, is written to disk, and is then renamed. The sweep of workspaces removes
+the rest of a copy whose process died. The source is only read. Its programs may be writing meanwhile, so a file that is
+being written may be copied halfway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.tools.workspace.directories import TEMPORARY, Workspaces, closing_
 from services.tools.workspace.removal import remove_some
 from tenure.domain.errors import Unavailable, WrongState
 
-# One file's content into another: shared blocks where the filesystem can, holes left as holes.
+# Copies the content of one file: the files share blocks where the filesystem supports it, and holes remain holes.
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 _FICLONE: Final = 0x40049409
@@ -36,7 +36,7 @@ _LINUX: Final = sys.platform == "linux"
 
 
 def copy_content(source: int, target: int, size_bytes: int, check: Callable[[], None]) -> None:
-    """Up to `size_bytes`, whatever the source grows to. `check` is called between pieces, and may raise.
+    """Copies the first `size_bytes`, even if the source grows. `check` is called between pieces, and may raise.
 
     Raises OSError.
     """
@@ -50,12 +50,12 @@ def copy_content(source: int, target: int, size_bytes: int, check: Callable[[], 
             check()
             copied = _copy_some(source, target, at, min(_PIECE_BYTES, end - at))
             if copied == 0:
-                return  # it was cut short meanwhile
+                return  # a program truncated the source meanwhile
             at += copied
 
 
 def _share(source: int, target: int) -> bool:
-    """Whether both now have the same blocks on disk, until one is written."""
+    """Makes both files share their blocks on disk until one is written. Returns whether that worked."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -64,7 +64,7 @@ def _share(source: int, target: int) -> bool:
 
 
 def _filled(source: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """What is no hole."""
+    """Yields the start and end of each part that is not a hole."""
     at = 0
     while at < size_bytes:
         try:
@@ -93,32 +93,33 @@ def _copy_some(source: int, target: int, at: int, most: int) -> int:
 
 
 UNFINISHED: Final = ".copy-"
-"""How names of copies begin that are not complete."""
+"""The names of incomplete copies begin with this."""
 
 _MAX_DEPTH: Final = 64
 _GONE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EEXIST})
-"""Removed, something else in its place, or renamed and listed twice, since it was looked for."""
+"""The errors of an entry that a program removed, replaced or renamed after it was listed."""
 
 
 @dataclass(slots=True)
 class CopiedFiles:
-    """How much, as a workspace is measured."""
+    """The size of what was copied, measured like a workspace."""
 
     files: int = 0
     disk_bytes: int = 0
     left_out: int = 0
 
 
-class CopyStopped(Exception):  # noqa: N818  nobody waits for the copy any more
-    """The copy was given up."""
+class CopyStopped(Exception):  # noqa: N818  no error: nobody waits for the copy any more
+    """The copy was stopped because its caller went away."""
 
 
 def copy_workspace(
     workspaces: Workspaces, root: Path, tenant: str, from_task_id: str, task_id: str, bounds: Bounds, stopped: Event
 ) -> CopiedFiles | None:
-    """None: it was copied before. A task without files gives one without. Blocks.
+    """Copies a task's workspace, or nothing if the task has no files. Returns None if it was copied before. Blocks.
 
-    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), CopyStopped; nothing is left.
+    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), CopyStopped, and leaves no
+    files then.
     """
     with suppress(FileNotFoundError), _reporting_errors(), workspaces.tenant_opened(tenant) as parent:
         if _is_there(task_id, parent):
@@ -144,7 +145,7 @@ def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event
 
 
 def _put_in_place(name: str, task_id: str, parent: int) -> bool:
-    """False: another copy was there first."""
+    """Gives the copy its name. Returns False if another copy has it already."""
     try:
         os.rename(name, task_id, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
@@ -156,7 +157,7 @@ def _put_in_place(name: str, task_id: str, parent: int) -> bool:
 
 
 class _Copying:
-    """One copy under way. `target`: its top directory, which nobody else can enter."""
+    """One copy in progress. `target`: its top directory, which nobody else can enter."""
 
     def __init__(self, target: int, bounds: Bounds, stopped: Event) -> None:
         self._target, self._bounds, self._stopped = target, bounds, stopped
@@ -181,7 +182,7 @@ class _Copying:
             self._count(status)
         elif not stat.S_ISREG(status.st_mode):
             self.copied.left_out += 1
-        elif not name.startswith(TEMPORARY):  # a file that is being written, or was when its writer died
+        elif not name.startswith(TEMPORARY):  # a temporary file of a writer that still writes or died
             self._file(name, source, target, above)
 
     def _inner(self, name: str, source: int, target: int, path: tuple[str, ...]) -> None:
@@ -205,14 +206,14 @@ class _Copying:
                     _take_over(status, made)
 
     def _link(self, name: str, status: os.stat_result, target: int, above: tuple[str, ...]) -> bool:
-        """Whether it is another name of a file that was copied already."""
+        """Links the name if it is another name of a file that was copied already. Returns whether it is."""
         if status.st_nlink < 2:
             return False
         key = status.st_dev, status.st_ino
         first = self._linked.setdefault(key, (*above, name))
         if first == (*above, name):
             return False
-        # One directory after the other: all their names together may be more than the kernel takes for a path.
+        # Walks one directory after the other, because the path as a whole may be longer than the kernel accepts.
         with closing_after(walk((*first[:-1], "."), DIRECTORY, self._target)) as directory:
             os.link(first[-1], name, src_dir_fd=directory, dst_dir_fd=target)
         self._count_entry()
@@ -234,13 +235,13 @@ class _Copying:
             raise CopyStopped
 
 
-class _Gone(Exception):  # noqa: N818  no error: a program has removed it
-    """It is not there any more."""
+class _Gone(Exception):  # noqa: N818  no error: a program removed it
+    """The entry does not exist any more."""
 
 
 @contextmanager
 def _unless_gone(path: str) -> Iterator[None]:
-    """What the system says of one entry. Raises _Gone, WrongState, OSError."""
+    """Translates the errors of one entry. Raises _Gone, WrongState, OSError."""
     try:
         yield
     except PermissionError as error:
@@ -260,20 +261,22 @@ def _reporting_errors() -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise WrongState("the workspace is closed to the tool service", reason="WORKSPACE_UNREADABLE") from error
+        message = "the workspace is closed to the tool service: fork without files"
+        raise WrongState(message, reason="WORKSPACE_UNREADABLE") from error
     except OSError as error:
         if error.errno in DISK_FULL:
-            message = "there is no room on the tools' disk for a copy of the workspace"
+            message = "the disk of the tool service has no room for a copy of the workspace"
             raise Unavailable(message, reason="STORAGE_FULL", retry_after_seconds=30.0) from error
         raise
 
 
 def _too_much(what: str) -> WrongState:
-    return WrongState(f"the workspace holds {what}, so that it cannot be copied", reason="WORKSPACE_LIMIT")
+    message = f"the workspace has {what}, so it cannot be copied: delete files, or fork without files"
+    return WrongState(message, reason="WORKSPACE_LIMIT")
 
 
 def _take_over(status: os.stat_result, made: int) -> None:
-    """Rights, without those that change who runs it, and times. The owner is whoever runs there first."""
+    """Copies the times and the permissions without set-uid bits. The files get the uid of the first program."""
     os.fchmod(made, status.st_mode & 0o777)
     os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -287,7 +290,7 @@ def _is_there(name: str, parent: int) -> bool:
 
 
 def _write_to_disk(descriptor: int) -> None:
-    """All of the filesystem at once: thousands of files one by one would take minutes."""
+    """Writes the whole filesystem to disk: to write thousands of files one by one would take minutes."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):
         os.sync()
@@ -297,6 +300,6 @@ def _write_to_disk(descriptor: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """What is not in place."""
+    """Removes a copy that did not get its name."""
     while not remove_some(path):
         pass

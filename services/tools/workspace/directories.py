@@ -1,6 +1,6 @@
-"""The tasks' directories, `<root>/<tenant>/<task>`, and a way in that nothing inside can lead astray.
+"""Opens the tasks' directories, `<root>/<tenant>/<task>`, and the files in them.
 
-Agents' programs write there what they like: symbolic links, pipes, deep trees. So nothing is opened but beneath a
+Agents' programs write there what they like: symbolic links, pipes, deep trees. So paths are opened only below a
 descriptor, no component may be a link (beneath.py), and only regular files are read.
 """
 
@@ -21,29 +21,30 @@ from tenure.domain.errors import PermissionDenied
 
 MAX_DEPTH: Final = 32
 TEMPORARY: Final = ".tenure-"
-"""How names of files begin that are being written."""
+"""The names of files that are being written begin with this."""
 
 _LONGEST_PATH: Final = 1024
 _OPEN_TO_US: Final = 0o700
-"""A program may have closed it."""
+"""The permissions that the service needs. A program may have removed them."""
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 class Workspaces:
-    """All tasks' directories. Its methods block: call them in a thread."""
+    """The directories of all tasks. Its methods block: call them in a thread."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def directory(self, tenant: str, task_id: str) -> Path:
-        """The task's directory, made when it is not there. Its path holds no link below the root."""
+        """Returns the path of the task's directory, and makes the directory if needed. No link is below the root."""
         with self.opened(tenant, task_id):
             return self._root / tenant / task_id
 
     @contextmanager
     def opened(self, tenant: str, task_id: str) -> Iterator[int]:
-        """A descriptor of the task's directory, made when it is not there. Raises PermissionDenied for names that are
-        no plain ones.
+        """Yields a descriptor of the task's directory, and makes the directory if needed.
+
+        Raises PermissionDenied if a name is not plain.
         """
         with self.tenant_opened(tenant, make=True) as parent:
             _make_directory(_plain(task_id), parent)
@@ -52,7 +53,7 @@ class Workspaces:
 
     @contextmanager
     def existing(self, tenant: str, task_id: str) -> Iterator[int]:
-        """The same of a directory that is there. Raises FileNotFoundError."""
+        """Yields a descriptor of the task's directory. Raises FileNotFoundError if it does not exist."""
         with (
             self.tenant_opened(tenant) as parent,
             closing_after(open_directory(_plain(task_id), parent, _OPEN_TO_US)) as workspace,
@@ -61,7 +62,7 @@ class Workspaces:
 
     @contextmanager
     def tenant_opened(self, tenant: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the directory of the tenant's tasks. Raises FileNotFoundError, PermissionDenied."""
+        """Yields a descriptor of the directory of the tenant's tasks. Raises FileNotFoundError, PermissionDenied."""
         _plain(tenant)
         if make:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -79,19 +80,20 @@ def _plain(name: str) -> str:
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The components of a path inside the workspace, () for the workspace itself. Raises ToolFailure."""
+    """Returns the components of a path inside the workspace, () for the workspace itself. Raises ToolFailure."""
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise ToolFailure(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
     sizes = [len(part.encode(errors="replace")) for part in parts]
     if len(path) > _LONGEST_PATH or len(parts) > MAX_DEPTH or any(size > 255 for size in sizes):
-        raise ToolFailure("The path is too long.", "BAD_PATH")
+        limits = f"{_LONGEST_PATH} characters, {MAX_DEPTH} names, 255 bytes a name"
+        raise ToolFailure(f"The path is too long: the limits are {limits}.", "BAD_PATH")
     return parts
 
 
 @contextmanager
 def entered(workspace: int, directories: tuple[str, ...], *, make: bool = False) -> Iterator[int]:
-    """The directory reached through these names, none of them a link. Raises OSError."""
+    """Yields a descriptor of the directory at the path of these names. Raises OSError, also for a link."""
     if not make:
         with closing_after(open_beneath(directories, DIRECTORY, workspace)) as directory:
             yield directory
@@ -106,7 +108,7 @@ def entered(workspace: int, directories: tuple[str, ...], *, make: bool = False)
 
 
 def open_to_read(name: str, directory: int) -> int:
-    """A descriptor of a regular file. Raises OSError, and ToolFailure for anything else than a file."""
+    """Returns a descriptor of a regular file. Raises OSError, and ToolFailure for anything but a regular file."""
     descriptor = open_beneath((name,), os.O_RDONLY | FILE, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -115,17 +117,17 @@ def open_to_read(name: str, directory: int) -> int:
 
 
 def create(name: str, directory: int) -> int:
-    """A descriptor of a new, empty file in the place of whatever has this name. Raises OSError."""
+    """Returns a descriptor of a new, empty file, which replaces what has this name. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644, dir_fd=directory)
 
 
 def write_file(name: str, content: bytes, directory: int, workspace: int, *, temporary: str) -> None:
-    """Writes a file in the place of whatever has this name. Raises OSError.
+    """Writes a file, which replaces what has this name. Raises OSError.
 
-    Under a name of the call's own, then renamed: nobody sees half a file, and a run again clears up after the one that
-    died.
+    The file is written under the name `temporary`, which belongs to the call, and then renamed: so nobody sees half a
+    file, and when the call runs again it removes what a dead run left.
     """
     try:
         with os.fdopen(create(temporary, directory), "wb") as file:
@@ -137,19 +139,19 @@ def write_file(name: str, content: bytes, directory: int, workspace: int, *, tem
             give_to_owner(file.fileno(), workspace)  # a program that began meanwhile may have another uid
     except OSError:
         with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)  # on a full disk it is what is in the way
+            os.unlink(temporary, dir_fd=directory)  # it takes space on a full disk
         raise
 
 
 def give_to_owner(descriptor: int, workspace: int) -> None:
-    """A service that is root makes files for whom the workspace was given to: its programs may change them."""
+    """Gives a file that the service makes as root to the workspace's owner, so that its programs can change it."""
     owner, made = os.fstat(workspace), os.fstat(descriptor)
     if os.geteuid() == 0 and owner.st_uid not in {0, made.st_uid}:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _make_directory(name: str, parent: int) -> None:
-    with suppress(FileExistsError):  # whatever it is, it is opened as a directory next
+    with suppress(FileExistsError):  # if it is no directory, opening it as one fails next
         os.mkdir(name, 0o755, dir_fd=parent)
 
 

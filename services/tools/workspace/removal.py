@@ -1,8 +1,7 @@
-"""Removing a task's directory, whatever its programs left in it: so many entries at a time, without recursion.
+"""Removes a task's directory, whatever its programs left in it: a limited number of entries at a time, not recursively.
 
-A directory found inside is not walked into: what it holds is moved up into the workspace, and it is removed empty. So a
-tree of any depth takes two descriptors, no link is ever followed, and every step leaves less than there was: what is
-interrupted is simply begun again.
+The directories inside a directory are moved up into the workspace, and then the directory is removed. So a tree of any
+depth needs two descriptors, no link is followed, and every step leaves less to do. An interrupted removal begins again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ _OPEN_TO_US: Final = 0o700
 
 
 def remove_some(workspace: Path, most: int = ENTRIES_A_STEP) -> bool:
-    """Remove up to `most` entries; True once nothing is left. Others may be at it too. Raises OSError. Blocks."""
+    """Removes up to `most` entries. Returns True once nothing is left. Other replicas may remove the same directory.
+
+    Raises OSError. Blocks.
+    """
     try:
         with _opened(str(workspace)) as top:
             if not empty_some(top, most):
@@ -36,7 +38,7 @@ def remove_some(workspace: Path, most: int = ENTRIES_A_STEP) -> bool:
 
 
 def remove_some_of(name: str, parent: int, most: int = ENTRIES_A_STEP) -> bool:
-    """The same of one entry, whatever it is, while a program may be writing there. Raises OSError. Blocks."""
+    """Does the same with one entry of any kind, while a program may be writing there. Raises OSError. Blocks."""
     try:
         if not _is_directory(name, parent):
             os.unlink(name, dir_fd=parent)
@@ -48,14 +50,14 @@ def remove_some_of(name: str, parent: int, most: int = ENTRIES_A_STEP) -> bool:
     except FileNotFoundError:
         return True
     except OSError as error:
-        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # written to, or something else, meanwhile
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # a program wrote there, or replaced it
             return False
         raise
     return True
 
 
 def empty_some(top: int, most: int = ENTRIES_A_STEP) -> bool:
-    """The same of what is in a directory, which stays. Raises OSError. Blocks."""
+    """Does the same with the entries of a directory, which stays. Raises OSError. Blocks."""
     left = most
     while left > 0 and (names := _some_names(top, left)):
         for name in names:
@@ -66,7 +68,7 @@ def empty_some(top: int, most: int = ENTRIES_A_STEP) -> bool:
 
 
 def _remove(top: int, name: str, most: int) -> int:
-    """One entry, or what is in a directory up to so many; how many were dealt with."""
+    """Removes one entry, or up to `most` entries of a directory. Returns how many were removed or moved."""
     try:
         if not _is_directory(name, top):
             os.unlink(name, dir_fd=top)
@@ -76,18 +78,18 @@ def _remove(top: int, name: str, most: int) -> int:
         if dealt_with < most:
             os.rmdir(name, dir_fd=top)
     except (FileNotFoundError, NotADirectoryError):
-        return 1  # another replica removed it, or a program that will not die put something else there: seen again
+        return 1  # another replica removed it, or a program that still runs replaced it: the next step sees it
     return dealt_with + 1
 
 
 def _empty(top: int, directory: int, most: int) -> int:
-    """Its files go, its directories move up, under names that no program can have chosen."""
+    """Removes the files of a directory, and moves its directories up under names that no program can have chosen."""
     dealt_with = 0
     for name in _some_names(directory, most):
         dealt_with += 1
         with suppress(FileNotFoundError):
             if _is_directory(name, directory):
-                with _opened(name, directory):  # its own `..` changes: it has to be open to us
+                with _opened(name, directory):  # the rename changes its `..`, so the service needs permissions in it
                     os.rename(name, uuid4().hex, src_dir_fd=directory, dst_dir_fd=top)
             else:
                 os.unlink(name, dir_fd=directory)
@@ -95,7 +97,7 @@ def _empty(top: int, directory: int, most: int) -> int:
 
 
 def _some_names(directory: int, most: int) -> list[str]:
-    """Never all names of a huge directory at once."""
+    """Returns some names, because all names of a huge directory may not fit into memory."""
     with os.scandir(directory) as entries:
         return [entry.name for entry in islice(entries, most)]
 

@@ -1,4 +1,4 @@
-"""Requests about tasks' files that come from people: in threads of their own, bounded, under nobody's claim."""
+"""Serves requests for tasks' files: in threads of their own, limited in number, and without a claim of the task."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _Result = TypeVar("_Result")
 PAGE: Final = 200
 MAX_READERS: Final = 64
 MAX_COPIES: Final = 16
-"""Under way or waiting for a thread."""
+"""Copies in progress or waiting for a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A page; `usage` comes with the first."""
+    """A page of a directory. `usage`: only with the first page."""
 
     page: FilePage
     usage: Usage | None
 
 
 class FileRequests:
-    """`threads` are of its own: what reads files keeps no tool waiting, and copies have others than readers."""
+    """Reads and copies the files of tasks. Readers and copies have threads of their own, so no tool waits for them."""
 
     def __init__(self, root: Path, bounds: Bounds, threads: ThreadPoolExecutor, copying: ThreadPoolExecutor) -> None:
         self._root, self._workspaces = root, Workspaces(root)
@@ -57,7 +57,7 @@ class FileRequests:
         self._readers = self._copies = 0
 
     async def list(self, tenant: str, task_id: str, path: str, token: str, most: int) -> Contents:
-        """Raises NotFound, WrongState, InvalidRequest."""
+        """Returns a page of a directory. Raises NotFound, WrongState, InvalidRequest."""
 
         def work() -> Contents:
             with _reporting_errors(path):
@@ -89,7 +89,10 @@ class FileRequests:
     async def read(
         self, tenant: str, task_id: str, path: str, offset: int, version: str
     ) -> AsyncGenerator[OpenFile | bytes, None]:
-        """The file, then its content from the offset on. Raises NotFound, WrongState, InvalidRequest, LimitReached."""
+        """Yields the file, then the parts of its content from the offset on.
+
+        Raises NotFound, WrongState, InvalidRequest, LimitReached.
+        """
         if self._readers >= MAX_READERS:
             raise LimitReached("too many files are being read", reason="TOO_MANY_READERS", retry_after_seconds=1.0)
         self._readers += 1
@@ -128,12 +131,12 @@ class FileRequests:
         return await self._in_thread(work)
 
     def _close(self, opening: asyncio.Future[OpenFile]) -> None:
-        """In a thread: a part of it may be being read for a caller that has gone away."""
+        """Closes the file in a thread: a part may still be read for a caller that went away."""
         if not opening.cancelled() and opening.exception() is None:
             self._threads.submit(opening.result().close)
 
     async def copy(self, tenant: str, from_task_id: str, task_id: str) -> CopiedFiles | None:
-        """See copy_workspace. Given up when the caller goes away."""
+        """Copies a workspace as `copy_workspace` does. Stops when the caller goes away. Also raises LimitReached."""
         if self._copies >= MAX_COPIES:
             raise LimitReached(
                 "too many workspaces are being copied", reason="TOO_MANY_COPIES", retry_after_seconds=2.0
@@ -183,7 +186,7 @@ class FileRequests:
 
 @contextmanager
 def _reporting_errors(path: str) -> Iterator[None]:
-    """What the system says of a path, as errors of ours."""
+    """Translates the errors of a path."""
     try:
         yield
     except ToolFailure as refused:
@@ -193,23 +196,25 @@ def _reporting_errors(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise NotFound(f"there is no {path!r} in the workspace", reason="FILE_NOT_FOUND") from error
     except PermissionError as error:
-        raise WrongState(f"{path!r} is closed to the tool service", reason="WORKSPACE_UNREADABLE") from error
+        message = f"{path!r} is closed to the tool service: a program of the task must open it (chmod)"
+        raise WrongState(message, reason="WORKSPACE_UNREADABLE") from error
     except BlockingIOError as error:
-        raise WrongState(f"{path!r} is held by a program (a lease)", reason="WORKSPACE_UNREADABLE") from error
+        message = f"{path!r} is held by a program (a lease): try again later"
+        raise WrongState(message, reason="WORKSPACE_UNREADABLE") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidRequest(violations=[("path", "is too long")], reason="BAD_PATH") from error
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            message = f"{path!r} is a link or leads through one, or takes a file for a directory"
+            message = f"{path!r} is a link, or uses a link or a file as a directory"
             raise WrongState(message, reason="NOT_A_DIRECTORY") from error
         if error.errno == errno.ENXIO:  # a socket
             raise WrongState(f"{path!r} is not a regular file", reason="NOT_A_FILE") from error
         raise
 
 
-# Answers about tasks' files as messages.
+# Translates answers into messages.
 
-_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # what a Timestamp can say
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # the range of a Timestamp
 _KINDS: Final = {
     FileKind.FILE: workspace_pb2.FILE_KIND_FILE,
     FileKind.DIRECTORY: workspace_pb2.FILE_KIND_DIRECTORY,
@@ -219,7 +224,7 @@ _KINDS: Final = {
 
 
 def list_response(contents: Contents, bounds: Bounds) -> pb.ToolServiceListFilesResponse:
-    """A page."""
+    """Returns the message for a page."""
     return pb.ToolServiceListFilesResponse(
         files=[_file(listed) for listed in contents.page.files],
         next_page_token=contents.page.next_token,
@@ -228,7 +233,7 @@ def list_response(contents: Contents, bounds: Bounds) -> pb.ToolServiceListFiles
 
 
 def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileResponse:
-    """A part of a file."""
+    """Returns the message for a part of a file, or for its header."""
     if isinstance(part, bytes):
         return pb.ToolServiceReadFileResponse(content=part)
     header = workspace_pb2.FileHeader(
@@ -241,7 +246,7 @@ def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileRe
 
 
 def copy_response(copied: CopiedFiles | None) -> pb.CopyFilesResponse:
-    """What was copied."""
+    """Returns the message for a copy; None: it was copied before."""
     if copied is None:
         return pb.CopyFilesResponse()
     files_message = workspace_pb2.CopiedFiles(files=copied.files, bytes=copied.disk_bytes, left_out=copied.left_out)
@@ -271,11 +276,11 @@ def _usage(usage: Usage, bounds: Bounds) -> workspace_pb2.WorkspaceUsage:
 
 
 def _text(name: str) -> str:
-    """A program may choose any bytes but NUL and the slash."""
+    """Returns a name as text: a program may choose any bytes except NUL and the slash."""
     return os.fsencode(name).decode(errors="replace")
 
 
 def _moment(ns: int) -> Timestamp:
-    """A program may set any time."""
+    """Returns a time as a Timestamp: a program may set any time."""
     seconds, nanos = divmod(ns, 1_000_000_000)
     return Timestamp(seconds=min(max(seconds, _FIRST_SECOND), _LAST_SECOND), nanos=nanos)

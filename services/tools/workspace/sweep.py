@@ -1,7 +1,7 @@
-"""The files of forgotten tasks go: at once where a replica is told, else when the directories are looked through.
+"""Removes the files of forgotten tasks: at once if this replica was told, otherwise in the next sweep.
 
-Every replica looks through the root that it sees, shared or its own. The directories themselves are the list of what is
-to be done: one that is half removed, or was made again by an effect that came too late, is found like any other.
+Every replica sweeps the root that it sees, whether it is shared or its own. The sweep lists the directories themselves,
+so it also finds a directory that is half removed, or that a late effect made again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Workspace(NamedTuple):
 
 
 class WorkspaceSweep:
-    """The duty `run`. `threads`: of its own, so that a removal of many files keeps nobody else waiting."""
+    """Removes directories as the duty `run`. It has its own `threads`, so that nobody waits for a long removal."""
 
     def __init__(self, pool: Pool, root: Path, threads: ThreadPoolExecutor, interval_seconds: float) -> None:
         self._pool, self._root, self._threads = pool, root, threads
@@ -54,12 +54,12 @@ class WorkspaceSweep:
         self._removed = metrics.cell("tenure_removed_workspaces_total")
 
     def enqueue(self, tenant: str, task_id: str) -> None:
-        """The task was just forgotten: its directory goes next. What is too much is found by looking."""
+        """Queues the directory of a task that was just forgotten. The sweep finds those that do not fit."""
         self._handed_in.append(Workspace(tenant, task_id))
         self._woken.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Sweeps until it is cancelled."""
         while True:
             await self.sweep()
             with suppress(TimeoutError):
@@ -67,7 +67,7 @@ class WorkspaceSweep:
                     await self._serve_handed_in()
 
     async def sweep(self) -> None:
-        """All directories, once."""
+        """Looks at all directories once."""
         for left in await self._in_thread(_list_dead_copies, self._root):
             await self._remove(left)
         workspaces = await self._in_thread(_list_workspaces, self._root)
@@ -91,7 +91,7 @@ class WorkspaceSweep:
                 await self._remove(self._handed_in.popleft())
 
     async def _remove(self, workspace: Workspace) -> None:
-        """One directory, step by step. What cannot be removed is told, stands in nobody's way, and is tried again."""
+        """Removes one directory in steps. A failure is logged and counted, and the next sweep tries again."""
         path = self._root / workspace.tenant / workspace.task_id
         note_progress()
         if not await self._in_thread(os.path.lexists, path):
@@ -111,7 +111,7 @@ class WorkspaceSweep:
 
 
 def _list_workspaces(root: Path) -> list[Workspace]:
-    """Every directory that is named like a task's."""
+    """Returns all directories that have a task's id as their name."""
     workspaces = []
     for tenant in _directories(root):
         workspaces += [Workspace(tenant, name) for name in _directories(root / tenant) if _TASK_ID.fullmatch(name)]
@@ -119,7 +119,7 @@ def _list_workspaces(root: Path) -> list[Workspace]:
 
 
 def _list_dead_copies(root: Path) -> list[Workspace]:
-    """What copies left that died on the way: no copy takes so long."""
+    """Returns the directories of incomplete copies that are older than any copy may take."""
     now, copies = time.time(), []
     for tenant in _directories(root):
         for name in _directories(root / tenant):
