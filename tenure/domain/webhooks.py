@@ -248,7 +248,7 @@ def retry_after_seconds(text: str, now: datetime) -> float | None:
         return float(text)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
     return max(0.0, (until - now).total_seconds())
