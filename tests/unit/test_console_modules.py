@@ -94,3 +94,33 @@ def test_suggested_amounts_are_not_named(node: Path, need: Any, amounts: str, ex
     """Who may approve may grant what was suggested; to name amounts needs another permission."""
     script = f"import {{ grantOf }} from '{CONSOLE}/grants.js'; say(grantOf({json.dumps(need)}, {amounts}));"
     assert run(node, script) == {"decision": "approve", **expected}
+
+
+LONG_NUMBERS: Final = (
+    '{"account":12345678901234567890,"text":"id 12345678901234567890 \\"7\\"","list":[-9007199254740993,7,0.5,1e3]}'
+)
+
+
+def test_long_numbers_keep_their_digits(node: Path) -> None:
+    """JavaScript rounds them: a person would approve another number than the call has, and edit it unseen."""
+    script = f"""
+        const {{ parse, stringify }} = await import("{CONSOLE}/json.js");
+        const {{ argumentsLine, pretty }} = await import("{CONSOLE}/format.js");
+        const value = parse({json.dumps(LONG_NUMBERS)});
+        say([stringify(value), pretty(value), argumentsLine(value), stringify(parse(pretty(value)))]);
+    """
+    written, shown, line, edited = run(node, script)
+    expected = json.loads(LONG_NUMBERS)
+    assert [json.loads(text) for text in (written, shown, edited)] == [expected] * 3
+    assert line.startswith("account=12345678901234567890 ")
+
+
+def test_no_text_is_taken_for_a_number(node: Path) -> None:
+    """Not even the text by which another page marks a number."""
+    script = f"""
+        const {{ parse }} = await import("{CONSOLE}/json.js");
+        const known = JSON.stringify({{ text: parse("12345678901234567890").toJSON() }});
+        const other = await import("{CONSOLE}/json.js?another-page");
+        say(other.stringify(other.parse(known)));
+    """
+    assert json.loads(run(node, script))["text"].endswith(" 12345678901234567890")

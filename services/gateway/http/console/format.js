@@ -1,5 +1,7 @@
 // Writes numbers, times and states as people do. The same words as the command's: tenure/cli/formatting.py.
 
+import { stringify } from "./json.js";
+
 const whole = new Intl.NumberFormat("en-US");
 const cents = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD" });
 const exactMoney = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD", maximumFractionDigits: 9 });
@@ -98,11 +100,11 @@ export function tokens(usage) {
 
 // order="7" cents=500
 export function argumentsLine(value) {
-  if (value === null || typeof value !== "object" || Array.isArray(value)) return JSON.stringify(value) ?? "";
-  return Object.entries(value).map(([name, item]) => `${name}=${JSON.stringify(item).replaceAll("\\n", "↵")}`).join(" ");
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return stringify(value) ?? "";
+  return Object.entries(value).map(([name, item]) => `${name}=${stringify(item).replaceAll("\\n", "↵")}`).join(" ");
 }
 
-export const pretty = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "");
+export const pretty = (value) => (typeof value === "string" ? value : stringify(value, 2) ?? "");
 
 // One line of at most `width` characters.
 export function oneLine(text, width = 200) {

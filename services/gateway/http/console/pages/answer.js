@@ -4,6 +4,7 @@ import { api, path, requestId } from "../api.js";
 import { h, setText, visible } from "../dom.js";
 import { money, moneyExact, number, pretty, relative } from "../format.js";
 import { grantOf } from "../grants.js";
+import { parse, stringify } from "../json.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
 
 const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR"];
@@ -147,14 +148,14 @@ function answers(task, onAnswered) {
 
 // Asks for other arguments, as JSON.
 function editArguments(wait, send) {
-  const text = h("textarea.code", { name: "arguments", rows: 12, spellcheck: "false", value: visible(JSON.stringify(wait.arguments, null, 2)) });
+  const text = h("textarea.code", { name: "arguments", rows: 12, spellcheck: "false", value: visible(stringify(wait.arguments, 2)) });
   return dialog(`Other arguments for ${wait.tool}`, {
     confirm: "Allow with these",
     build: (body) => body.append(h("p", "The call runs once, with these arguments instead of the agent's. The agent reads that they were changed."), field("Arguments, a JSON object", text)),
     submit: async () => {
       let edited;
       try {
-        edited = JSON.parse(text.value);
+        edited = parse(text.value);
       } catch (error) {
         throw new Error(`That is no JSON: ${error.message}`);
       }

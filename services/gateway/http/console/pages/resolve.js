@@ -3,6 +3,7 @@
 import { api, path } from "../api.js";
 import { h, setText } from "../dom.js";
 import { oneLine, pretty, shortId } from "../format.js";
+import { stringify } from "../json.js";
 import { button, dialog, facts, field, notice, timeMark } from "../ui.js";
 
 const CONSEQUENCES = {
@@ -76,7 +77,7 @@ function resolve(call, onResolved) {
   return dialog(`${call.tool}: did it happen?`, {
     confirm: "Resolve",
     build: (body) => {
-      body.append(h("pre.short", oneLine(JSON.stringify(call.arguments), 300)), h("fieldset", h("legend", "What did you find?"), radios), consequence, resultField, goneField, field("How you found out", reason, "The ledger records it, with your name."));
+      body.append(h("pre.short", oneLine(stringify(call.arguments), 300)), h("fieldset", h("legend", "What did you find?"), radios), consequence, resultField, goneField, field("How you found out", reason, "The ledger records it, with your name."));
       body.addEventListener("change", () => choose(body.querySelector("[name=resolution]:checked")?.value ?? ""));
     },
     submit: async (data) => {

@@ -3,6 +3,7 @@
 
 import { append, fill, h, harmless, setText } from "../dom.js";
 import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, number, oneLine, pretty, tokens, words } from "../format.js";
+import { stringify } from "../json.js";
 import { isEnded, known, waitLine } from "../states.js";
 import { longText } from "../ui.js";
 
@@ -227,7 +228,7 @@ const HANDLERS = {
   control_step(event) {
     if (this.step?.number === event.step && this.step.hasAnswer) return; // The answer of its model call is shown.
     const [sign, tone] = event.error ? FAILED : OUTCOMES.SUCCEEDED;
-    const value = event.error || (event.result === null ? "" : JSON.stringify(event.result));
+    const value = event.error || (event.result === null ? "" : stringify(event.result));
     this.mark(event, sign, event.error ? "bad" : tone, `Step ${event.step}: ${event.name}`, value ? h("pre.short", oneLine(value, 400)) : null);
   },
   control_failure(event) {
