@@ -327,9 +327,13 @@ def _what_continues_it(facts: Facts) -> str:
             "A requeue would fail again until the ledger knows a price of its model: add it to the file of "
             "TENURE_CHECKPOINT_PRICES_FILE and restart the checkpoint service; then tenure admin requeue"
         )
-    if facts.reason != Reason.MODEL_REJECTED:
-        return "Only an operator can continue it: tenure admin requeue begins its next attempt"
-    match facts.error_class:
+    if facts.reason == Reason.MODEL_REJECTED:
+        return _what_continues_after_refusal(facts.error_class)
+    return "Only an operator can continue it: tenure admin requeue begins its next attempt"
+
+
+def _what_continues_after_refusal(error_class: str) -> str:
+    match error_class:
         case FailureClass.NOT_FOUND:
             return (
                 "The model provider does not have its model, so a requeue would fail again: "
