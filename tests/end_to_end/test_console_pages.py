@@ -131,6 +131,7 @@ async def test_a_webhook_is_followed_and_steered(
         await delivered.first.wait_for(timeout=PATIENCE)
         assert took
         await sees(at, f"hook={label}")
+        await sees(at, "ends, waits and warnings")
 
         await pause(at, "moves to another room")
         held = (await read(http, f"/v1/webhooks/{name}"))["pause_reason"]
