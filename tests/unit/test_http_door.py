@@ -298,7 +298,9 @@ async def test_preflights_of_allowed_origins(door: Open) -> None:
         assert named.status_code == 200  # with authentication, any name
 
 
-@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://app.example/x", "*", "ftp://a"])
+@pytest.mark.parametrize(
+    "origin", ["app.example", "https://app.example/", "https://app.example/x", "*", "ftp://a", "https://[::1"]
+)
 def test_an_origin_has_no_path(origin: str) -> None:
     with pytest.raises(ConfigurationError):
         load(HttpSettings, {"X_CORS_ORIGINS": origin}, prefix="X_")
