@@ -30,7 +30,7 @@ export function doubtPanel(call, { onResolved = () => {}, heading = "h2", withTa
       withTask ? ["Task", h("a", { href: `#/tasks/${encodeURIComponent(call.task_id)}`, "data-row": true }, shortId(call.task_id))] : null,
       ["Call", `${call.call_id}, attempt ${call.call_attempt}`],
       ["Effect class", call.effect_class],
-      ["Started", timeMark(call.started_at), " – the effect, if any, came within a second of it"],
+      ["Started", timeMark(call.started_at), " – the effect, if any, came after it, nearly always within a second"],
       ["In doubt since", timeMark(call.in_doubt_at)],
       ["Runner", runner, h("span.dim", ` ${call.runner_id}`)],
       ["Idempotency key", h("code", `${call.task_id}/${call.call_id}`)],
