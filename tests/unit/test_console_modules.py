@@ -45,6 +45,10 @@ def said(node_path: Path, expression: str) -> Any:
         ("[0, 2199023255560].map(format.epoch)", ["\u2013", "2.8"]),
         ("format.argumentsLine({order: '7', cents: 500, text: 'a\\nb'})", 'order="7" cents=500 text="a↵b"'),
         ("format.oneLine('a  b\\n c', 4)", "a b…"),
+        (
+            "[{approver: 'group:leads'}, {remind_webhook: 'money'}, {close_out: true}, {}].map(format.stepWords)",
+            ["group:leads may answer too", "a reminder to the webhook money", "the task is closed out", "reported"],
+        ),
     ],
 )
 def test_numbers_and_times_are_written_as_people_do(node: Path, expression: str, expected: Any) -> None:

@@ -115,4 +115,14 @@ export function oneLine(text, width = 200) {
 // UPPER_SNAKE as words: worker lost
 export const words = (name) => String(name ?? "").toLowerCase().replaceAll("_", " ");
 
+// What a step of an escalation does. `step`: with the names of the contract.
+export function stepWords({ assignee, queue, priority, close_out, approver, remind_webhook }) {
+  if (assignee) return `assigned to ${assignee}`;
+  if (queue) return `goes on in queue ${queue}`;
+  if (priority) return `goes on with priority ${words(priority).replace("priority ", "")}`;
+  if (approver) return `${approver} may answer too`;
+  if (remind_webhook) return `a reminder to the webhook ${remind_webhook}`;
+  return close_out ? "the task is closed out" : "reported";
+}
+
 export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");

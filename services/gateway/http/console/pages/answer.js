@@ -67,7 +67,7 @@ function nextStep(task) {
   const step = steps.find((one) => begun + one.after_seconds * 1000 > Date.now());
   if (!step) return "";
   const when = relative(new Date(begun + step.after_seconds * 1000).toISOString());
-  const what = { ASSIGNEE: `it is assigned to ${step.target}`, QUEUE: `the task goes on in queue ${step.target}`, PRIORITY: `the task goes on with priority ${step.target}`, CLOSE_OUT: "the task is closed out" }[step.action] ?? "it is reported";
+  const what = { ASSIGNEE: `it is assigned to ${step.target}`, QUEUE: `the task goes on in queue ${step.target}`, PRIORITY: `the task goes on with priority ${step.target}`, CLOSE_OUT: "the task is closed out", APPROVER: `${step.target} may answer too`, REMIND_WEBHOOK: `the webhook ${step.target} sends a reminder` }[step.action] ?? "it is reported";
   return `${when} ${what}`;
 }
 
