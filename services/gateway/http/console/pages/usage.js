@@ -43,6 +43,10 @@ export default async function usagePage(context) {
     { name: "Free again", cell: (one) => (one.free_in_seconds === null ? "–" : `in ${duration(one.free_in_seconds)}`) },
   ]);
   const rootsNote = h("p.dim");
+  const clearPlots = () => {
+    for (const figure of plots.children) figure.dispose?.();
+    fill(plots);
+  };
   fill(context.root, h("div.head", h("h1", `Usage of ${tenant}`), days), message, summary, plots, quotas.element, models.element, roots.element, rootsNote);
 
   const load = throttled(5000, async () => {
@@ -59,7 +63,7 @@ export default async function usagePage(context) {
       setText(summary, `${money(sum((one) => one.cost_usd))} for ${number(sum((one) => allTokens(one.usage)))} tokens in ${count(sum((one) => one.calls), "model call")}${unpriced ? `; ${count(unpriced, "call")} of unknown price` : ""}. Days are in UTC.`);
       const dayKeys = Array.from({ length: Number(days.value) }, (_, index) => new Date(Date.parse(since) + index * DAY_MS).toISOString().slice(0, 10));
       const ofDay = new Map(byDay.map((one) => [one.key, one]));
-      fill(plots);
+      clearPlots();
       plots.append(
         bars("Cost by day", dayKeys, dayKeys.map((day) => ofDay.get(day)?.cost_usd ?? 0), money),
         bars("Tokens by day", dayKeys, dayKeys.map((day) => (ofDay.has(day) ? allTokens(ofDay.get(day).usage) : 0)), number),
@@ -79,6 +83,7 @@ export default async function usagePage(context) {
   };
   days.addEventListener("change", choose);
   context.onLeave(load.cancel);
+  context.onLeave(clearPlots);
   context.onLeave(subscribe({ ready: load, change: load }));
   load();
 }
