@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
 from services.checkpoint.webhooks.mail import NO_LINKS, SmtpSettings
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, WebhookSettings, _beginning
 from tenure.domain.outbound import EVERYWHERE, Networks
-from tenure.domain.webhooks import WebhookResponse
+from tenure.domain.webhooks import FailureKind, WebhookResponse
 from tenure.runtime.outbound_http import HttpResponse
 from tenure.runtime.secret_box import SecretBox
 from tests.support.http_stub import HttpStub, page
@@ -50,6 +52,26 @@ async def test_a_connection_broken_in_the_body_keeps_its_status(error: Any) -> N
         raise error
 
     assert await _beginning(HttpResponse(200, {}, httpcore2.Response(200, content=breaking()))) == "beginning"
+
+
+@pytest.mark.parametrize(("status", "failure"), [(200, FailureKind.TEMPORARY), (410, FailureKind.GONE)])
+async def test_a_body_that_outlasts_the_time_keeps_its_status(status: int, failure: FailureKind) -> None:
+    """The head is there at once, and the time of the request ends while its body is read."""
+
+    async def endless() -> AsyncGenerator[Any]:
+        await asyncio.Event().wait()
+        yield b""
+
+    @asynccontextmanager
+    async def answered(*_: Any) -> AsyncGenerator[HttpResponse]:
+        yield HttpResponse(status, {}, httpcore2.Response(status, content=endless()))
+
+    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1, 1, SecretBox(None))
+    async with Sender(policy, 0.2, 2) as sender:
+        sender._outgoing.send = answered  # type: ignore[method-assign,assignment]
+        delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), "https://a.example/", b"x" * 24, None)
+        answer = await sender.send(delivery)
+    assert (answer.status, answer.failure) == (status, failure)
 
 
 async def test_a_url_that_can_be_read_in_two_ways_is_told() -> None:
