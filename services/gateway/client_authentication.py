@@ -40,8 +40,8 @@ class ClientAuthentication:
             accepted = ["an API key"] * (self._api_keys is not None)
             accepted += ["a token of the identity provider"] * (self._tokens is not None)
             raise Unauthenticated(
-                f"this gateway needs {' or '.join(accepted)}: send the metadata authorization with Bearer and "
-                f"{'the key' if self._tokens is None else 'it'}, once",
+                f"this gateway needs {' or '.join(accepted)}: send it once, in the metadata of gRPC or in a header of "
+                "HTTP, as authorization: Bearer KEY",
                 reason="NO_API_KEY",
             )
         return given[0].removeprefix(_BEARER)

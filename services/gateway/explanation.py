@@ -320,16 +320,30 @@ def _what_continues_it(facts: Facts) -> str:
     """Returns advice about a task that ended without success. The advice must not lead to the same failure again."""
     if facts.reason in {Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT}:
         return "Only an operator can continue it: tenure admin grant-budget adds budget"
-    if facts.reason != Reason.MODEL_REJECTED:
-        return "Only an operator can continue it: tenure admin requeue begins its next attempt"
-    match facts.error_class:
+    if facts.reason == Reason.STEP_LIMIT:
+        return "Only an operator can continue it: tenure admin requeue --extra-steps N raises its step limit"
+    if facts.reason == Reason.MODEL_UNPRICED:
+        return (
+            "A requeue would fail again until the ledger knows a price of its model: add it to the file of "
+            "TENURE_CHECKPOINT_PRICES_FILE and restart the checkpoint service; then tenure admin requeue"
+        )
+    if facts.reason == Reason.MODEL_REJECTED:
+        return _what_continues_after_refusal(facts.error_class)
+    return "Only an operator can continue it: tenure admin requeue begins its next attempt"
+
+
+def _what_continues_after_refusal(error_class: str) -> str:
+    match error_class:
         case FailureClass.NOT_FOUND:
             return (
                 "The model provider does not have its model, so a requeue would fail again: "
                 "tenure fork --model NAME starts a new task from its history with another model"
             )
         case FailureClass.AUTHENTICATION | FailureClass.PERMISSION | FailureClass.BILLING:
-            return "Fix the worker's key or the provider account; then tenure admin requeue begins its next attempt"
+            return (
+                "Correct the provider's key (of the model runner; without one, of the worker) or the account; then "
+                "tenure admin requeue begins its next attempt"
+            )
         case _:
             return (
                 "A requeue would send the same request again: tenure fork --step N continues from an earlier step, "

@@ -214,5 +214,9 @@ async def _fetch(url: str) -> bytes:
 
 
 def _is_safe(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and not is_clear_text(url)
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half of the brackets of an IPv6 address
+        return False
+    return is_url and not is_clear_text(url)

@@ -48,8 +48,12 @@ def http_target(environment: Mapping[str, str], signal: str) -> HttpTarget:
     own = environment.get(f"{PREFIX}{signal}_ENDPOINT", "").strip()
     every = environment.get(f"{PREFIX}ENDPOINT", "").strip()
     url = own or f"{every.rstrip('/')}/v1/{signal.lower()}"
-    if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-        raise ValueError(f"{PREFIX}ENDPOINT: the protocol {HTTP} needs a URL that begins with http:// or https://")
+    if not _is_url(url):
+        name = f"{signal}_ENDPOINT" if own else "ENDPOINT"
+        raise ValueError(
+            f"{PREFIX}{name}: the protocol {HTTP} needs a URL that begins with http:// or https://, such as "
+            "http://collector:4318"
+        )
     compression = variable_of(environment, signal, "COMPRESSION")
     if compression not in _COMPRESSIONS:
         raise ValueError(f"{PREFIX}COMPRESSION: {compression!r} is neither gzip nor none")
@@ -64,6 +68,21 @@ def http_target(environment: Mapping[str, str], signal: str) -> HttpTarget:
         variable_of(environment, signal, "CLIENT_KEY"),
         compresses=compression == "gzip",
     )
+
+
+def _is_url(text: str) -> bool:
+    """Whether a request can be sent to the URL: the client reports other texts only when it sends one."""
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+            and text.isprintable()
+            and " " not in text
+        )
+    except ValueError:  # a port that is no number, or half of the brackets of an IPv6 address
+        return False
 
 
 def _headers(text: str) -> dict[str, str]:

@@ -179,6 +179,8 @@ async def test_metrics_come_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "'http/json' is neither grpc nor http/protobuf"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "needs a URL that begins with http:// or https://"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:PORT"}, "OTEL_EXPORTER_OTLP_ENDPOINT: .* needs a URL"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1"}, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: .* needs a URL"),
         ({"OTEL_EXPORTER_OTLP_HEADERS": "hush"}, "write it as name=value"),
         ({"OTEL_EXPORTER_OTLP_COMPRESSION": "zstd"}, "'zstd' is neither gzip nor none"),
         ({"OTEL_EXPORTER_OTLP_CERTIFICATE": "/no/such/file"}, "OTEL_EXPORTER_OTLP_CERTIFICATE"),

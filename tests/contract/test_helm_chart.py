@@ -176,9 +176,12 @@ def test_a_monitor_finds_the_metrics_of_every_process() -> None:
     spec, labels = monitor["spec"], monitor["metadata"]["labels"]
     assert labels["release"] == "prometheus"
     (chosen,) = spec["selector"]["matchExpressions"]
+    alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    (job,) = set(re.findall(r'job="([^"]*)"', alerts))
     for name, deployment in manifests("production").of_kind("Deployment").items():
         template = deployment["spec"]["template"]
         assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert template["metadata"]["labels"][spec["jobLabel"]] == job, name
         assert component(template) in chosen["values"], name
         assert spec["podMetricsEndpoints"][0]["port"] in {each["name"] for each in container(template)["ports"]}
     assert spec["podMetricsEndpoints"][0]["relabelings"][0]["targetLabel"] == "component"

@@ -131,6 +131,7 @@ async def test_a_webhook_is_followed_and_steered(
         await delivered.first.wait_for(timeout=PATIENCE)
         assert took
         await sees(at, f"hook={label}")
+        await sees(at, "ends, waits and warnings")
 
         await pause(at, "moves to another room")
         held = (await read(http, f"/v1/webhooks/{name}"))["pause_reason"]
@@ -148,6 +149,22 @@ async def test_a_webhook_is_followed_and_steered(
     await tenure("webhooks", "delete", name, address=installation.stack.gateway_address)
 
 
+COUNT_LISTENERS = """() => {
+  globalThis.listenersAdded = globalThis.listenersRemoved = 0;
+  const prototype = MediaQueryList.prototype;
+  const { addEventListener, removeEventListener } = prototype;
+  prototype.addEventListener = function (...all) {
+    listenersAdded += 1;
+    return addEventListener.apply(this, all);
+  };
+  prototype.removeEventListener = function (...all) {
+    listenersRemoved += 1;
+    return removeEventListener.apply(this, all);
+  };
+}"""
+"""A plot that is replaced must not keep its listener: the browser would keep its canvas, too, every few seconds."""
+
+
 async def test_usage_grows_as_it_is_used(installation: Installation, viewer: Viewer, http: httpx2.AsyncClient) -> None:
     """The figures are those of the API, and a new span is shown at once."""
     model = "sim-e2e-priced"
@@ -161,10 +178,12 @@ async def test_usage_grows_as_it_is_used(installation: Installation, viewer: Vie
         return int(next(one["calls"] for one in sums if one["key"] == model))
 
     before = await calls()
+    await at.evaluate(COUNT_LISTENERS)
     await installation.ended(await installation.submit(model, uuid.uuid4().hex))
     after = await calls()
     assert after > before
     await row.locator("td").nth(1).filter(has_text=re.compile(rf"^{after}$")).wait_for(timeout=PATIENCE)
+    assert await at.evaluate("() => [listenersAdded > 0, listenersAdded - listenersRemoved]") == [True, 0]
     await check_same_visit(at)
     await at.get_by_label("Span").select_option("7")
     await at.wait_for_url(re.compile("days=7"), timeout=PATIENCE)

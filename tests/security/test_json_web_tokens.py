@@ -284,6 +284,8 @@ async def test_claims_are_found_by_name_or_path_and_mapped(tmp_path: Path) -> No
         ({"JWT_AUDIENCE": ""}, "TENURE_GATEWAY_JWT_AUDIENCE must be set too"),
         ({"JWT_KEYS": "http://login.example.com/jwks"}, "must be a file, an https URL"),
         ({"JWT_KEYS": "ftp://login.example.com/jwks"}, "must be a file, an https URL"),
+        ({"JWT_KEYS": "https://login.example.com:PORT/jwks"}, "must be a file, an https URL"),
+        ({"JWT_KEYS": "https://[::1/jwks"}, "must be a file, an https URL"),
         ({"JWT_PERMISSIONS": "admin=root"}, "root is none of read, write"),
     ],
 )

@@ -45,6 +45,10 @@ def said(node_path: Path, expression: str) -> Any:
         ("[0, 2199023255560].map(format.epoch)", ["\u2013", "2.8"]),
         ("format.argumentsLine({order: '7', cents: 500, text: 'a\\nb'})", 'order="7" cents=500 text="a↵b"'),
         ("format.oneLine('a  b\\n c', 4)", "a b…"),
+        (
+            "[{approver: 'group:leads'}, {remind_webhook: 'money'}, {close_out: true}, {}].map(format.stepWords)",
+            ["group:leads may answer too", "a reminder to the webhook money", "the task is closed out", "reported"],
+        ),
     ],
 )
 def test_numbers_and_times_are_written_as_people_do(node: Path, expression: str, expected: Any) -> None:
@@ -94,3 +98,44 @@ def test_suggested_amounts_are_not_named(node: Path, need: Any, amounts: str, ex
     """Who may approve may grant what was suggested; to name amounts needs another permission."""
     script = f"import {{ grantOf }} from '{CONSOLE}/grants.js'; say(grantOf({json.dumps(need)}, {amounts}));"
     assert run(node, script) == {"decision": "approve", **expected}
+
+
+LONG_NUMBERS: Final = (
+    '{"account":12345678901234567890,"text":"id 12345678901234567890 \\"7\\"","list":[-9007199254740993,7,0.5,1e3]}'
+)
+
+
+def test_long_numbers_keep_their_digits(node: Path) -> None:
+    """JavaScript rounds them: a person would approve another number than the call has, and edit it unseen."""
+    script = f"""
+        const {{ parse, stringify }} = await import("{CONSOLE}/json.js");
+        const {{ argumentsLine, pretty }} = await import("{CONSOLE}/format.js");
+        const value = parse({json.dumps(LONG_NUMBERS)});
+        say([stringify(value), pretty(value), argumentsLine(value), stringify(parse(pretty(value)))]);
+    """
+    written, shown, line, edited = run(node, script)
+    expected = json.loads(LONG_NUMBERS)
+    assert [json.loads(text) for text in (written, shown, edited)] == [expected] * 3
+    assert line.startswith("account=12345678901234567890 ")
+
+
+def test_no_text_is_taken_for_a_number(node: Path) -> None:
+    """Not even the text by which another page marks a number."""
+    script = f"""
+        const {{ parse }} = await import("{CONSOLE}/json.js");
+        const known = JSON.stringify({{ text: parse("12345678901234567890").toJSON() }});
+        const other = await import("{CONSOLE}/json.js?another-page");
+        say(other.stringify(other.parse(known)));
+    """
+    assert json.loads(run(node, script))["text"].endswith(" 12345678901234567890")
+
+
+@pytest.mark.parametrize(("token", "note"), [("", False), ("more", True)])
+def test_the_dearest_of_a_part_are_named_so(node: Path, token: str, note: bool) -> None:
+    """Pages of sums are in the order of keys: the oldest trees come first, whatever they cost."""
+    usage = {"input_tokens": 1, "output_tokens": 0}
+    sums = [{"key": f"t{number}", "cost_usd": number % 7, "usage": usage} for number in range(30)]
+    page = json.dumps({"sums": sums, "next_page_token": token})
+    found = run(node, f"import {{ dearest }} from '{CONSOLE}/sums.js'; say(dearest({page}, 4));")
+    assert [one["key"] for one in found["sums"]] == ["t6", "t13", "t20", "t27"]
+    assert ("oldest 30" in found["note"]) is note

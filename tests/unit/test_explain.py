@@ -173,6 +173,21 @@ def test_a_providers_refusal_is_explained_by_the_last_move() -> None:
     assert gather_facts(task, [entry], [], [], [], 0, now=0.0).error_class == "NOT_FOUND"
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "advice"),
+    [
+        ("COST_EXCEEDED", "TOKEN_LIMIT", "tenure admin grant-budget"),
+        ("COST_EXCEEDED", "STEP_LIMIT", "tenure admin requeue --extra-steps N"),
+        ("FAILED", "MODEL_UNPRICED", "TENURE_CHECKPOINT_PRICES_FILE"),
+    ],
+)
+def test_what_continues_a_task_is_not_refused(state: str, reason: str, advice: str) -> None:
+    """A plain requeue of these is refused, or ends the same way."""
+    last = explained(state, reason=reason).splitlines()[-1]
+    assert advice in last
+    assert "tenure admin requeue begins" not in last
+
+
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_an_ended_task_is_explained_with_its_next_options(state: Any) -> None:
     text = explained(state, reason="MODEL_UNAVAILABLE", message="overloaded")

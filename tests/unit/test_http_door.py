@@ -18,16 +18,19 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from services.gateway.http import body, server
+from services.gateway.http.console_pages import ConsoleFiles
 from services.gateway.http.openapi import openapi_document
 from services.gateway.http.requests import SubmitBody, TasksQuery
 from services.gateway.http.routes import ROUTES
 from services.gateway.http.settings import HttpSettings
 from services.gateway.http.shapes import given, read_json, read_query
-from tenure.domain.errors import InvalidRequest
+from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
+from tenure.runtime.listening import CannotListen
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
+from tests.support.patience import CALL_SECONDS
 
 Open = Any
 
@@ -295,7 +298,9 @@ async def test_preflights_of_allowed_origins(door: Open) -> None:
         assert named.status_code == 200  # with authentication, any name
 
 
-@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://app.example/x", "*", "ftp://a"])
+@pytest.mark.parametrize(
+    "origin", ["app.example", "https://app.example/", "https://app.example/x", "*", "ftp://a", "https://[::1"]
+)
 def test_an_origin_has_no_path(origin: str) -> None:
     with pytest.raises(ConfigurationError):
         load(HttpSettings, {"X_CORS_ORIGINS": origin}, prefix="X_")
@@ -310,3 +315,37 @@ async def test_a_port_in_use_is_named(door: Open) -> None:
     url = await door()
     with pytest.raises(OSError, match="cannot listen on"):
         await door(listen=url.removeprefix("http://"))
+
+
+def test_one_door_of_two_that_begin_together_listens() -> None:
+    """Linux binds both sockets, as long as none listens: the other door would serve nothing, and not say so."""
+    first = server._listener(Address("127.0.0.1:0"))
+    try:
+        port = first.getsockname()[1]
+        with pytest.raises(CannotListen):
+            server._listener(Address(f"127.0.0.1:{port}"))
+    finally:
+        first.close()
+
+
+async def test_a_bug_is_logged_with_its_stack(
+    door: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what has no handler of errors of its own: pages, streams, files."""
+    errors: list[Exception] = [RuntimeError("a bug"), Unavailable("the ledger is away")]
+
+    async def failing(*_: Any) -> Any:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(ConsoleFiles, "get_response", failing)
+    url = await door()
+    async with client(url) as http:
+        assert [(await http.get("/console/")).status_code for _ in (1, 2)] == [500, 500]
+    reader, writer = await connection(url)
+    writer.write(b"no request\r\n\r\n")
+    async with asyncio.timeout(CALL_SECONDS):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+    logged = [record for record in caplog.records if record.name == "uvicorn.error"]
+    assert [str(record.exc_info[1]) for record in logged if record.exc_info] == ["a bug"]
+    assert len(logged) == 1

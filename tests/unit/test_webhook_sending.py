@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import httpcore2
 import pytest
 
-from services.checkpoint.webhooks.mail import SmtpSettings
-from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, _beginning
+from services.checkpoint.webhooks import sender_lease
+from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
+from services.checkpoint.webhooks.mail import NO_LINKS, SmtpSettings
+from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, WebhookSettings, _beginning
 from tenure.domain.outbound import EVERYWHERE, Networks
+from tenure.domain.webhooks import FailureKind, WebhookResponse
 from tenure.runtime.outbound_http import HttpResponse
 from tenure.runtime.secret_box import SecretBox
 from tests.support.http_stub import HttpStub, page
@@ -48,6 +54,26 @@ async def test_a_connection_broken_in_the_body_keeps_its_status(error: Any) -> N
     assert await _beginning(HttpResponse(200, {}, httpcore2.Response(200, content=breaking()))) == "beginning"
 
 
+@pytest.mark.parametrize(("status", "failure"), [(200, FailureKind.TEMPORARY), (410, FailureKind.GONE)])
+async def test_a_body_that_outlasts_the_time_keeps_its_status(status: int, failure: FailureKind) -> None:
+    """The head is there at once, and the time of the request ends while its body is read."""
+
+    async def endless() -> AsyncGenerator[Any]:
+        await asyncio.Event().wait()
+        yield b""
+
+    @asynccontextmanager
+    async def answered(*_: Any) -> AsyncGenerator[HttpResponse]:
+        yield HttpResponse(status, {}, httpcore2.Response(status, content=endless()))
+
+    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1, 1, SecretBox(None))
+    async with Sender(policy, 0.2, 2) as sender:
+        sender._outgoing.send = answered  # type: ignore[method-assign,assignment]
+        delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), "https://a.example/", b"x" * 24, None)
+        answer = await sender.send(delivery)
+    assert (answer.status, answer.failure) == (status, failure)
+
+
 async def test_a_url_that_can_be_read_in_two_ways_is_told() -> None:
     assert "four decimal parts" in (await send("http://2130706433/")).problem
 
@@ -55,3 +81,34 @@ async def test_a_url_that_can_be_read_in_two_ways_is_told() -> None:
 async def test_a_refusal_does_not_tell_the_address_of_a_name() -> None:
     problem = (await send("http://localhost:1/", allowed=())).problem
     assert problem == "AddressRefused: webhooks may not reach localhost"
+
+
+@pytest.mark.parametrize(("links_seconds", "sent"), [(1.0, ["d"]), (25.0, [])])
+async def test_no_request_begins_that_outlives_its_lease(
+    monkeypatch: pytest.MonkeyPatch, links_seconds: float, sent: list[str]
+) -> None:
+    """Making the links of a message waits for the ledger, and the lease of 30 s goes on meanwhile."""
+    now, asked = [1000.0], list[str]()
+    monkeypatch.setattr(sender_lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def links_for(_: Any) -> Any:
+        now[0] += links_seconds
+        return NO_LINKS
+
+    async def send_it(delivery: OutgoingDelivery, _: Any) -> WebhookResponse:
+        asked.append(delivery.delivery_id)
+        return WebhookResponse(200)
+
+    async def recorded(*_: Any) -> None:
+        """Records nothing."""
+
+    monkeypatch.setattr(sender_lease, "record", recorded)
+    dependencies: Any = SimpleNamespace(
+        pool=None,
+        settings=WebhookSettings(),
+        sender=SimpleNamespace(longest_seconds=10.0, send=send_it),
+        links=SimpleNamespace(links_for=links_for),
+    )
+    lease = sender_lease.SenderLease(dependencies, SenderLeaseKey("w", "default", 1), taken_at=now[0])
+    await lease._deliver(OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), "", b"", None))
+    assert asked == sent

@@ -171,6 +171,13 @@ class TestVerdicts:
         far = "Thu, 01 Jan 99999999999999999999 00:00:00 GMT"
         assert [retry_after_seconds(text, NOW) for text in ("", "soon", "-1", "1e9", far)] == [None] * 5
 
+    @pytest.mark.parametrize(
+        "date", ["01 Jan 99999999999999999999 00:00:00", "01 Jan 2027 00:00:00 +99999999999999999999"]
+    )
+    def test_a_date_that_no_calendar_has_is_ignored(self, date: str) -> None:
+        """The answer counts all the same: a 410 still pauses the webhook."""
+        assert retry_after_seconds(f"Fri, {date}", NOW) is None
+
 
 class TestSignatures:
     def test_a_delivery_is_signed_with_each_valid_secret(self) -> None:

@@ -126,6 +126,9 @@ class SenderLease:
         longest_seconds = self._dependencies.sender.longest_seconds
         self._trusted_until = asked_at + self._dependencies.settings.turn_seconds - longest_seconds
 
+    def _is_trusted(self) -> bool:
+        return time.monotonic() <= self._trusted_until
+
     async def _read(self, status: _LeaseState) -> bool:
         """Reads changes; returns whether there may be more at once. With too many pending deliveries the feed keeps the
         rest.
@@ -157,9 +160,11 @@ class SenderLease:
 
     async def _deliver(self, delivery: OutgoingDelivery) -> None:
         try:
-            if time.monotonic() > self._trusted_until:
+            if not self._is_trusted():
                 return  # a later lease with enough time sends it
             links = await self._dependencies.links.links_for(delivery)
+            if not self._is_trusted():
+                return  # the links took too long
             answer = await self._dependencies.sender.send(delivery, links)
             await failpoint("checkpoint.after_delivery")
             settings = self._dependencies.settings

@@ -197,25 +197,34 @@ class Sender:
         return answer
 
     async def _request(self, delivery: OutgoingDelivery, links: tuple[AnswerLink, ...]) -> WebhookResponse:
+        heads: list[WebhookResponse] = []
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._post(delivery, links)
-        except TimeoutError:
-            return WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
+                return await self._post(delivery, links, heads)
+        except TimeoutError:  # after the head, the time ends only the reading of the body
+            return heads[0] if heads else WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
         except (UrlRefused, *FAILURES) as error:
             return WebhookResponse(problem=printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
 
-    async def _post(self, delivery: OutgoingDelivery, links: tuple[AnswerLink, ...]) -> WebhookResponse:
+    async def _post(
+        self, delivery: OutgoingDelivery, links: tuple[AnswerLink, ...], heads: list[WebhookResponse]
+    ) -> WebhookResponse:
+        """Returns the answer. `heads` gets it as soon as its head is there, without the words of its body."""
         url, (headers, body) = parse_url(delivery.url), request_of(delivery, links)
         async with self._outgoing.send("POST", url, headers, body) as response:
+            heads.append(_answer(delivery, response, ""))
             message = await _beginning(response)
-            answer = WebhookResponse(response.status)
-            if answer.received:
-                return answer
-            retry_after = retry_after_seconds(response.headers.get("retry-after", ""), delivery.sent_at)
-            problem = printable(f"HTTP {response.status}: {message}".removesuffix(": "))
-            failure = http_failure(WebhookKind(delivery.kind), response.status)
-            return WebhookResponse(response.status, problem, retry_after, failure)
+            return _answer(delivery, response, message)
+
+
+def _answer(delivery: OutgoingDelivery, response: Response, message: str) -> WebhookResponse:
+    answer = WebhookResponse(response.status)
+    if answer.received:
+        return answer
+    retry_after = retry_after_seconds(response.headers.get("retry-after", ""), delivery.sent_at)
+    problem = printable(f"HTTP {response.status}: {message}".removesuffix(": "))
+    failure = http_failure(WebhookKind(delivery.kind), response.status)
+    return WebhookResponse(response.status, problem, retry_after, failure)
 
 
 def _mail_of(delivery: OutgoingDelivery, links: LinksByAddressee) -> OutgoingMail:

@@ -1,7 +1,7 @@
 """Tasks as a chat of the AI SDK (npm `ai`): the UI message stream protocol, version 1.
 
 `POST /v1/ai/chat` takes what DefaultChatTransport sends and streams the turn; `GET /v1/ai/chat/{id}/stream` streams the
-turn that goes on again, from its beginning, as `useChat({resume: true})` expects.
+running turn again, from its beginning, as `useChat({resume: true})` expects.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def chat(call: HttpCall, _query: NoQuery, body: ChatBody) -> Response:
 
 
 async def resume_chat(call: HttpCall, _query: NoQuery, _body: None) -> Response:
-    """Streams the turn that goes on, from its beginning; 204 without one."""
+    """Streams the running turn from its beginning; 204 without one."""
     turn = await ChatThread(call, call.path("chat_id"), SubmitBody()).current()
     if turn is None:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"cache-control": "no-store"})

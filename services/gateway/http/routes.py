@@ -298,7 +298,7 @@ ROUTES: Final = (
     ),
     _route(
         *("GET", "/v1/ai/chat/{chat_id}/stream", ai_chat.resume_chat, Bytes("text/event-stream")),
-        "Stream the turn of a chat that goes on again",
+        "Stream the running turn of a chat again, from its beginning",
         **_CHATS,
     ),
     _route(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.gateway.answer_links import AnswerPages
@@ -20,10 +21,12 @@ from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
 from services.gateway.http.call import open_stubs
 from services.gateway.http.mcp_door import mcp_routes
 from services.gateway.http.settings import HttpSettings
+from tenure.domain.errors import TenureError
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.h11_patterns import read_in_one_pass
 from tenure.runtime.listening import CannotListen
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.settings import Address, ConfigurationError
 from tenure.runtime.tls import MutualTlsSettings
 
@@ -88,9 +91,7 @@ async def http_door(
         )
         config.load()
         config.ssl = None if files is None else _tls_context(files, tls)
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.CRITICAL
-        )  # malformed requests; event_stream.py logs cut streams
+        logging.getLogger("uvicorn.error").addFilter(_BUGS)
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -104,6 +105,18 @@ async def http_door(
         finally:
             server.should_exit = True
             await serving
+
+
+class _Bugs(logging.Filter):
+    """Keeps the stacks of bugs. Malformed requests are the client's, and event_stream.py logs streams that are cut."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether a line of uvicorn is logged."""
+        error = record.exc_info[1] if record.exc_info else None
+        return isinstance(error, Exception) and not isinstance(error, TenureError | PeerFailed | ClientDisconnect)
+
+
+_BUGS: Final = _Bugs()
 
 
 class _Server(uvicorn.Server):
@@ -126,6 +139,7 @@ def _listener(address: Address) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind(target)
+        listener.listen()  # two sockets may be bound to one port, as long as none listens
     except OSError as error:
         listener.close()
         raise CannotListen(address, error.strerror or str(error)) from error

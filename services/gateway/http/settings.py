@@ -23,10 +23,13 @@ class HttpSettings:
     def problems(self) -> Iterator[str]:
         """Yields the relations that do not hold."""
         for origin in self.cors_origins:
-            parts = urlsplit(origin)
-            if (
-                parts.scheme not in {"http", "https"}
-                or origin != f"{parts.scheme}://{parts.netloc}"
-                or not parts.netloc
-            ):
+            if not _is_origin(origin):
                 yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is no origin; write for example https://a.example"
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # half of the brackets of an IPv6 address
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.netloc) and text == f"{parts.scheme}://{parts.netloc}"

@@ -1,5 +1,7 @@
 // Calls the gateway's HTTP routes with the session cookie of this origin. No other host is ever asked.
 
+import { parse, stringify } from "./json.js";
+
 export class ApiError extends Error {
   // status 0: the gateway did not answer.
   constructor(status, code, message, retryAfter = 0) {
@@ -47,7 +49,7 @@ async function request(method, address, { body, headers = {}, signal, raw = fals
   init.headers = { Accept: "application/json", ...tenantHeaders(), ...headers };
   if (body !== undefined) {
     init.headers["Content-Type"] = "application/json";
-    init.body = JSON.stringify(body);
+    init.body = stringify(body);
   }
   let response;
   try {
@@ -58,7 +60,7 @@ async function request(method, address, { body, headers = {}, signal, raw = fals
   }
   if (!response.ok) throw await errorOf(response);
   if (raw) return response;
-  return response.status === 204 ? null : response.json();
+  return response.status === 204 ? null : parse(await response.text());
 }
 
 // Reads application/problem+json.

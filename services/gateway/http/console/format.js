@@ -1,5 +1,7 @@
 // Writes numbers, times and states as people do. The same words as the command's: tenure/cli/formatting.py.
 
+import { stringify } from "./json.js";
+
 const whole = new Intl.NumberFormat("en-US");
 const cents = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD" });
 const exactMoney = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD", maximumFractionDigits: 9 });
@@ -98,11 +100,11 @@ export function tokens(usage) {
 
 // order="7" cents=500
 export function argumentsLine(value) {
-  if (value === null || typeof value !== "object" || Array.isArray(value)) return JSON.stringify(value) ?? "";
-  return Object.entries(value).map(([name, item]) => `${name}=${JSON.stringify(item).replaceAll("\\n", "↵")}`).join(" ");
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return stringify(value) ?? "";
+  return Object.entries(value).map(([name, item]) => `${name}=${stringify(item).replaceAll("\\n", "↵")}`).join(" ");
 }
 
-export const pretty = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "");
+export const pretty = (value) => (typeof value === "string" ? value : stringify(value, 2) ?? "");
 
 // One line of at most `width` characters.
 export function oneLine(text, width = 200) {
@@ -112,5 +114,15 @@ export function oneLine(text, width = 200) {
 
 // UPPER_SNAKE as words: worker lost
 export const words = (name) => String(name ?? "").toLowerCase().replaceAll("_", " ");
+
+// What a step of an escalation does. `step`: with the names of the contract.
+export function stepWords({ assignee, queue, priority, close_out, approver, remind_webhook }) {
+  if (assignee) return `assigned to ${assignee}`;
+  if (queue) return `goes on in queue ${queue}`;
+  if (priority) return `goes on with priority ${words(priority).replace("priority ", "")}`;
+  if (approver) return `${approver} may answer too`;
+  if (remind_webhook) return `a reminder to the webhook ${remind_webhook}`;
+  return close_out ? "the task is closed out" : "reported";
+}
 
 export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");

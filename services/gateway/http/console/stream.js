@@ -2,6 +2,7 @@
 // notices a connection that is silent. It resumes after the last id, so no event is lost or seen twice.
 
 import { errorOf, problemError, tenantHeaders, url } from "./api.js";
+import { parse } from "./json.js";
 
 const SILENCE_MS = 45_000; // The gateway says something every 15 s.
 const HIDDEN_MS = 60_000; // A tab that nobody sees lets its connection go.
@@ -178,6 +179,6 @@ export class Parser {
     this.#clear();
     if (kind === "end") this.isOver = true;
     if (this.isOver || data.length === 0) return;
-    this.emit(kind, JSON.parse(data.join("\n")), id);
+    this.emit(kind, parse(data.join("\n")), id);
   }
 }

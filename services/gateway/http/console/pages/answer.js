@@ -4,6 +4,7 @@ import { api, path, requestId } from "../api.js";
 import { h, setText, visible } from "../dom.js";
 import { money, moneyExact, number, pretty, relative } from "../format.js";
 import { grantOf } from "../grants.js";
+import { parse, stringify } from "../json.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
 
 const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR"];
@@ -66,7 +67,7 @@ function nextStep(task) {
   const step = steps.find((one) => begun + one.after_seconds * 1000 > Date.now());
   if (!step) return "";
   const when = relative(new Date(begun + step.after_seconds * 1000).toISOString());
-  const what = { ASSIGNEE: `it is assigned to ${step.target}`, QUEUE: `the task goes on in queue ${step.target}`, PRIORITY: `the task goes on with priority ${step.target}`, CLOSE_OUT: "the task is closed out" }[step.action] ?? "it is reported";
+  const what = { ASSIGNEE: `it is assigned to ${step.target}`, QUEUE: `the task goes on in queue ${step.target}`, PRIORITY: `the task goes on with priority ${step.target}`, CLOSE_OUT: "the task is closed out", APPROVER: `${step.target} may answer too`, REMIND_WEBHOOK: `the webhook ${step.target} sends a reminder` }[step.action] ?? "it is reported";
   return `${when} ${what}`;
 }
 
@@ -147,14 +148,14 @@ function answers(task, onAnswered) {
 
 // Asks for other arguments, as JSON.
 function editArguments(wait, send) {
-  const text = h("textarea.code", { name: "arguments", rows: 12, spellcheck: "false", value: visible(JSON.stringify(wait.arguments, null, 2)) });
+  const text = h("textarea.code", { name: "arguments", rows: 12, spellcheck: "false", value: visible(stringify(wait.arguments, 2)) });
   return dialog(`Other arguments for ${wait.tool}`, {
     confirm: "Allow with these",
     build: (body) => body.append(h("p", "The call runs once, with these arguments instead of the agent's. The agent reads that they were changed."), field("Arguments, a JSON object", text)),
     submit: async () => {
       let edited;
       try {
-        edited = JSON.parse(text.value);
+        edited = parse(text.value);
       } catch (error) {
         throw new Error(`That is no JSON: ${error.message}`);
       }

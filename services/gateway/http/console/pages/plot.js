@@ -5,7 +5,8 @@ import { h } from "../dom.js";
 
 const HEIGHT = 180;
 
-// Returns a figure. days: YYYY-MM-DD, ascending; format(value) → text.
+// Returns a figure. days: YYYY-MM-DD, ascending; format(value) → text. Call its dispose() when it is replaced: the browser
+// would keep it, with its canvas, for the sake of its listeners.
 export function bars(title, days, values, format) {
   const place = h("div.plot", { "aria-hidden": "true" });
   const rows = days.map((day, index) => [day, values[index]]).filter(([, value]) => value > 0);
@@ -19,9 +20,16 @@ export function bars(title, days, values, format) {
     plot?.destroy();
     plot = new uPlot(options(place.clientWidth, format), [times, values], place);
   };
-  new ResizeObserver(() => (plot === null ? draw() : plot.setSize({ width: place.clientWidth, height: HEIGHT }))).observe(place);
+  const size = new ResizeObserver(() => (plot === null ? draw() : plot.setSize({ width: place.clientWidth, height: HEIGHT })));
+  size.observe(place);
   // A canvas knows no colours of CSS: it is drawn again when they change.
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", draw);
+  figure.dispose = () => {
+    size.disconnect();
+    scheme.removeEventListener("change", draw);
+    plot?.destroy();
+  };
   return figure;
 }
 

@@ -3,6 +3,7 @@
 import { api, path } from "../api.js";
 import { h, setText } from "../dom.js";
 import { oneLine, pretty, shortId } from "../format.js";
+import { stringify } from "../json.js";
 import { button, dialog, facts, field, notice, timeMark } from "../ui.js";
 
 const CONSEQUENCES = {
@@ -29,7 +30,7 @@ export function doubtPanel(call, { onResolved = () => {}, heading = "h2", withTa
       withTask ? ["Task", h("a", { href: `#/tasks/${encodeURIComponent(call.task_id)}`, "data-row": true }, shortId(call.task_id))] : null,
       ["Call", `${call.call_id}, attempt ${call.call_attempt}`],
       ["Effect class", call.effect_class],
-      ["Started", timeMark(call.started_at), " – the effect, if any, came within a second of it"],
+      ["Started", timeMark(call.started_at), " – the effect, if any, came after it, nearly always within a second"],
       ["In doubt since", timeMark(call.in_doubt_at)],
       ["Runner", runner, h("span.dim", ` ${call.runner_id}`)],
       ["Idempotency key", h("code", `${call.task_id}/${call.call_id}`)],
@@ -76,7 +77,7 @@ function resolve(call, onResolved) {
   return dialog(`${call.tool}: did it happen?`, {
     confirm: "Resolve",
     build: (body) => {
-      body.append(h("pre.short", oneLine(JSON.stringify(call.arguments), 300)), h("fieldset", h("legend", "What did you find?"), radios), consequence, resultField, goneField, field("How you found out", reason, "The ledger records it, with your name."));
+      body.append(h("pre.short", oneLine(stringify(call.arguments), 300)), h("fieldset", h("legend", "What did you find?"), radios), consequence, resultField, goneField, field("How you found out", reason, "The ledger records it, with your name."));
       body.addEventListener("change", () => choose(body.querySelector("[name=resolution]:checked")?.value ?? ""));
     },
     submit: async (data) => {

@@ -2,7 +2,8 @@
 // tenure/cli/watch_state.py does for the terminal.
 
 import { append, fill, h, harmless, setText } from "../dom.js";
-import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, number, oneLine, pretty, tokens, words } from "../format.js";
+import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, number, oneLine, pretty, stepWords, tokens, words } from "../format.js";
+import { stringify } from "../json.js";
 import { isEnded, known, waitLine } from "../states.js";
 import { longText } from "../ui.js";
 
@@ -227,7 +228,7 @@ const HANDLERS = {
   control_step(event) {
     if (this.step?.number === event.step && this.step.hasAnswer) return; // The answer of its model call is shown.
     const [sign, tone] = event.error ? FAILED : OUTCOMES.SUCCEEDED;
-    const value = event.error || (event.result === null ? "" : JSON.stringify(event.result));
+    const value = event.error || (event.result === null ? "" : stringify(event.result));
     this.mark(event, sign, event.error ? "bad" : tone, `Step ${event.step}: ${event.name}`, value ? h("pre.short", oneLine(value, 400)) : null);
   },
   control_failure(event) {
@@ -260,9 +261,8 @@ const HANDLERS = {
     this.mark(event, "»", "person", text, reason ? h("p.comment", reason) : null);
   },
   wait_escalated(event) {
-    const { after = "", assignee, queue, priority, close_out } = event.data?.step ?? {};
-    const action = assignee ? `assigned to ${assignee}` : queue ? `goes on in queue ${queue}` : priority ? `goes on with priority ${words(priority).replace("priority ", "")}` : close_out ? "the task is closed out" : "reported";
-    this.mark(event, "↑", "warn", `No answer${after ? ` after ${after.replace(/(\d+)s$/, (_, seconds) => duration(Number(seconds)))}` : ""}: ${action}`);
+    const { after = "", ...step } = event.data?.step ?? {};
+    this.mark(event, "↑", "warn", `No answer${after ? ` after ${after.replace(/(\d+)s$/, (_, seconds) => duration(Number(seconds)))}` : ""}: ${stepWords(step)}`);
   },
   compaction(event) {
     const cleared = event.data?.cleared_results;

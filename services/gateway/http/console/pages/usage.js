@@ -4,6 +4,7 @@ import { api, currentTenant, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, setText } from "../dom.js";
 import { allTokens, count, duration, money, moneyExact, number, words } from "../format.js";
+import { dearest, PAGE } from "../sums.js";
 import { errorBox, throttled } from "../ui.js";
 import { bars } from "./plot.js";
 import { section } from "./workers.js";
@@ -41,28 +42,36 @@ export default async function usagePage(context) {
     { name: "State", cell: (one) => (one.hard_reached ? h("span.state.bad", "✗ reached") : one.soft_reached ? h("span.state.warn", "! near") : h("span.state.ok", "✓ free")) },
     { name: "Free again", cell: (one) => (one.free_in_seconds === null ? "–" : `in ${duration(one.free_in_seconds)}`) },
   ]);
-  fill(context.root, h("div.head", h("h1", `Usage of ${tenant}`), days), message, summary, plots, quotas.element, models.element, roots.element);
+  const rootsNote = h("p.dim");
+  const clearPlots = () => {
+    for (const figure of plots.children) figure.dispose?.();
+    fill(plots);
+  };
+  fill(context.root, h("div.head", h("h1", `Usage of ${tenant}`), days), message, summary, plots, quotas.element, models.element, roots.element, rootsNote);
 
   const load = throttled(5000, async () => {
     try {
       context.setQuery(new URLSearchParams({ days: days.value }));
       const since = new Date(Math.floor(Date.now() / DAY_MS - Number(days.value) + 1) * DAY_MS).toISOString();
-      const usage = (by) => api.get(path`/v1/tenants/${tenant}/usage`, { by, since, page_size: 500 }).then((page) => listIn(page, "sums"));
-      const [byDay, byModel, byRoot, info] = await Promise.all([usage("DAY"), usage("MODEL"), usage("ROOT"), api.get(path`/v1/tenants/${tenant}`)]);
+      const usage = (by) => api.get(path`/v1/tenants/${tenant}/usage`, { by, since, page_size: PAGE });
+      const [ofDays, ofModels, ofRoots, info] = await Promise.all([usage("DAY"), usage("MODEL"), usage("ROOT"), api.get(path`/v1/tenants/${tenant}`)]);
       if (!context.isCurrent()) return;
       fill(message);
+      const [byDay, byModel] = [ofDays, ofModels].map((page) => listIn(page, "sums"));
       const sum = (pick) => byModel.reduce((total, one) => total + pick(one), 0);
       const unpriced = sum((one) => one.unpriced_calls);
       setText(summary, `${money(sum((one) => one.cost_usd))} for ${number(sum((one) => allTokens(one.usage)))} tokens in ${count(sum((one) => one.calls), "model call")}${unpriced ? `; ${count(unpriced, "call")} of unknown price` : ""}. Days are in UTC.`);
       const dayKeys = Array.from({ length: Number(days.value) }, (_, index) => new Date(Date.parse(since) + index * DAY_MS).toISOString().slice(0, 10));
       const ofDay = new Map(byDay.map((one) => [one.key, one]));
-      fill(plots);
+      clearPlots();
       plots.append(
         bars("Cost by day", dayKeys, dayKeys.map((day) => ofDay.get(day)?.cost_usd ?? 0), money),
         bars("Tokens by day", dayKeys, dayKeys.map((day) => (ofDay.has(day) ? allTokens(ofDay.get(day).usage) : 0)), number),
       );
       models.show(byModel.sort((one, other) => other.cost_usd - one.cost_usd || allTokens(other.usage) - allTokens(one.usage)), (one) => JSON.stringify(one));
-      roots.show(byRoot.sort((one, other) => other.cost_usd - one.cost_usd || allTokens(other.usage) - allTokens(one.usage)).slice(0, 20), (one) => JSON.stringify(one));
+      const top = dearest(ofRoots);
+      roots.show(top.sums, (one) => JSON.stringify(one));
+      setText(rootsNote, top.note);
       quotas.show(info.quotas, (one) => JSON.stringify(one));
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
@@ -74,6 +83,7 @@ export default async function usagePage(context) {
   };
   days.addEventListener("change", choose);
   context.onLeave(load.cancel);
+  context.onLeave(clearPlots);
   context.onLeave(subscribe({ ready: load, change: load }));
   load();
 }

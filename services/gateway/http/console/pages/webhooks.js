@@ -13,6 +13,7 @@ export default async function webhooksPage(context) {
 }
 
 const state = (webhook) => (webhook.paused ? h("span.state.warn", "‖ paused") : webhook.problem ? h("span.state.bad", "✗ failing") : h("span.state.ok", "● active"));
+const events = (webhook) => webhook.event_types.join(", ") || "ends, waits and warnings";
 const where = (webhook) => webhook.url || webhook.email_addresses.join(", ") || "–";
 
 async function all(context) {
@@ -22,7 +23,7 @@ async function all(context) {
     { name: "State", cell: state },
     { name: "Kind", cell: (one) => words(one.kind) },
     { name: "Sends to", class: "wrap", cell: (one) => oneLine(where(one), 80) },
-    { name: "Events", class: "wrap", cell: (one) => one.event_types.join(", ") || "all" },
+    { name: "Events", class: "wrap", cell: events },
     { name: "Delivered", class: "num", cell: (one) => number(one.delivered) },
     { name: "Pending", class: "num", cell: (one) => number(one.pending_deliveries) },
     { name: "Dead", class: "num", cell: (one) => (one.dead_deliveries ? h("span.bad", number(one.dead_deliveries)) : "0") },
@@ -86,7 +87,7 @@ function details(webhook) {
     webhook.problem ? ["Problem", h("span.bad", webhook.problem)] : null,
     webhook.paused ? ["Paused by", webhook.paused_by || words(webhook.pause_code), webhook.pause_reason ? `: ${webhook.pause_reason}` : ""] : null,
     ["Sends to", h("code", where(webhook)), ` (${words(webhook.kind)})`],
-    ["Events", webhook.event_types.join(", ") || "all"],
+    ["Events", events(webhook)],
     ["Only", only || "no filter"],
     ["Deliveries", `${number(webhook.delivered)} delivered, ${number(webhook.pending_deliveries)} pending, ${number(webhook.dead_deliveries)} dead`],
     ["Last delivered", timeMark(webhook.last_delivered_at)],

@@ -13,7 +13,7 @@ export default async function workersPage(context) {
     { name: "Worker", cell: (one) => h("b", one.worker_id) },
     { name: "State", cell: (one) => (one.draining ? h("span.state.warn", "◐ draining") : h("span.state.ok", "● serving")) },
     { name: "Tasks", class: "num", cell: (one) => number(one.held_tasks) },
-    { name: "Queues", cell: (one) => one.queues.join(", ") || "all" },
+    { name: "Queues", cell: (one) => one.queues.join(", ") || "default" },
     { name: "Priorities", cell: (one) => one.priorities.map(words).join(", ") || "all" },
     { name: "Runs", cell: (one) => one.loops.join(", ") },
     { name: "Tenants", cell: (one) => one.tenants.join(", ") || "all" },
