@@ -93,6 +93,19 @@ async def test_the_model_gets_the_output_that_the_budget_granted() -> None:
     assert work.requests[0].input_tokens > 700
 
 
+@pytest.mark.parametrize("arguments", ['{"order": "7', "[7]"])
+async def test_a_model_that_writes_no_json_object_is_told(arguments: str) -> None:
+    @function_tool
+    async def refund(order: str) -> str:
+        raise AssertionError(f"the call for {order!r} has no arguments")
+
+    script = Script([call("refund", arguments)], said("I could not."))
+    agent = Agent(name="support", model=script, tools=[refund])
+    work = JournalWork("Refund order 7")
+    assert await durable(agent).run(work, None) == "I could not."
+    assert told(script, "refund") == ["The arguments of refund must be a JSON object."]
+
+
 async def test_a_tool_waits_for_its_approval() -> None:
     ran: list[str] = []
 

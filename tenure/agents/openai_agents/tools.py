@@ -48,7 +48,10 @@ class DurableInvocation:
         return await self._plain(context, arguments)
 
     async def _call(self, current: Execution, context: ToolContext[Any], arguments: str) -> Any:
-        sent = json.loads(arguments or "{}")
+        try:
+            sent = json.loads(arguments or "{}")
+        except ValueError:  # a model may write broken JSON: it is told, and calls again
+            sent = None
         if not isinstance(sent, dict):
             return f"The arguments of {self._name} must be a JSON object."
 
