@@ -1,0 +1,50 @@
+"""Arguments of the public client that it refuses itself, before it asks a gateway."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tenure import Client, InvalidRequest, TaskWait
+from tenure.domain.waits import WaitKind
+from tenure.sdk.answers import approval
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("max_steps", 0),
+        ("max_output_tokens", 0),
+        ("max_cost", 0),
+        ("timeout", float("inf")),
+        ("timeout", float("nan")),
+        ("timeout", 1e30),
+        ("priority", "urgent"),
+        ("tools", "read_file"),
+    ],
+)
+async def test_an_argument_is_refused_by_its_name(argument: str, given: Any) -> None:
+    """A cap of 0 is the result of a computation, and must not become the default of the installation."""
+    async with Client("127.0.0.1:1") as client:
+        for call in (client.submit, client.register_agent):
+            if argument == "priority" and call == client.register_agent:
+                continue
+            with pytest.raises(InvalidRequest) as raised:
+                await call("x", **{argument: given})
+            assert raised.value.field == argument
+            assert raised.value.hint
+
+
+@pytest.mark.parametrize("value", [datetime.now(UTC), timedelta(seconds=1), float("nan"), {1, 2}])
+def test_edited_arguments_must_be_json(value: Any) -> None:
+    wait = a_wait(WaitKind.TOOL_APPROVAL)
+    with pytest.raises(InvalidRequest, match="arguments: must be a JSON value"):
+        approval(wait, {"order": value})
+
+
+def a_wait(kind: WaitKind) -> TaskWait:
+    return TaskWait(**{**dict.fromkeys(TaskWait.__dataclass_fields__), "kind": kind})  # type: ignore[arg-type]
