@@ -12,7 +12,7 @@ import uuid
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tasks import result_of
 from tenure.client import Client
+from tenure.domain.errors import WrongState
 from tenure.domain.task import REPLAY_LOOP
 from tenure.runtime.running_stack import read_addresses
 from tenure.serve import command_line
@@ -100,14 +101,23 @@ async def _replay(
         async with _worker(environment) as died:
             submitted = await client.submit(request.goal, request=request)
             ended = asyncio.ensure_future(client.wait(submitted.task_id))
-            await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # Ctrl-C: no other worker would ever take the task
+                await _cancel(client, submitted.task_id, "the replay was interrupted")
+                raise
             if not ended.done():
                 ended.cancel()
-                await client.cancel(submitted.task_id, "the worker of the replay has ended")
+                await _cancel(client, submitted.task_id, "the worker of the replay has ended")
                 raise click.ClickException(f"the worker of the replay has ended:\n{died.result()}")
             task = await ended
     await _show(context, client, task)
     return exit_of_task(task)
+
+
+async def _cancel(client: Client, task_id: str, reason: str) -> None:
+    with suppress(WrongState):  # it has ended meanwhile
+        await client.cancel(task_id, reason)
 
 
 def worker_environment(context: Context, queue: str) -> dict[str, str]:
