@@ -67,6 +67,8 @@ def timestamp_in(zone: str, moment: datetime | None) -> Timestamp | None:
         return None
     try:
         return timestamp(moment.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC))
+    except OverflowError:
+        raise click.BadParameter(f"{moment:%Y-%m-%d} is out of range", param_hint="--from or --until") from None
     except (LookupError, ValueError, OSError):
         raise click.BadParameter(
             f"{zone} is not an IANA time zone; write for example Europe/Berlin", param_hint="--zone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -160,6 +161,10 @@ def test_the_reason_of_a_money_cap_is_shown(model: str, nano_usd: Any, money_cap
         "tenants limit a --running-tasks=-1 --reason r",
         "tenants limit a --running-tasks 99999999999999999999 --reason r",
         "tenants limit a --usd-per-day 99999999999999999999 --reason r",
+        "submit x --max-tokens 99999999999999999999",
+        "fork x --at 99999999999999999999",
+        "leases watch --after 99999999999999999999",
+        "schedules create n x --cron * --zone Europe/Berlin --from 0001-01-01",
     ],
 )
 def test_a_number_out_of_range_is_a_usage_error(command: str) -> None:
@@ -167,3 +172,13 @@ def test_a_number_out_of_range_is_a_usage_error(command: str) -> None:
     run = CliRunner().invoke(cli, ["--address", "127.0.0.1:1", *command.split()])
     assert (run.exit_code, run.stdout) == (2, "")
     assert "Error:" in run.stderr
+
+
+@pytest.mark.parametrize("command", [["submit", "-"], ["submit", "x", "--result-schema", "FILE"], ["submit", "\udcff"]])
+def test_bytes_that_are_no_text_are_a_usage_error(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(b"{\xb9")
+    arguments = [str(file) if each == "FILE" else each for each in command]
+    run = CliRunner().invoke(cli, ["--address", "127.0.0.1:1", *arguments], input=b"\xb9")
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert "not text in UTF-8" in run.stderr
