@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tenure import Client, InvalidRequest, TaskWait
+from tenure.client.leases import HeldLease
 from tenure.domain.waits import WaitKind
 from tenure.sdk.answers import approval
 
@@ -48,3 +49,11 @@ def test_edited_arguments_must_be_json(value: Any) -> None:
 
 def a_wait(kind: WaitKind) -> TaskWait:
     return TaskWait(**{**dict.fromkeys(TaskWait.__dataclass_fields__), "kind": kind})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("margin_seconds", [5.0, 9.0, -1.0, float("nan")])
+def test_a_margin_leaves_a_trust_window(margin_seconds: float) -> None:
+    """Without one the lease would be lost at once, and be renewed without a pause."""
+    stub: Any = None
+    with pytest.raises(ValueError, match="less than ttl_seconds"):
+        HeldLease(stub, "a", holder="one", ttl_seconds=5.0, margin_seconds=margin_seconds)
