@@ -124,12 +124,12 @@ def _is_structure(kind: Any) -> bool:
 
 def _field_types(kind: type) -> dict[str, Any]:
     """Returns the types of the fields, of a dataclass those that its constructor takes. Raises TypeError."""
-    hints = get_type_hints(kind, include_extras=True)
+    annotations = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
-        return hints
-    if arguments := [name for name, hint in hints.items() if isinstance(hint, InitVar)]:
+        return annotations
+    if arguments := [name for name, annotation in annotations.items() if isinstance(annotation, InitVar)]:
         raise TypeError(f"{kind.__name__}.{arguments[0]} is an InitVar, which is no field: use a pydantic model")
-    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+    return {field.name: annotations[field.name] for field in fields(kind) if field.init}
 
 
 def _object_schema(kind: type, within: tuple[Any, ...]) -> dict[str, Any]:
