@@ -32,6 +32,7 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.submit import request_of, submit
 from tenure.client import Client
+from tenure.domain.agents import reference
 from tenure.domain.errors import NotFound
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.v1 import schedule_service_pb2 as pb
@@ -131,6 +132,7 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
         ("catch up", f"due times at most {seconds_text(seconds(schedule.catch_up_window))} late"),
         ("runs", f"{count_text(schedule.started_runs, 'task')}, {schedule.skipped_runs:,} skipped{failed}{waiting}"),
         ("goal", one_line(goal_text(schedule.spec), 4 * context.console.width)),
+        ("revision", _revision(schedule.spec)),
         ("model", schedule.spec.agent.model),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -143,6 +145,11 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
     if response.runs:
         context.console.print()
         _show_runs(context, response)
+
+
+def _revision(spec: task_pb2.TaskSpec) -> str:
+    """Returns the revision that all runs have; "" for the one that a submit gets at the time of the run."""
+    return reference(spec.control.function, spec.agent_pin.revision) if spec.agent_pin.revision else ""
 
 
 def _show_runs(context: Context, response: pb.GetScheduleResponse) -> None:
