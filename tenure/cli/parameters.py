@@ -43,9 +43,12 @@ _OF_THE_STACK: Final = re.compile(
 
 
 class DurationType(click.ParamType[float]):
-    """`90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds."""
+    """`90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds. `above_zero`: 0 is refused."""
 
     name = "duration"
+
+    def __init__(self, *, above_zero: bool = False) -> None:
+        self._above_zero = above_zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
@@ -58,6 +61,8 @@ class DurationType(click.ParamType[float]):
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
         if seconds > MAX_DURATION_SECONDS:
             self.fail(f"{text!r} is longer than 100 years; give at most 36500d", param, ctx)
+        if self._above_zero and not seconds:
+            self.fail(f"{text!r} must be above 0; omit it to have the default", param, ctx)
         return seconds
 
 
@@ -216,6 +221,8 @@ class SettingType(click.ParamType[tuple[str, str, str]]):
 
 
 DURATION: Final = DurationType()
+TIMEOUT: Final = DurationType(above_zero=True)
+"""Of a task: the contract takes 0 for the default."""
 LATER: Final = LaterType()
 LABEL: Final = LabelType()
 NAMES: Final = NamesType()

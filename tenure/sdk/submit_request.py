@@ -91,13 +91,16 @@ def seconds_of(time: Seconds) -> float:
 
 
 def timeout_of(timeout: Seconds | None) -> Duration | None:
-    """Returns a timeout on the wire. Raises InvalidRequest for a time that the contract cannot express."""
+    """Returns a timeout on the wire; None for the default. Raises InvalidRequest for a time that is not above 0."""
     if timeout is None:
         return None
     try:
-        return duration(seconds_of(timeout))
+        message = duration(seconds_of(timeout))
     except (ValueError, OverflowError):
-        raise invalid_argument("timeout", f"must be seconds or a timedelta, not {timeout!r}") from None
+        message = Duration()
+    if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
+        raise invalid_argument("timeout", f"must be seconds above 0, or a timedelta, not {timeout!r}")
+    return message
 
 
 def at_least_one(argument: str, number: int | None) -> int:

@@ -153,6 +153,8 @@ def test_the_reason_of_a_money_cap_is_shown(model: str, nano_usd: Any, money_cap
     [
         "submit x --start-in 99999999999d",
         "submit x --timeout 99999999999d",
+        "submit x --timeout 0s",
+        "fork x --timeout 0",
         "admin wait 0193f2a1-4c1b-7000-8000-000000000000 --for x --until 99999999999d --reason r",
         "admin prune --older-than 99999999999d --reason r",
         "keys api create k --permission read --expires-in 99999999999d",

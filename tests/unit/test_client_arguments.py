@@ -21,6 +21,8 @@ from tenure.sdk.answers import approval
         ("max_steps", 0),
         ("max_output_tokens", 0),
         ("max_cost", 0),
+        ("timeout", 0),
+        ("timeout", timedelta(seconds=-1)),
         ("timeout", float("inf")),
         ("timeout", float("nan")),
         ("timeout", 1e30),
