@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from tenure.cli.api_keys import _write
 from tenure.cli.main import cli
 from tenure.client.service_calls import ApiKeyCalls
+from tenure.client.task_calls import FileCalls
 from tenure.domain.errors import PermissionDenied
 from tenure.v1 import api_key_service_pb2 as pb
 
@@ -37,6 +39,16 @@ def test_a_folder_that_takes_no_file_is_an_error(command: str, message: str) -> 
     ended = run(*command.split())
     assert ended.exit_code == 1
     assert message in ended.stderr
+
+
+def test_a_file_with_the_longest_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def content(_client: FileCalls, _task_id: str, _path: str) -> AsyncGenerator[bytes]:
+        yield b"tea"
+
+    monkeypatch.setattr(FileCalls, "read_file", content)
+    name = "€" * 85  # 255 bytes
+    assert run("files", "get", TASK, "a.txt", "-o", str(tmp_path / name)).exit_code == 0
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, b"tea")]
 
 
 def test_a_refused_key_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
