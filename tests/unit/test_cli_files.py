@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tenure.cli.api_keys import _write
+from tenure.cli.export import _replaced
 from tenure.cli.main import cli
 from tenure.client.service_calls import ApiKeyCalls
 from tenure.client.task_calls import FileCalls
@@ -82,3 +83,18 @@ def test_a_full_disk_says_to_revoke_the_key() -> None:
     ):
         _write(full.fileno(), created)
     assert "secret" not in str(raised.value)
+
+
+def test_a_dataset_does_not_follow_what_others_put_beside_it(tmp_path: Path) -> None:
+    """Not even a link with the name of an unfinished file: the folder may be one that others write to."""
+    precious, dataset = tmp_path / "precious", tmp_path / "runs.jsonl"
+    precious.write_text("mine")
+    (tmp_path / "runs.jsonl.part").symlink_to(precious)
+    with _replaced(dataset) as file:
+        file.write("{}\n")
+    assert (precious.read_text(), dataset.read_text()) == ("mine", "{}\n")
+    assert dataset.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(KeyError), _replaced(dataset):
+        raise KeyError
+    assert {each.name for each in tmp_path.iterdir()} == {"precious", "runs.jsonl", "runs.jsonl.part"}
+    assert dataset.read_text() == "{}\n"
