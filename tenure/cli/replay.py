@@ -10,7 +10,6 @@ import asyncio
 import tempfile
 import uuid
 from asyncio.subprocess import DEVNULL, PIPE
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -36,6 +35,7 @@ NOT_RECORDED: Final = "[not recorded]"
 LABEL: Final = "replay_of"
 DRAIN_SECONDS: Final = 15.0
 _LOG_LINES: Final = 20
+_LOG_BYTES: Final = 32 * 1024
 _STACK: Final = {
     "TENURE_WORKER_COORDINATOR_ADDRESSES": "coordinator",
     "TENURE_WORKER_CHECKPOINT_ADDRESS": "checkpoint",
@@ -152,11 +152,11 @@ async def _worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[
 
     async def log() -> str:
         assert process.stderr is not None
-        lines: deque[str] = deque(maxlen=_LOG_LINES)
-        async for line in process.stderr:
-            lines.append(line.decode(errors="replace"))
+        end = b""
+        while piece := await process.stderr.read(_LOG_BYTES):  # a line may be longer than the reader's limit
+            end = (end + piece)[-_LOG_BYTES:]
         await process.wait()
-        return "".join(lines)
+        return "\n".join(end.decode(errors="replace").splitlines()[-_LOG_LINES:])
 
     died = asyncio.create_task(log(), name="log of the worker")
     try:

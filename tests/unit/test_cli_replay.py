@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,3 +78,13 @@ async def test_a_worker_that_ends_too_early_is_reported(monkeypatch: pytest.Monk
     with pytest.raises(click.ClickException, match="no key of the model"):
         await replaying(gateway, tmp_path)
     assert gateway.cancelled == ["the worker of the replay has ended"]
+
+
+async def test_a_long_line_of_the_log_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the log is what a person needs, however long its lines are."""
+    program = "import sys; sys.stderr.write('x' * 300_000 + '\\nno key of the model\\n')"
+    monkeypatch.setattr(replay, "command_line", lambda _name: [sys.executable, "-c", program])
+    async with replay._worker({}) as died:
+        log = await died
+    assert log.endswith("x\nno key of the model")
+    assert len(log) <= 32 * 1024
