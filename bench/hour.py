@@ -45,15 +45,15 @@ CLEARED_SECONDS: Final = 120.0
 RAISED_SECONDS: Final = 1200.0
 """Longer than the 15 minutes for which the alert looks back."""
 HOW: Final = (
-    "A development stack on this machine with two replicas of the gateway, the coordinator, the checkpoint service, the "
-    "tool service and the model runner, three workers, one Postgres, one etcd, a Prometheus with the alerts of "
-    "deploy/prometheus, and a collector of traces. Tasks of eight turns (a model call of 1.2 s and an effect after 0.3 s) are submitted at a "
-    "steady rate. A process is killed (SIGKILL) and started again at a steady rate, every second time a worker; once "
-    "every process is restarted in turn (SIGTERM), as for an upgrade. A base backup of Postgres and a snapshot of etcd "
-    "are taken early, and the log of Postgres is archived. At the end all services are killed while tasks run, both "
-    "stores lose their data, Postgres is restored from the backup and the log and etcd from the snapshot, the services "
-    "start again, and the tasks end. Lost: not ended with success. Trace complete: the collector has every span that "
-    "follows from the task's entries."
+    "A development stack on this machine with two replicas of the gateway, the coordinator, the checkpoint service, "
+    "the tool service and the model runner, three workers, one Postgres, one etcd, a Prometheus with the alerts of "
+    "deploy/prometheus, and a collector of traces. Tasks of eight turns (a model call of 1.2 s and an effect after "
+    "0.3 s) are submitted at a steady rate. A process is killed (SIGKILL) and started again at a steady rate, every "
+    "second time a worker; once every process is restarted in turn (SIGTERM), as for an upgrade. A base backup of "
+    "Postgres and a snapshot of etcd are taken early, and the log of Postgres is archived. At the end all services "
+    "are killed while tasks run, both stores lose their data, Postgres is restored from the backup and the log and "
+    "etcd from the snapshot, the services start again, and the tasks end. Lost: not ended with success. Trace "
+    "complete: the collector has every span that follows from the task's entries."
 )
 
 

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from devstack import die_with_parent
@@ -71,14 +71,24 @@ async def _run(environment: Mapping[str, str]) -> int:
     stopped = asyncio.create_task(stopping.wait(), name="stop")
     ends = {name: asyncio.create_task(process.wait(), name=name) for name, process in processes.items()}
     await asyncio.wait([stopped, *ends.values()], return_when=asyncio.FIRST_COMPLETED)
+    is_asked = stopping.is_set()
     ended = {name: task.result() for name, task in ends.items() if task.done()}
     for name, code in ended.items():
-        if not stopping.is_set():
+        if not is_asked:
             sys.stderr.write(f"tenure: {name} ended with code {code}; the other services are stopped\n")
     stopped.cancel()
     await asyncio.gather(*(_drain(process, longest_drain(name, environment)) for name, process in processes.items()))
-    codes = [process.returncode for process in processes.values()]
-    return next((1 if code is None or code < 0 else code for code in [*ended.values(), *codes] if code), 0)
+    return exit_code([*ended.values(), *(process.returncode for process in processes.values())], is_asked=is_asked)
+
+
+def exit_code(codes: Iterable[int | None], *, is_asked: bool) -> int:
+    """Returns the first failure among the exit codes of the services; 1 for a signal.
+
+    Not `is_asked`: a service ended that nobody asked to stop, so the code is never 0, even if the service's is:
+    systemd's `Restart=on-failure` must start all of them again.
+    """
+    failure = next((1 if code is None or code < 0 else code for code in codes if code != 0), 0)
+    return failure if is_asked else failure or 1
 
 
 async def _start(name: str, environment: Mapping[str, str]) -> Process:

@@ -257,6 +257,7 @@ class ScenarioLibrary:
     def __init__(self, directories: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
         """Reads all `*.yaml` of the shipped scenarios and of `directories`, then `files`. Raises ScenarioError."""
         self._scenarios: dict[str, Scenario] = {}
+        self._added: dict[str, Scenario] = {}
         self._by_instructions: dict[str, Scenario] = {}
         for directory in (SHIPPED, *directories):
             if not directory.is_dir():
@@ -268,13 +269,13 @@ class ScenarioLibrary:
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._scenarios)
+        return sorted({*self._scenarios, *self._added})
 
     def put(self, scenario: WrittenScenario) -> None:
-        """Adds a scenario; replaces one with the same name. Raises TooManyScenarios."""
-        if scenario.name not in self._scenarios and len(self._scenarios) >= MAX_SCENARIOS:
+        """Adds a scenario, before one with the same name in a file, until `forget_added`. Raises TooManyScenarios."""
+        if scenario.name not in self.names and len(self.names) >= MAX_SCENARIOS:
             raise TooManyScenarios(f"the simulator has {MAX_SCENARIOS} scenarios: replace one of them")
-        self._scenarios[scenario.name] = scenario
+        self._added[scenario.name] = scenario
 
     def put_for_instructions(self, text: str, scenario: WrittenScenario) -> None:
         """Adds the scenario of the agents whose instructions contain a text, whatever their model; or replaces it.
@@ -285,8 +286,9 @@ class ScenarioLibrary:
             raise TooManyScenarios(f"the simulator has {MAX_SCENARIOS} scenarios for instructions: reset it")
         self._by_instructions[text] = scenario
 
-    def forget_instructions(self) -> None:
-        """Deletes the scenarios that were added for instructions."""
+    def forget_added(self) -> None:
+        """Deletes the scenarios that were added after the start: those of the files are there again."""
+        self._added.clear()
         self._by_instructions.clear()
 
     def find(self, model: str, goal: str = "", instructions: str = "") -> Scenario | None:
@@ -299,11 +301,12 @@ class ScenarioLibrary:
             if text in instructions:
                 return scenario
         if model == BY_GOAL:
-            return self.find(PREFIX + next(iter(goal.split()), "")) or self._scenarios["echo"]
-        if not model.startswith(PREFIX):
-            return self._scenarios[DEFAULT_SCENARIO]
-        name = model.removeprefix(PREFIX)
-        return self._scenarios.get(name) or steps_scenario(name)
+            return self.find(PREFIX + next(iter(goal.split()), "")) or self._named("echo")
+        name = model.removeprefix(PREFIX) if model.startswith(PREFIX) else DEFAULT_SCENARIO
+        return self._named(name) or steps_scenario(name)
+
+    def _named(self, name: str) -> Scenario | None:
+        return self._added.get(name) or self._scenarios.get(name)
 
 
 def steps_scenario(name: str) -> StepsScenario | None:

@@ -180,7 +180,8 @@ class ModelSimulator:
     async def _put_scenario(self, request: HttpRequest, reply: Reply) -> None:
         """Adds the scenario that the body describes, as JSON, under the name in the query, or replaces it.
 
-        With `instructions` in the query: for agents whose instructions contain this text, until the next reset.
+        It is there until the next reset. With `instructions` in the query: for agents whose instructions contain this
+        text.
         """
         try:
             path = Path(request.query.get("name", ""))
@@ -196,9 +197,9 @@ class ModelSimulator:
             reply.send_json(200, {})
 
     async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
-        """Deletes faults, ordered answers, calls, cached prefixes, scenarios for instructions. Keeps the log file."""
+        """Deletes faults, ordered answers, calls, cached prefixes and added scenarios. Keeps the log file."""
         self._messages.hostile_answers.clear()
-        self._library.forget_instructions()
+        self._library.forget_added()
         self.faults.clear()
         self.log.clear()
         self.cache.clear()

@@ -46,7 +46,8 @@ _LIVE_STATES: Final = [state.value for state in TaskState if state not in TERMIN
 def aging(context: Context, states: tuple[str, ...], idle: float | None, lease_below: float | None, limit: int) -> None:
     """List tasks that have not ended, the oldest first.
 
-    With --idle or --lease-below only tasks that a worker holds, sorted by id. A lease ends 5 s after its last renewal.
+    With --idle or --lease-below only tasks that a worker holds, sorted by id. By default a lease ends 5 s
+    after its last renewal.
     """
     held = idle is not None or lease_below is not None
     if held and states:

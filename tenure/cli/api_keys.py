@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -64,17 +66,15 @@ def create(
         expire_time=None if expires_at is None else timestamp(expires_at),
     )
 
-    async def work(client: Client) -> None:
-        created = await client.create_api_key(request)
-        if output is not None:
-            _write(output, created.secret)
+    with _key_file(output) as descriptor:
+        created = context.run(lambda client: client.create_api_key(request))
+        if descriptor is not None:
+            _write(descriptor, created)
             created.secret = ""
-        if context.as_json:
-            context.emit(created)
-        else:
-            echo(created.secret or f"{created.api_key.key_id} is in {output}")
-
-    context.run(work)
+    if context.as_json:
+        context.emit(created)
+    else:
+        echo(created.secret or f"{created.api_key.key_id} is in {output}")
 
 
 @api_keys.command("list")
@@ -127,8 +127,37 @@ def _state(key: pb.ApiKey, now: datetime) -> str:
     return "expired" if expires_at <= now else f"until {expires_at:%Y-%m-%d %H:%M}"
 
 
-def _write(path: Path, key: str) -> None:
-    """Writes a file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{key}\n")
+@contextmanager
+def _key_file(path: Path | None) -> Iterator[int | None]:
+    """Yields the descriptor of a new file that only its owner can read; None without a path.
+
+    Removes the file if the block fails.
+    The file is made before the key, which can be read only once. Raises ClickException if it cannot be made.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be made: {error.strerror or error}; no key was created") from error
+    try:
+        yield descriptor
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, created: pb.CreateApiKeyResponse) -> None:
+    """Writes the key. Raises ClickException if it cannot be written."""
+    line = f"{created.secret}\n".encode("ascii")
+    try:
+        is_whole = os.write(descriptor, line) == len(line)
+        reason = "the disk is full"
+    except OSError as error:
+        is_whole, reason = False, error.strerror or str(error)
+    if not is_whole:
+        advice = f"it cannot be read again, so revoke it: tenure keys api revoke {created.api_key.key_id}"
+        raise click.ClickException(f"the key cannot be written: {reason}; {advice}")

@@ -255,8 +255,7 @@ def dev(
     """Run a development stack on this machine until Ctrl-C: etcd, Postgres, all services and a model.
 
     The model is the model simulator unless ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL, OPENAI_API_KEY or OPENAI_BASE_URL is
-    set. Tasks and files are kept in
-    the data directory; the next start with the same directory continues with them.
+    set. Tasks and files are kept in the data directory; the next start with the same directory continues with them.
     """
     with server_packages("`tenure dev`", extra="dev"):
         from devstack import StackError

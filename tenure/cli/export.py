@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,13 +92,15 @@ def _replaced(path: Path) -> Iterator[TextIO]:
 
     Raises ClickException if it cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
+    part: Path | None = None
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor, name = tempfile.mkstemp(prefix=".tenure-", dir=path.parent)  # for its owner only
+        part = Path(name)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             yield file
         part.replace(path)
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)

@@ -73,7 +73,11 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
         raise click.UsageError(f"{target.parent} is not a directory")
 
     async def work(client: Client) -> None:
-        size_bytes = await client.download_file(await find_task(client, task), path, target)
+        task_id = await find_task(client, task)
+        try:
+            size_bytes = await client.download_file(task_id, path, target)
+        except OSError as error:
+            raise click.ClickException(f"{target} cannot be written: {error.strerror or error}") from error
         if context.as_json:
             context.emit({"path": str(target), "size_bytes": size_bytes})
         else:

@@ -47,6 +47,10 @@ class Group(click.Group):
             ctx.exit(exit_of_error(error))
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
+        except ValueError as error:
+            if message := _refused_by_the_encoding(error):
+                raise click.UsageError(message, ctx) from error
+            raise
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -86,3 +90,15 @@ class Group(click.Group):
         for title, names in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{n:<{name_width}}", self.commands[n].get_short_help_str(limit)) for n in names])
+
+
+def _refused_by_the_encoding(error: ValueError) -> str:
+    """Returns what is wrong with a typed value that no request can have; "" for another error, which is a bug.
+
+    The options do not know the ranges of the contract's fields, and bytes that are no UTF-8 come from anywhere: an
+    argument, a file, standard input.
+    """
+    if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) and error.encoding.lower() in {"utf-8", "utf8"}:
+        return f"an argument, a file or standard input is not text in UTF-8: {error.reason}"
+    _, is_range, number = str(error).partition("Value out of range: ")  # as protobuf writes it
+    return f"{number} is out of the range of its field" if is_range else ""

@@ -41,11 +41,12 @@ def create(context: Context, directory: Path) -> None:
     with server_packages(_KEYS, extra="server"):
         from tenure.runtime.signing import write_key_pair
 
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    private, public = key_files(directory)
-    if private.exists():
-        raise click.ClickException(f"{private} exists and is not overwritten; move it to another place first")
-    write_key_pair(private, public, key_id=uuid.uuid4().hex[:8])
+    with key_errors():
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private, public = key_files(directory)
+        if private.exists():
+            raise click.ClickException(f"{private} exists and is not overwritten; move it to another place first")
+        write_key_pair(private, public, key_id=uuid.uuid4().hex[:8])
     if context.as_json:
         context.emit({"signing_key_file": str(private), "verifying_keys_file": str(public)})
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, find_tls, read_key
 from tenure.cli.exit_codes import HELP
@@ -51,7 +52,7 @@ ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
     "--api-key-file",
     type=FILE,
     envvar="TENURE_API_KEY_FILE",
-    help="A file with your API key. Default: the key in TENURE_API_KEY.",
+    help="A file with your API key. Default: the key in TENURE_API_KEY, else the file of TENURE_API_KEY_FILE.",
 )
 @click.option("--tls-ca-file", type=FILE, envvar="TENURE_TLS_CA_FILE", help="The authority of the gateway, for TLS.")
 @click.option("--tls-certificate-file", type=FILE, envvar="TENURE_TLS_CERTIFICATE_FILE", help="Your certificate.")
@@ -69,6 +70,8 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     TASK is a task's id, or the first characters of it. --json, -v, --tenant and --address may stand anywhere on the
     line.
     """  # noqa: D301  the \\b must reach click as one character: click then keeps the line breaks
+    if ctx.get_parameter_source("api_key_file") is ParameterSource.ENVIRONMENT and os.environ.get("TENURE_API_KEY"):
+        ctx.params["api_key_file"] = options["api_key_file"] = None  # the Python client takes the key, too
     ctx.obj = context_of(**options)
 
 

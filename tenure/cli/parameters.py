@@ -26,6 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+MAX_DURATION_SECONDS: Final = 36_500 * 86_400.0
+"""100 years: more would leave the range of dates."""
 MAX_REPLICAS: Final = 9
 SEARCHED_TASKS: Final = 10_000
 NAMED_AT_MOST: Final = 5
@@ -41,20 +43,27 @@ _OF_THE_STACK: Final = re.compile(
 
 
 class DurationType(click.ParamType[float]):
-    """`90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds."""
+    """`90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds. `above_zero`: 0 is refused."""
 
     name = "duration"
+
+    def __init__(self, *, above_zero: bool = False) -> None:
+        self._above_zero = above_zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
         text = str(value).strip()
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
-        parts = _PART.findall(text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
+        with_unit = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
+        parts = _PART.findall(with_unit)
+        if not parts or "".join(number + unit for number, unit in parts) != with_unit:
             self.fail(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m", param, ctx)
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        if seconds > MAX_DURATION_SECONDS:
+            self.fail(f"{text!r} is longer than 100 years; give at most 36500d", param, ctx)
+        if self._above_zero and not seconds:
+            self.fail(f"{text!r} must be above 0; omit it to have the default", param, ctx)
+        return seconds
 
 
 class LaterType(click.ParamType[datetime]):
@@ -212,6 +221,8 @@ class SettingType(click.ParamType[tuple[str, str, str]]):
 
 
 DURATION: Final = DurationType()
+TIMEOUT: Final = DurationType(above_zero=True)
+"""Of a task: the contract takes 0 for the default."""
 LATER: Final = LaterType()
 LABEL: Final = LabelType()
 NAMES: Final = NamesType()

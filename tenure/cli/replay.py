@@ -10,9 +10,8 @@ import asyncio
 import tempfile
 import uuid
 from asyncio.subprocess import DEVNULL, PIPE
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tasks import result_of
 from tenure.client import Client
+from tenure.domain.errors import WrongState
 from tenure.domain.task import REPLAY_LOOP
 from tenure.runtime.running_stack import read_addresses
 from tenure.serve import command_line
@@ -35,6 +35,7 @@ NOT_RECORDED: Final = "[not recorded]"
 LABEL: Final = "replay_of"
 DRAIN_SECONDS: Final = 15.0
 _LOG_LINES: Final = 20
+_LOG_BYTES: Final = 32 * 1024
 _STACK: Final = {
     "TENURE_WORKER_COORDINATOR_ADDRESSES": "coordinator",
     "TENURE_WORKER_CHECKPOINT_ADDRESS": "checkpoint",
@@ -100,14 +101,23 @@ async def _replay(
         async with _worker(environment) as died:
             submitted = await client.submit(request.goal, request=request)
             ended = asyncio.ensure_future(client.wait(submitted.task_id))
-            await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # Ctrl-C: no other worker would ever take the task
+                await _cancel(client, submitted.task_id, "the replay was interrupted")
+                raise
             if not ended.done():
                 ended.cancel()
-                await client.cancel(submitted.task_id, "the worker of the replay has ended")
+                await _cancel(client, submitted.task_id, "the worker of the replay has ended")
                 raise click.ClickException(f"the worker of the replay has ended:\n{died.result()}")
             task = await ended
     await _show(context, client, task)
     return exit_of_task(task)
+
+
+async def _cancel(client: Client, task_id: str, reason: str) -> None:
+    with suppress(WrongState):  # it has ended meanwhile
+        await client.cancel(task_id, reason)
 
 
 def worker_environment(context: Context, queue: str) -> dict[str, str]:
@@ -142,11 +152,11 @@ async def _worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[
 
     async def log() -> str:
         assert process.stderr is not None
-        lines: deque[str] = deque(maxlen=_LOG_LINES)
-        async for line in process.stderr:
-            lines.append(line.decode(errors="replace"))
+        end = b""
+        while piece := await process.stderr.read(_LOG_BYTES):  # a line may be longer than the reader's limit
+            end = (end + piece)[-_LOG_BYTES:]
         await process.wait()
-        return "".join(lines)
+        return "\n".join(end.decode(errors="replace").splitlines()[-_LOG_LINES:])
 
     died = asyncio.create_task(log(), name="log of the worker")
     try:

@@ -32,6 +32,7 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.submit import request_of, submit
 from tenure.client import Client
+from tenure.domain.agents import reference
 from tenure.domain.errors import NotFound
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.v1 import schedule_service_pb2 as pb
@@ -67,6 +68,8 @@ def timestamp_in(zone: str, moment: datetime | None) -> Timestamp | None:
         return None
     try:
         return timestamp(moment.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC))
+    except OverflowError:
+        raise click.BadParameter(f"{moment:%Y-%m-%d} is out of range", param_hint="--from or --until") from None
     except (LookupError, ValueError, OSError):
         raise click.BadParameter(
             f"{zone} is not an IANA time zone; write for example Europe/Berlin", param_hint="--zone"
@@ -129,6 +132,7 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
         ("catch up", f"due times at most {seconds_text(seconds(schedule.catch_up_window))} late"),
         ("runs", f"{count_text(schedule.started_runs, 'task')}, {schedule.skipped_runs:,} skipped{failed}{waiting}"),
         ("goal", one_line(goal_text(schedule.spec), 4 * context.console.width)),
+        ("revision", _revision(schedule.spec)),
         ("model", schedule.spec.agent.model),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -141,6 +145,11 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
     if response.runs:
         context.console.print()
         _show_runs(context, response)
+
+
+def _revision(spec: task_pb2.TaskSpec) -> str:
+    """Returns the revision that all runs have; "" for the one that a submit gets at the time of the run."""
+    return reference(spec.control.function, spec.agent_pin.revision) if spec.agent_pin.revision else ""
 
 
 def _show_runs(context: Context, response: pb.GetScheduleResponse) -> None:

@@ -19,7 +19,7 @@ from tenure.cli.formatting import (
     short_id,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, SOURCE
+from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, SOURCE, TIMEOUT
 from tenure.cli.tasks import result_schema_option
 from tenure.cli.watch import watch_task
 from tenure.client import Client
@@ -172,7 +172,7 @@ LEASE_LOST: Final = {
     help="The most output tokens of one model call.",
 )
 @click.option(
-    "--timeout", type=DURATION, default=None, help="The time from submit to end, for example 10m; at most 24h."
+    "--timeout", type=TIMEOUT, default=None, help="The time from submit to end, for example 10m; at most 24h."
 )
 @click.option("--start-at", type=MOMENT, default=None, help="Start not before this time, for example 2026-11-23T07:00.")
 @click.option(

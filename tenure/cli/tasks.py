@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TextIO, TypeVar
 
 import click
 from rich.console import RenderableType
@@ -75,9 +75,19 @@ def result_schema_option(help_text: str) -> Callable[[F], F]:
         "--result-schema",
         type=click.File(encoding="utf-8"),
         default=None,
-        callback=lambda _context, _option, file: None if file is None else file.read(),
+        callback=_content,
         help=help_text,
     )
+
+
+def _content(ctx: click.Context, option: click.Parameter, file: TextIO | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        file.close()
+        raise click.BadParameter(f"{file.name} is not text in UTF-8: {error.reason}", ctx, option) from error
 
 
 def result_of(task: task_pb2.Task) -> str:

@@ -31,6 +31,9 @@ _OPTIONS: Final = {
 }
 _NAMES: Final = {kind: name.replace("_", " ") for name, kind in _OPTIONS.items()}
 
+MAX_QUOTA: Final = 2**63 - 1
+"""The largest number of the contract's field."""
+
 _name = click.argument("name", metavar="[NAME]", required=False, default="")
 
 
@@ -52,9 +55,12 @@ class QuotaType(click.ParamType[QuotaOption]):
             return QuotaOption(None, None)
         try:
             most = Decimal(0 if number == "none" else number.replace("_", ""))
-            return QuotaOption(most, QuotaPolicy(policy.upper()) if comma else None)
+            beyond = QuotaPolicy(policy.upper()) if comma else None
         except (InvalidOperation, ValueError):
+            most, beyond = Decimal("NaN"), None
+        if not most.is_finite() or most < 0:
             self.fail(f"{value!r} is not a quota; write for example 100, 100,delay, none or default", param, ctx)
+        return QuotaOption(most, beyond)
 
 
 _QUOTA: Final = QuotaType()
@@ -142,6 +148,8 @@ def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
         raise click.UsageError(
             f"{_NAMES[kind]}: {quota.most} is not {'an amount of dollars' if is_money else 'a whole number'}"
         )
+    if most > MAX_QUOTA:
+        raise click.UsageError(f"{_NAMES[kind]}: {quota.most} is too large; `none` removes the quota")
     policy = pb.QUOTA_POLICY_UNSPECIFIED if quota.policy is None else POLICIES.to_wire(quota.policy)
     return pb.Quota(kind=KINDS.to_wire(kind), most=most, policy=policy)
 

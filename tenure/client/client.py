@@ -175,7 +175,7 @@ class Client(
             left = ONE_WAIT_SECONDS if ends_at is None else min(ONE_WAIT_SECONDS, ends_at - time.monotonic())
             request = api.WaitTaskRequest(task_id=task_id, timeout=duration(max(left, 0.0)))
             try:
-                answer = await self.tasks.WaitTask(request, timeout=ONE_WAIT_SECONDS + CALL_TIMEOUT_SECONDS)
+                answer = await self.tasks.WaitTask(request, timeout=max(left, 0.0) + CALL_TIMEOUT_SECONDS)
                 reconnect.succeeded()
                 if answer.ended:
                     return answer.task

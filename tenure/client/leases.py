@@ -57,8 +57,11 @@ class HeldLease:
     ) -> None:
         """Prepares a lease. `wait_seconds`: how long to wait for another holder's lease to end.
 
-        margin_seconds: how much earlier than the lease the trust window ends; a fifth of the TTL by default.
+        margin_seconds: how much earlier than the lease the trust window ends; a fifth of the TTL by default. Raises
+        ValueError for a margin that leaves no window.
         """
+        if margin_seconds is not None and not 0 <= margin_seconds < ttl_seconds:
+            raise ValueError(f"margin_seconds must be 0 or more and less than ttl_seconds, not {margin_seconds:g}")
         self._stub, self._resource, self._holder = stub, resource, holder
         self._ttl_seconds, self._wait_seconds = ttl_seconds, wait_seconds
         self._margin_seconds = ttl_seconds / 5 if margin_seconds is None else margin_seconds

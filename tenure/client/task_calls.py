@@ -69,7 +69,8 @@ class FileCalls:
         `target` appears only when it is complete: a failed download leaves nothing. Raises OSError, and the errors of
         read_file.
         """
-        descriptor, unfinished = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+        # Without the name of the target, which may fill the longest name that a file system takes.
+        descriptor, unfinished = tempfile.mkstemp(prefix=".tenure-", dir=target.parent)
         try:
             size_bytes = 0
             with os.fdopen(descriptor, "wb") as file:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tenure.domain.errors import PermissionDenied, StaleEpoch, Unauthenticated, Unavailable
+from tenure.domain.errors import PermissionDenied, StaleEpoch, TenureError, Unauthenticated, Unavailable
 from tenure.domain.fencing import LEASE_PREFIX, Audience, Claims, Fence
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
 
@@ -39,13 +40,14 @@ class TokenVerifier:
     """Verifies tokens with the public keys of the coordinators, which it keeps.
 
     It fetches the keys again for an unknown key, at most once a second, and every minute: a withdrawn key is
-    accepted no longer than that. While the fetch fails, the known keys stay valid.
+    accepted no longer than that. While the fetch fails, for whatever reason, the known keys stay valid.
     """
 
     def __init__(self, stub: LeaseServiceAsyncStub, *, refresh_seconds: float = REFRESH_SECONDS) -> None:
         self._stub, self._refresh_seconds = stub, refresh_seconds
         self._keys: dict[str, Ed25519PublicKey] = {}
         self._fetched_at = float("-inf")
+        self._failure: Exception | None = None
         self._fetching = asyncio.Lock()
 
     async def verify(self, token: token_pb2.FencingToken, *, resource: str, tenant: str = "default") -> Claims:
@@ -70,21 +72,25 @@ class TokenVerifier:
 
     async def _key(self, key_id: str) -> Ed25519PublicKey:
         if self._age_seconds() >= (self._refresh_seconds if key_id in self._keys else UNKNOWN_KEY_SECONDS):
-            await self._fetch_keys(is_required=key_id not in self._keys)
-        if key_id not in self._keys:
-            raise Unauthenticated(f"the token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
-        return self._keys[key_id]
+            await self._fetch_keys()
+        if key_id in self._keys:
+            return self._keys[key_id]
+        if self._failure is not None:
+            raise Unavailable(
+                f"the key {key_id!r} is unknown, and the public keys cannot be fetched: {self._failure}"
+            ) from self._failure
+        raise Unauthenticated(f"the token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
 
-    async def _fetch_keys(self, *, is_required: bool) -> None:
+    async def _fetch_keys(self) -> None:
         async with self._fetching:
             if self._age_seconds() < UNKNOWN_KEY_SECONDS:
                 return
             try:
                 answer = await self._stub.ListSigningKeys(pb.ListSigningKeysRequest(), timeout=_TIMEOUT_SECONDS)
-            except Unavailable:
-                if is_required:
-                    raise
+            except (TenureError, PeerFailed) as error:
+                self._failure = error
             else:
+                self._failure = None
                 self._keys = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in answer.keys}
             self._fetched_at = monotonic()
 

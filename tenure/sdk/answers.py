@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, WaitKind
 from tenure.sdk.errors import invalid_argument
+from tenure.sdk.submit_request import json_text
 from tenure.sdk.task_info import TaskWait
 
 
@@ -29,7 +29,7 @@ def approval(wait: TaskWait, arguments: Mapping[str, Any] | None) -> WaitReply:
     if wait.kind is WaitKind.TOOL_APPROVAL:
         if arguments is None:
             return WaitReply(ALLOW)
-        return WaitReply(EDIT, edited_arguments_json=json.dumps(dict(arguments), ensure_ascii=False))
+        return WaitReply(EDIT, edited_arguments_json=json_text("arguments", dict(arguments)))
     if arguments is not None:
         raise invalid_argument("arguments", f"must be None: a wait of kind {wait.kind} has no call to edit")
     if wait.kind is WaitKind.BUDGET:

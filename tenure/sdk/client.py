@@ -25,15 +25,14 @@ from tenure.sdk.submit_request import (
     control_of,
     json_text,
     limits_of,
-    seconds_of,
     submit_request,
+    timeout_of,
 )
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
 from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.common import duration
 from tenure.wire.task import policy_to_wire
 from tenure.wire.tool import tool_to_domain
 
@@ -82,7 +81,8 @@ class Client:
     A Client connects at its first call and belongs to the event loop of that call. Many coroutines may use it at once.
 
     Each call is retried while no gateway answers: for a few seconds, and for about ten seconds once one has answered.
-    Each retry has the same request id, so a submit creates one task and an answer counts once.
+    An attempt that a gateway takes and does not answer ends after 15 s, and is retried, too. Each retry has the same
+    request id, so a submit creates one task and an answer counts once.
     """
 
     def __init__(
@@ -405,8 +405,8 @@ class Client:
         Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
         """
         limits = limits_of(max_cost, False, max_tokens, max_steps)
-        if timeout is not None:
-            limits.timeout.CopyFrom(duration(seconds_of(timeout)))
+        if (time_limit := timeout_of(timeout)) is not None:
+            limits.timeout.CopyFrom(time_limit)
         agent = agent_of(model, system, tools, approve_tools, max_output_tokens)
         definition = agent_service_pb2.AgentDefinition(
             kind=agent_service_pb2.AGENT_KIND_MODEL,

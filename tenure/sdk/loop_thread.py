@@ -141,7 +141,8 @@ class LoopCalls:
 class SyncStubs:
     """The gRPC stubs for synchronous code: `raw.tasks.GetTask(request)` returns the response, a stream its messages.
 
-    The stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys`, `agents` and `audit`.
+    The stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys`, `approvals`, `agents` and
+    `audit`.
     """
 
     def __init__(self, calls: LoopCalls, client: Callable[[], Any]) -> None:

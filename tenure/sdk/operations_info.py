@@ -63,7 +63,10 @@ class SigningKeyInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class TaskTemplate(PublicValue):
-    """What a schedule submits: the fields of a task with the same names."""
+    """What a schedule submits: the fields of a task with the same names.
+
+    `agent_revision`: the revision of `function` that each run has; None: the one that a submit gets at that time.
+    """
 
     goal: str
     model: str
@@ -79,6 +82,7 @@ class TaskTemplate(PublicValue):
     priority: Priority
     queue: str
     labels: Mapping[str, str]
+    agent_revision: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, InitVar, dataclass, fields, is_dataclass
 from datetime import date, datetime
 from enum import Enum
 from typing import (
@@ -122,8 +122,18 @@ def _is_structure(kind: Any) -> bool:
     return isinstance(kind, type) and (is_dataclass(kind) or is_typeddict(kind))
 
 
+def _field_types(kind: type) -> dict[str, Any]:
+    """Returns the types of the fields, of a dataclass those that its constructor takes. Raises TypeError."""
+    annotations = get_type_hints(kind, include_extras=True)
+    if is_typeddict(kind):
+        return annotations
+    if arguments := [name for name, annotation in annotations.items() if isinstance(annotation, InitVar)]:
+        raise TypeError(f"{kind.__name__}.{arguments[0]} is an InitVar, which is no field: use a pydantic model")
+    return {field.name: annotations[field.name] for field in fields(kind) if field.init}
+
+
 def _object_schema(kind: type, within: tuple[Any, ...]) -> dict[str, Any]:
-    field_types = get_type_hints(kind, include_extras=True)
+    field_types = _field_types(kind)
     return {
         "type": "object",
         "title": kind.__name__,
@@ -187,7 +197,7 @@ def _build_plain(kind: Any, value: Any) -> Any:
 
 
 def _build_object(kind: type, members: dict[str, Any]) -> Any:
-    field_types = get_type_hints(kind, include_extras=True)
+    field_types = _field_types(kind)
     absent, unknown = _required_names(kind) - members.keys(), members.keys() - field_types.keys()
     if absent or unknown:
         raise ValueError(f"{kind.__name__}: absent {sorted(absent)}, unknown {sorted(unknown)}")

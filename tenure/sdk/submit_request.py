@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+from google.protobuf.duration_pb2 import Duration
+
 from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.task import Priority, Source, TaskPolicy
@@ -88,6 +90,28 @@ def seconds_of(time: Seconds) -> float:
     return time.total_seconds() if isinstance(time, timedelta) else float(time)
 
 
+def timeout_of(timeout: Seconds | None) -> Duration | None:
+    """Returns a timeout on the wire; None for the default. Raises InvalidRequest for a time that is not above 0."""
+    if timeout is None:
+        return None
+    try:
+        message = duration(seconds_of(timeout))
+    except (ValueError, OverflowError):
+        message = Duration()
+    if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
+        raise invalid_argument("timeout", f"must be seconds above 0, or a timedelta, not {timeout!r}")
+    return message
+
+
+def at_least_one(argument: str, number: int | None) -> int:
+    """Returns the number; 0, which the contract takes for the default, only for None. Raises InvalidRequest."""
+    if number is None:
+        return 0
+    if number < 1:
+        raise invalid_argument(argument, f"must be 1 or more, not {number!r}", "omit it to have the default")
+    return number
+
+
 def json_text(argument: str, value: Any) -> str:
     """Returns a value as JSON text. Raises InvalidRequest for a value that JSON does not have."""
     try:
@@ -116,8 +140,8 @@ def submit_request(
     """Returns the request. An argument that is not given stays absent: the installation has a default for it."""
     if start_at is not None and start_at.tzinfo is None:
         raise invalid_argument("start_at", "must have a time zone", "write datetime.now(UTC) + timedelta(…)")
-    if timeout is not None:
-        limits.timeout.CopyFrom(duration(seconds_of(timeout)))
+    if (time_limit := timeout_of(timeout)) is not None:
+        limits.timeout.CopyFrom(time_limit)
     return api.SubmitTaskRequest(
         request_id=request_id,
         goal=goal,
@@ -150,8 +174,8 @@ def limits_of(
 ) -> task_pb2.Limits:
     """Returns the limits but the timeout. Raises InvalidRequest."""
     return task_pb2.Limits(
-        max_tokens=max_tokens or 0,
-        max_steps=max_steps or 0,
+        max_tokens=at_least_one("max_tokens", max_tokens),
+        max_steps=at_least_one("max_steps", max_steps),
         max_nano_usd=nano_usd("max_cost", max_cost),
         no_money_cap=no_max_cost,
     )
@@ -165,7 +189,7 @@ def agent_of(
         system=system,
         tools=None if tools is None else allowlist_to_wire(names("tools", tools)),
         approve_tools=names("approve_tools", approve_tools),
-        max_output_tokens=max_output_tokens or 0,
+        max_output_tokens=at_least_one("max_output_tokens", max_output_tokens),
     )
 
 

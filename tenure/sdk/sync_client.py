@@ -210,7 +210,8 @@ class SyncClient:
     A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
 
     Each call is retried while no gateway answers: for a few seconds, and for about ten seconds once one has answered.
-    Each retry has the same request id, so a submit creates one task and an answer counts once.
+    An attempt that a gateway takes and does not answer ends after 15 s, and is retried, too. Each retry has the same
+    request id, so a submit creates one task and an answer counts once.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from math import inf
 from typing import Final
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -23,6 +24,6 @@ def seconds_of(duration: Duration) -> float:
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     else:
         seconds = float(duration)
-    if seconds <= 0:
+    if not 0 < seconds < inf:  # NaN, too
         raise ValueError(f"{duration!r} is not a span of time: write for example '2h', '1h30m', 90 or a timedelta")
     return seconds

@@ -117,10 +117,10 @@ POINTS: Final[dict[str, NamedPoint]] = {
     "after execute": NamedPoint("worker.after_execute", _TOOL_CALL, _EXECUTED, _is_open_call),
     "before outcome": NamedPoint("worker.after_execute", _TOOL_CALL, _EXECUTED, _is_open_call),
     "before own-tool": NamedPoint(
-        "worker.before_own_tool", _TOOL_CALL, "the worker's own tool shall run, and has not begun", _is_open_call
+        "worker.before_own_tool", _TOOL_CALL, "the worker's own tool is about to run", _is_open_call
     ),
     "after own-tool": NamedPoint(
-        "worker.after_own_tool", _TOOL_CALL, "the worker's own tool has ended, and nobody knows", _is_open_call
+        "worker.after_own_tool", _TOOL_CALL, "the worker's own tool has ended, and only the worker knows", _is_open_call
     ),
     "after keep": NamedPoint(
         "worker.after_keep", "", "a large result is in the workspace, the ledger does not refer to it", _is_any

@@ -127,9 +127,9 @@ class ScriptedModel:
     name: str = field(default=SCRIPTED_MODEL)
 
     def script(self, script: Script, *, model: str = SCRIPTED_MODEL, instructions: str = "") -> None:
-        """Sets what every model answers from now on, in every conversation, also those that your agents name.
+        """Sets what the models answer from now on, in every conversation: the default one, and those of providers.
 
-        `model`: only this one, `sim-…`, for tests with several models. `instructions`: only agents whose instructions
+        `model`: only this one, `sim-…`, for tasks that name it. `instructions`: only agents whose instructions
         contain this text, for tests with several agents. Raises ScriptError.
         """
         if not model.startswith(_PREFIX):

@@ -100,8 +100,10 @@ class Stack:
         self._stack = stack
 
     def stop(self) -> None:
-        """Stops all processes, and deletes their files."""
+        """Stops all processes, and deletes their files. Does nothing if the stack does not run."""
         stack, self._stack = self._stack, None
+        if stack is None:
+            return
         try:
             self._run(lambda: stack.__aexit__(None, None, None))
         finally:
@@ -112,7 +114,11 @@ class Stack:
 
     def __enter__(self) -> Tenure:
         self.start()
-        self._session = Tenure(self)
+        try:
+            self._session = Tenure(self)
+        except BaseException:
+            self.stop()
+            raise
         return self._session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -44,7 +44,7 @@ class TaskModelCall:
 
 
 class TaskHandle(Generic[T]):
-    """A task of a test. Every call but `id` lets the held tasks continue (see `Tenure.go`).
+    """A task of a test. Every call but `id` and `story` lets the held tasks continue (see `Tenure.go`).
 
     `handle`: the public client's handle on the same task.
     """
@@ -125,14 +125,17 @@ class TaskHandle(Generic[T]):
 
     def approve(self, wait: TaskWait | None = None, **options: Any) -> TaskInfo:
         """Approves what the task waits for; None: the current wait. Otherwise as `SyncTask.approve`."""
+        self._go()
         return self.handle.approve(wait or self._wait(), **options)
 
     def deny(self, wait: TaskWait | None = None, *, reason: str = "") -> TaskInfo:
         """Denies what the task waits for; None: the current wait. Otherwise as `SyncTask.deny`."""
+        self._go()
         return self.handle.deny(wait or self._wait(), reason=reason)
 
     def answer(self, answer: str, wait: TaskWait | None = None) -> TaskInfo:
         """Answers what the task waits for; None: the current wait. Otherwise as `SyncTask.answer`."""
+        self._go()
         return self.handle.answer(wait or self._wait(), answer)
 
     def cancel(self, *, reason: str = "") -> TaskInfo:

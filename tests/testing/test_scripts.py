@@ -54,6 +54,12 @@ def test_a_script_that_cannot_be_played_says_why(script: Any, message: str) -> N
         scenario_turns(script)
 
 
+@pytest.mark.parametrize("span", ["", "2 hours", "0s", 0, -5, float("inf"), float("nan"), timedelta(0)])
+def test_what_is_no_span_of_time_says_so(span: Any) -> None:
+    with pytest.raises(ValueError, match="is not a span of time"):
+        seconds_of(span)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("2h", 7200), ("1h30m", 5400), ("250ms", 0.25), ("1.5d", 129_600), (90, 90), (timedelta(minutes=1), 60)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -19,6 +21,10 @@ from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
 
 set_tracing_disabled(True)
+
+
+class Price(BaseModel):
+    cents: int
 
 
 class Script(Model):
@@ -93,6 +99,33 @@ async def test_the_model_gets_the_output_that_the_budget_granted() -> None:
     assert work.requests[0].input_tokens > 700
 
 
+@pytest.mark.parametrize("arguments", ['{"order": "7', "[7]"])
+async def test_a_model_that_writes_no_json_object_is_told(arguments: str) -> None:
+    @function_tool
+    async def refund(order: str) -> str:
+        raise AssertionError(f"the call for {order!r} has no arguments")
+
+    script = Script([call("refund", arguments)], said("I could not."))
+    agent = Agent(name="support", model=script, tools=[refund])
+    work = JournalWork("Refund order 7")
+    assert await durable(agent).run(work, None) == "I could not."
+    assert told(script, "refund") == ["The arguments of refund must be a JSON object."]
+
+
+async def test_a_result_that_is_no_json_is_told_and_not_a_failure() -> None:
+    """The call has had its effect: a model that reads of a failure would call again."""
+
+    @function_tool
+    async def refund() -> dict[str, Any]:
+        return {"at": datetime(2026, 11, 23, tzinfo=UTC), "cents": Decimal("5.0"), "price": Price(cents=5), "x": object}
+
+    script = Script([call("refund")], said("Refunded."))
+    agent = Agent(name="support", model=script, tools=[refund])
+    assert await durable(agent).run(JournalWork("Refund"), None) == "Refunded."
+    (seen,) = told(script, "refund")
+    assert "'at': '2026-11-23T00:00:00Z', 'cents': '5.0', 'price': {'cents': 5}" in seen
+
+
 async def test_a_tool_waits_for_its_approval() -> None:
     ran: list[str] = []
 
@@ -113,10 +146,6 @@ async def test_a_tool_waits_for_its_approval() -> None:
     assert ran == ["refund"]
     assert [tool.needs_approval for tool in work.tools] == [True, True]
     assert "denied" in str(told(script, "credit"))
-
-
-class Price(BaseModel):
-    cents: int
 
 
 @pytest.mark.parametrize(

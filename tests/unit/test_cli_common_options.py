@@ -18,6 +18,7 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import budget_text
 from tenure.cli.main import accept_anywhere, cli
 from tenure.domain.budget import money_text
+from tenure.sdk.connection import GatewayConnection
 from tenure.v1 import ledger_pb2, task_pb2
 
 
@@ -165,3 +166,32 @@ def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
     assert "reserved" not in first
     assert "grants $0.50 more" in second
     assert "7 tokens and $0.2232625 reserved" in describe(ledger_pb2.Entry(body=bodies[0]), is_verbose=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [([], "tnr_variable"), (["--json"], "tnr_variable"), (["--api-key-file", "FILE"], "tnr_file")],
+)
+def test_a_key_goes_before_the_file_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: list[str], expected: str
+) -> None:
+    """As in the Python client, so that one environment is one caller."""
+    file = tmp_path / "key"
+    file.write_text("tnr_file\n")
+    monkeypatch.setenv("TENURE_API_KEY", "tnr_variable")
+    monkeypatch.setenv("TENURE_API_KEY_FILE", str(file))
+    seen: list[str] = []
+
+    @click.command()
+    @pass_context
+    def key(context: Context) -> None:
+        seen.append(context.api_key() if callable(context.api_key) else context.api_key)
+
+    accept_anywhere(key)
+    monkeypatch.setitem(cli.commands, "key", key)
+    options = [str(file) if each == "FILE" else each for each in line]
+    before, after = ([], options) if line == ["--json"] else (options, [])
+    assert CliRunner().invoke(cli, [*before, "key", *after]).exit_code == 0
+    connection: Any = GatewayConnection(None, None, None, None)
+    assert seen == [expected]
+    assert connection._api_key == "tnr_variable"

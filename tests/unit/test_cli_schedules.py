@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
+from io import StringIO
+from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 
+from tenure.cli.context import Context
 from tenure.cli.main import ANYWHERE
-from tenure.cli.schedules import PARTS, create, update, update_request
+from tenure.cli.schedules import PARTS, create, show_schedule, update, update_request
 from tenure.cli.submit import submit
+from tenure.sdk.operations_from_wire import schedule_info
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
 
@@ -83,3 +88,16 @@ def test_every_option_that_says_what_a_task_is_can_be_changed() -> None:
 
 def test_create_has_no_option_that_would_have_no_effect() -> None:
     assert {option.name for option in create.params}.isdisjoint(NOT_OF_A_SCHEDULE)
+
+
+@pytest.mark.parametrize(("revision", "expected"), [(7, True), (0, False)])
+def test_a_schedule_that_stays_with_a_revision_says_so(revision: int, expected: bool, tmp_path: Path) -> None:
+    """In the text and in the JSON: `support` gets the current revision at each run, `support@7` this one."""
+    pin = task_pb2.AgentPin(revision=revision) if revision else None
+    spec = task_pb2.TaskSpec(goal="x", control=task_pb2.ControlWork(function="support"), agent_pin=pin)
+    console = Console(file=StringIO(), width=200)
+    context = Context("127.0.0.1:1", None, as_json=False, data_dir=tmp_path, console=console, environment={})
+    show_schedule(context, pb.GetScheduleResponse(schedule=pb.Schedule(name="night", spec=spec)))
+    assert isinstance(console.file, StringIO)
+    assert ("support@7" in console.file.getvalue()) is expected
+    assert schedule_info(pb.Schedule(spec=spec)).task.agent_revision == (revision or None)

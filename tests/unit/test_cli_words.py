@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.cli import formatting
 from tenure.cli.formatting import distinct_ids
+from tenure.cli.main import cli
 from tenure.cli.parameters import DURATION, LABEL, NAMES
 from tenure.v1 import task_pb2
 
@@ -143,3 +146,41 @@ def test_the_reason_of_a_money_cap_is_shown(model: str, nano_usd: Any, money_cap
     spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
     assert formatting.money_cap_text(spec) == expected
     assert formatting.model_text(spec) == (model or "the worker's default model")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "submit x --start-in 99999999999d",
+        "submit x --timeout 99999999999d",
+        "submit x --timeout 0s",
+        "fork x --timeout 0",
+        "admin wait 0193f2a1-4c1b-7000-8000-000000000000 --for x --until 99999999999d --reason r",
+        "admin prune --older-than 99999999999d --reason r",
+        "keys api create k --permission read --expires-in 99999999999d",
+        "tenants limit a --running-tasks nan --reason r",
+        "tenants limit a --running-tasks inf --reason r",
+        "tenants limit a --running-tasks=-1 --reason r",
+        "tenants limit a --running-tasks 99999999999999999999 --reason r",
+        "tenants limit a --usd-per-day 99999999999999999999 --reason r",
+        "submit x --max-tokens 99999999999999999999",
+        "fork x --at 99999999999999999999",
+        "leases watch --after 99999999999999999999",
+        "schedules create n x --cron * --zone Europe/Berlin --from 0001-01-01",
+    ],
+)
+def test_a_number_out_of_range_is_a_usage_error(command: str) -> None:
+    """None of them is a traceback, and none asks the gateway."""
+    run = CliRunner().invoke(cli, ["--address", "127.0.0.1:1", *command.split()])
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert "Error:" in run.stderr
+
+
+@pytest.mark.parametrize("command", [["submit", "-"], ["submit", "x", "--result-schema", "FILE"], ["submit", "\udcff"]])
+def test_bytes_that_are_no_text_are_a_usage_error(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(b"{\xb9")
+    arguments = [str(file) if each == "FILE" else each for each in command]
+    run = CliRunner().invoke(cli, ["--address", "127.0.0.1:1", *arguments], input=b"\xb9")
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert "not text in UTF-8" in run.stderr

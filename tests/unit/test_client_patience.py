@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.client import Client
-from tenure.client.client import PATIENCE, RETURN_PATIENCE
+from tenure.client.client import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE
 from tenure.domain.errors import Unavailable
 from tenure.runtime import retrying
 from tenure.v1 import task_pb2
@@ -55,3 +55,18 @@ async def test_a_gateway_that_has_answered_is_looked_for_longer(
 def test_it_outlasts_the_pauses_between_a_channels_attempts() -> None:
     waits = [RETURN_PATIENCE.ceiling_seconds(failures) for failures in range(1, RETURN_PATIENCE.max_attempts)]
     assert sum(waits) / 2 > 3 * 2.4  # on average; a channel tries every 2 s with a jitter of 20 %
+
+
+async def test_a_call_of_a_wait_is_not_longer_than_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that hangs keeps a wait of a second for its call's own time only, not for a minute."""
+    timeouts: list[float] = []
+
+    async def wait_task(request: api.WaitTaskRequest, timeout: float) -> api.WaitTaskResponse:
+        timeouts.append(timeout - request.timeout.ToTimedelta().total_seconds())
+        return api.WaitTaskResponse(ended=len(timeouts) == 2)
+
+    async with Client("127.0.0.1:1") as client:
+        monkeypatch.setattr(client.tasks, "GetTask", Gateway().get_task)
+        monkeypatch.setattr(client.tasks, "WaitTask", wait_task)
+        await client.wait("a-task", 30.0)
+    assert timeouts == pytest.approx([CALL_TIMEOUT_SECONDS] * 2, abs=0.001)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime
 from enum import Enum
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 import pytest
 
@@ -33,6 +33,24 @@ class Offer:
     seen_at: datetime | None = None
     day: date = date(2026, 1, 1)
     more: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Order:
+    """With what is no field of its JSON: the class's own value, and a field that the constructor does not take."""
+
+    currency: ClassVar[str] = "EUR"
+    cents: list[int]
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = sum(self.cents)
+
+
+@dataclass
+class Seeded:
+    cents: int
+    seed: InitVar[int]
 
 
 @dataclass
@@ -91,3 +109,12 @@ def test_schema_and_reader_refuse_the_same_values(wrong: str) -> None:
 def test_another_type_is_refused_before_the_submit(unsupported: Any) -> None:
     with pytest.raises(TypeError):
         result_type_of(unsupported)
+
+
+def test_the_agent_gives_what_the_constructor_takes() -> None:
+    kind = result_type_of(Order)
+    assert validate_result(kind.schema_json, '{"cents": [1, 2]}').violations == ()
+    assert validate_result(kind.schema_json, '{"cents": [1, 2], "total": 3}').violations != ()
+    assert kind.read('{"cents": [1, 2]}') == Order([1, 2])
+    with pytest.raises(TypeError, match=r"Seeded\.seed is an InitVar"):
+        result_type_of(Seeded)

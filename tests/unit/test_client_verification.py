@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from tenure.client.verification import TokenVerifier, raise_fence
-from tenure.domain.errors import StaleEpoch, Unauthenticated, Unavailable
+from tenure.domain.errors import LimitReached, StaleEpoch, Unauthenticated, Unavailable
 from tenure.domain.fencing import Claims, Fence
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import sign_claims
@@ -24,13 +26,13 @@ class Keys:
     def __init__(self) -> None:
         self.known: list[Signer] = []
         self.request_count = 0
-        self.away = False
+        self.failure: Exception | None = None
 
     async def ListSigningKeys(self, _request: pb.ListSigningKeysRequest, timeout: float) -> pb.ListSigningKeysResponse:
         assert timeout > 0
         self.request_count += 1
-        if self.away:
-            raise Unavailable("nobody answers")
+        if self.failure is not None:
+            raise self.failure
         keys = [pb.SigningKey(key_id=one.key_id, public_key=one.public_key_bytes()) for one in self.known]
         return pb.ListSigningKeysResponse(keys=keys)
 
@@ -63,15 +65,34 @@ async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer: Si
     assert keys.request_count == 1
 
 
-async def test_known_keys_verify_while_the_server_is_away(signer: Signer) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Unavailable("nobody answers"),
+        LimitReached("too many calls"),
+        Unauthenticated("the client's own key was revoked"),
+        PeerFailed(grpc.StatusCode.INTERNAL, "a bug"),
+    ],
+)
+async def test_known_keys_verify_while_the_fetch_fails(signer: Signer, failure: Exception) -> None:
     keys = Keys()
     keys.known = [signer]
     verifier = TokenVerifier(cast("Any", keys), refresh_seconds=0.0)
     await verifier.verify(token_of(signer), resource="leases/a")
-    keys.away = True
+    keys.failure = failure
     assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="cannot be fetched"):
         await TokenVerifier(cast("Any", keys)).verify(token_of(signer), resource="leases/a")
+
+
+async def test_a_fetch_that_fails_is_not_repeated_with_every_forgery(signer: Signer) -> None:
+    keys = Keys()
+    keys.failure = Unavailable("nobody answers")
+    verifier = TokenVerifier(cast("Any", keys))
+    for _ in range(5):
+        with pytest.raises(Unavailable):
+            await verifier.verify(token_of(signer), resource="leases/a")
+    assert keys.request_count == 1
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from devstack.simulator.scenario import (
     Turn,
     load_scenario,
 )
+from devstack.simulator.simulator import ModelSimulator
+from tenure.testing.script import ScriptedModel
 from tests.support.patience import PATIENCE_SECONDS
 
 BUILT_IN_ARGUMENTS = {
@@ -213,3 +217,15 @@ def test_a_filled_reference_is_not_filled_again() -> None:
     messages = [{"role": "user", "content": "{{turn}}"}]
     reply = compose(Turn(text="{{goal}}"), {"model": "m", "max_tokens": 100, "messages": messages})
     assert reply.blocks[0].text == "{{turn}}"
+
+
+async def test_a_reset_forgets_the_script_of_each_model() -> None:
+    """Of a shipped model too: the next test of the same stack must not play the script of the one before."""
+    async with ModelSimulator() as simulator:
+        model = ScriptedModel(simulator.url.removeprefix("http://"))
+        for name in ("sim-shop", "sim-hello"):
+            await asyncio.to_thread(partial(model.script, ["Refunded."], model=name))
+        assert "shop" in simulator._library.names
+        await asyncio.to_thread(model.reset)
+        assert "shop" not in simulator._library.names
+        assert simulator._library.find("sim-hello") == load_scenario(SHIPPED / "hello.yaml")

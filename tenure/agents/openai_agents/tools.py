@@ -10,6 +10,7 @@ from agents import RunContextWrapper
 from agents.tool import FunctionTool
 from agents.tool_context import ToolContext
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, execution, unit
@@ -48,7 +49,10 @@ class DurableInvocation:
         return await self._plain(context, arguments)
 
     async def _call(self, current: Execution, context: ToolContext[Any], arguments: str) -> Any:
-        sent = json.loads(arguments or "{}")
+        try:
+            sent = json.loads(arguments or "{}")
+        except ValueError:  # a model may write broken JSON: it is told, and calls again
+            sent = None
         if not isinstance(sent, dict):
             return f"The arguments of {self._name} must be a JSON object."
 
@@ -95,4 +99,6 @@ def _recorded(output: Any) -> Any:
         return output.model_dump(mode="json", exclude_none=True)
     if isinstance(output, list):
         return [_recorded(each) for each in output]
-    return output if isinstance(output, str | dict) else str(output)
+    if isinstance(output, dict):  # the call has had its effect: no value in it may make it fail
+        return to_jsonable_python(output, fallback=str)
+    return output if isinstance(output, str) else str(output)

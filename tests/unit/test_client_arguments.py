@@ -1,0 +1,61 @@
+"""Arguments of the public client that it refuses itself, before it asks a gateway."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tenure import Client, InvalidRequest, TaskWait
+from tenure.client.leases import HeldLease
+from tenure.domain.waits import WaitKind
+from tenure.sdk.answers import approval
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("max_steps", 0),
+        ("max_output_tokens", 0),
+        ("max_cost", 0),
+        ("timeout", 0),
+        ("timeout", timedelta(seconds=-1)),
+        ("timeout", float("inf")),
+        ("timeout", float("nan")),
+        ("timeout", 1e30),
+        ("priority", "urgent"),
+        ("tools", "read_file"),
+    ],
+)
+async def test_an_argument_is_refused_by_its_name(argument: str, given: Any) -> None:
+    """A cap of 0 is the result of a computation, and must not become the default of the installation."""
+    async with Client("127.0.0.1:1") as client:
+        for call in (client.submit, client.register_agent):
+            if argument == "priority" and call == client.register_agent:
+                continue
+            with pytest.raises(InvalidRequest) as raised:
+                await call("x", **{argument: given})
+            assert raised.value.field == argument
+            assert raised.value.hint
+
+
+@pytest.mark.parametrize("value", [datetime.now(UTC), timedelta(seconds=1), float("nan"), {1, 2}])
+def test_edited_arguments_must_be_json(value: Any) -> None:
+    wait = a_wait(WaitKind.TOOL_APPROVAL)
+    with pytest.raises(InvalidRequest, match="arguments: must be a JSON value"):
+        approval(wait, {"order": value})
+
+
+def a_wait(kind: WaitKind) -> TaskWait:
+    return TaskWait(**{**dict.fromkeys(TaskWait.__dataclass_fields__), "kind": kind})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("margin_seconds", [5.0, 9.0, -1.0, float("nan")])
+def test_a_margin_leaves_a_trust_window(margin_seconds: float) -> None:
+    """Without one the lease would be lost at once, and be renewed without a pause."""
+    stub: Any = None
+    with pytest.raises(ValueError, match="less than ttl_seconds"):
+        HeldLease(stub, "a", holder="one", ttl_seconds=5.0, margin_seconds=margin_seconds)
