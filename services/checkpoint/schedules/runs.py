@@ -11,7 +11,7 @@ from services.checkpoint.commit.task_row import TaskRow, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import fetch_all, fetch_one
-from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow
+from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active
 from services.checkpoint.submit.create import CreateResult, create_in
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
@@ -82,7 +82,6 @@ def _is_settled(row: TaskRow) -> bool:
 
 LOOK_AGAIN_SECONDS: Final = 1.0
 """How often the sweep checks whether the task that blocks waiting runs has ended."""
-ACTIVE_AT_ONCE: Final = 100
 
 _MESSAGES: Final = {
     RunReason.OVERLAP: "a task of this schedule had not ended",
@@ -116,16 +115,17 @@ async def decide_locked(connection: Connection, row: ScheduleRow, defaults: Task
     if row.next_due_at is not None:
         due = what_is_due(row.times, row.next_due_at, row.now, row.catch_up_seconds)
     key = {"schedule_id": schedule_id}
-    active = await fetch_all(connection, SCHEDULES.active_tasks, {**key, "limit": ACTIVE_AT_ONCE})
+    active = await read_active(connection, schedule_id)
     waiting = [due_at for (due_at,) in await fetch_all(connection, SCHEDULES.waiting, key)]
     plan = plan_runs(OverlapPolicy(row.overlap_policy), is_active=bool(active), waiting=waiting, due=due.runs)
     record = RunRecord(schedule_id)
     _record(record, due, plan)
     announcement = await _start(connection, row, plan, record, defaults)
     if plan.cancel_active:
-        ids = [task_id for (task_id,) in active]
         actor = f"schedule/{row.name}"
-        announcement.add(await cancel_tasks(connection, ids, actor=actor, reason="a newer run of its schedule is due"))
+        announcement.add(
+            await cancel_tasks(connection, active, actor=actor, reason="a newer run of its schedule is due")
+        )
     await record.write(connection)
     left = len(set(waiting) - {plan.start} - {one for one, _ in plan.skip}) + len(plan.wait)
     counts = {outcome: record.count(outcome) for outcome in RunOutcome}
