@@ -470,6 +470,15 @@ class TestVerbs:
         assert result.schedule.started_runs == 2
         assert {run.source_run_id for run in result.runs} == {"trigger/r1", "trigger/r2"}
 
+    async def test_a_repeated_trigger_has_its_task_after_an_update(self, schedules: Schedules) -> None:
+        await schedules.create()
+        first = await schedules.trigger("nightly", "r1")
+        await schedules.update(spec=task_pb2.TaskSpec(goal="another"))
+        again = await schedules.trigger("nightly", "r1")
+        assert (again.task_id, again.spec.goal) == (first.task_id, "tidy up")
+        assert (await schedules.trigger("nightly", "r2")).spec.goal == "another"
+        assert (await schedules.get("nightly")).schedule.started_runs == 2
+
     async def test_triggers_keep_the_newest_runs_though_no_sweep_looks(
         self, schedules: Schedules, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -10,7 +10,8 @@ from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.task_row import TaskRow, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import fetch_all, fetch_one
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
+from services.checkpoint.reads import read_task
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active
 from services.checkpoint.submit.create import CreateResult, create_in
 from services.checkpoint.watch.announcement import Announcement, announcement_of
@@ -29,6 +30,7 @@ from tenure.domain.schedules import (
     what_is_due,
 )
 from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.task import SourceKind
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
 
 if TYPE_CHECKING:
@@ -56,6 +58,15 @@ async def start_run(
     request_id = f"schedule/{row.schedule_id}/{source_run_id}"
     request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
     return await create_in(connection, row.tenant, request, defaults, may_refuse=may_refuse)
+
+
+async def find_run(connection: Connection, row: ScheduleRow, source_run_id: str) -> CreateResult | None:
+    """Returns the task of an earlier run, whatever the schedule's spec has become since; None if there is none."""
+    source = {"source_kind": SourceKind.SCHEDULER.value, "source_id": row.schedule_id, "source_run_id": source_run_id}
+    task_row = await fetch_one(connection, QUERIES.find_source_run, {"tenant": row.tenant, **source})
+    if task_row is None:
+        return None
+    return CreateResult(await read_task(connection, row.tenant, task_row[0]), Announcement())
 
 
 # Cancels the tasks that block a newer run, in the transaction that makes that run wait.
