@@ -466,6 +466,24 @@ async def test_an_operator_previews_a_pruning_and_gives_a_reason(checkpoint: Mak
     assert not await is_there(replica, kept)
 
 
+async def test_a_tree_that_is_left_for_later_hides_no_other_task(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    root, child = await family(replica)
+    others = [(await ended(replica)).task.task_id for _ in range(2)]
+    in_an_hour = timestamp(datetime.now(UTC) + timedelta(hours=1))
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as requeueing:
+        await requeueing.execute("select from ledger.budgets where root_task_id = %s for update", (root,))
+        response = await as_operator(replica, ended_before=in_an_hour, limit=3)
+        assert (list(response.task_ids), response.more) == ([others[0]], True)
+        response = await as_operator(replica, ended_before=in_an_hour, limit=3)
+        assert (list(response.task_ids), response.more) == ([others[1]], True)
+        response = await as_operator(replica, ended_before=in_an_hour, limit=2)
+        assert (list(response.task_ids), response.more) == ([], False), "it would find the same tree again"
+        await requeueing.rollback()
+    response = await as_operator(replica, ended_before=in_an_hour, limit=3)
+    assert (set(response.task_ids), response.more) == ({root, child}, False)
+
+
 async def test_each_pruning_is_assigned_to_one_coordinator(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, never_granted = await ended(replica), await replica.create()

@@ -39,6 +39,13 @@ class _PruningRecord(NamedTuple):
     reason: str
 
 
+class _DueTasks(NamedTuple):
+    """Tasks to prune, and how many rows the statement found: some may belong to a tree that is left for later."""
+
+    task_ids: list[str]
+    row_count: int
+
+
 class TaskPruner:
     """Prunes tasks by age. Any number of replicas may run it: each takes tasks that no other has locked."""
 
@@ -66,8 +73,8 @@ class TaskPruner:
 
         async def work(connection: Connection) -> int:
             due = await _due(connection, RETENTION.due_by_age, parameters)
-            await _prune(connection, due, self._record)
-            return len(due)
+            await _prune(connection, due.task_ids, self._record)
+            return len(due.task_ids)
 
         pruned = await in_ledger_transaction(self._pool, work)
         if pruned:
@@ -82,29 +89,30 @@ async def prune_for_operator(
     """Prunes tasks now, or only lists them (dry run). Raises NotFound or WrongState."""
     limit = request.limit or TASKS_A_BATCH
 
-    async def work(connection: Connection) -> list[str]:
+    async def work(connection: Connection) -> _DueTasks:
         if request.WhichOneof("which") == "task_id":
             if not request.dry_run and await was_pruned(connection, tenant, request.task_id):
-                return []
-            chosen = [await _one(connection, tenant, request.task_id)]
+                return _DueTasks([], 0)
+            chosen = _DueTasks([await _one(connection, tenant, request.task_id)], 1)
         else:
             ended = {"tenant": tenant, "ended_before": moment(request.ended_before).isoformat(), "limit": limit}
             chosen = await _due(connection, RETENTION.due_before, ended)
         if not request.dry_run:
-            await _prune(connection, chosen, _PruningRecord(clean(request.actor), clean(request.reason)))
+            await _prune(connection, chosen.task_ids, _PruningRecord(clean(request.actor), clean(request.reason)))
         return chosen
 
-    chosen = await in_ledger_transaction(pool, work)
+    chosen, row_count = await in_ledger_transaction(pool, work)
     if not request.dry_run and chosen:
         await _after_prune()
         metrics.count("tenure_pruned_tasks_total", len(chosen), by="operator")
         _log.warning("an operator pruned tasks", extra=_log_fields(tenant, request, chosen))
     if request.WhichOneof("which") == "task_id":
         return pb.CheckpointServicePruneTasksResponse(task_ids=[request.task_id])
-    return pb.CheckpointServicePruneTasksResponse(task_ids=chosen, more=len(chosen) == limit)
+    # Without a task to prune, a repeat would find the same trees again.
+    return pb.CheckpointServicePruneTasksResponse(task_ids=chosen, more=row_count == limit and bool(chosen))
 
 
-async def _due(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[str]:
+async def _due(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> _DueTasks:
     """Returns tasks to prune, locked together with the rest of their trees until the transaction ends.
 
     A tree that another transaction has locked is left for later: it may be requeueing one of its tasks.
@@ -112,11 +120,12 @@ async def _due(connection: Connection, statement: bytes, parameters: dict[str, A
     rows = await fetch_all(connection, statement, parameters)
     roots = {root_task_id for _, root_task_id, has_family in rows if has_family}
     if not roots:
-        return [task_id for task_id, *_ in rows]
+        return _DueTasks([task_id for task_id, *_ in rows], len(rows))
     held = await fetch_all(connection, RETENTION.hold_families, {"root_task_ids": sorted(roots)})
     free = {root_task_id for (root_task_id,) in held}
     free -= await _living(connection, sorted(free))
-    return [task_id for task_id, root_task_id, has_family in rows if not has_family or root_task_id in free]
+    due = [task_id for task_id, root_task_id, has_family in rows if not has_family or root_task_id in free]
+    return _DueTasks(due, len(rows))
 
 
 async def _living(connection: Connection, root_task_ids: list[str]) -> set[str]:
