@@ -261,7 +261,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     _serve_tenants(server, pool)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
-    approvals = ApprovalServicer(pool, replicas.announce, audit.note)
+    approvals = ApprovalServicer(pool, replicas.announce, audit.note, security.identity)
     server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, approvals)
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END

@@ -64,7 +64,8 @@ def groups_in(approvers: Iterable[str]) -> list[str]:
 def may_answer(approvers: Iterable[str], members: Mapping[str, Iterable[str]], identity: str) -> bool:
     """Whether the identity may answer a wait with these approvers; none: everyone may. `members`: of each group.
 
-    E-mail addresses are compared without regard to case, as their domains are; all other identities exactly.
+    E-mail addresses are compared without regard to case, as their domains are; all other identities exactly, and so is
+    all that has a slash.
     """
     approvers = list(approvers)
     if not approvers:
@@ -75,7 +76,8 @@ def may_answer(approvers: Iterable[str], members: Mapping[str, Iterable[str]], i
 
 
 def _compared(identity: str) -> str:
-    return identity.lower() if is_email_address(identity) else identity
+    # A slash may stand in an address, too: "user/Ann@example.com" is a caller, whose subject is compared exactly.
+    return identity.lower() if is_email_address(identity) and "/" not in identity else identity
 
 
 def refuse_answerer(wait: Wait, members: Mapping[str, Iterable[str]], identity: str) -> PermissionDenied | None:

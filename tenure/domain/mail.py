@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from email.headerregistry import Address
+from email.headerregistry import Address, HeaderRegistry, MessageIDHeader
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
@@ -24,6 +24,10 @@ _ATOM: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LABEL: Final = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ADDRESS: Final = re.compile(rf"(?P<local>{_ATOM}(\.{_ATOM})*)@(?P<domain>{_LABEL}(\.{_LABEL})*)")
 _TASK_ID: Final = re.compile(r"[0-9a-f-]{36}")
+_HEADERS: Final = HeaderRegistry()
+# As a text, a long id would be encoded, and so be another one. The registry makes a BaseHeader of the type.
+_HEADERS.map_to_type("references", MessageIDHeader)  # type: ignore[arg-type]
+_POLICY: Final = SMTP.clone(header_factory=_HEADERS)
 _SUBJECT_PREFIX: Final = "[Tenure] "
 
 
@@ -56,7 +60,7 @@ def mail_of(
 
     `part`: the number of the recipient, from 1, where each recipient gets a message of its own; else 0.
     """
-    message = EmailMessage(policy=SMTP)
+    message = EmailMessage(policy=_POLICY)
     message["From"] = Address("Tenure", addr_spec=sender)
     message["To"] = [Address(addr_spec=recipient) for recipient in recipients]
     message["Subject"] = _SUBJECT_PREFIX + notification.title

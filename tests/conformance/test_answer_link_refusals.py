@@ -1,4 +1,4 @@
-"""Answers by link that are refused are in the audit log: whose link it was, what for, and from where."""
+"""Answers by link in the audit log, above all refused ones: whose link it was, what for, and from where."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tenure.runtime.security import Security
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tests.conformance.test_answer_links import HOME, Desk, _desk, _settings, desk, sent_to, token_in  # noqa: F401
 from tests.conformance.test_ledger_waits import leave_of_a_person, say, waiting
@@ -66,8 +67,8 @@ async def test_a_guess_is_recorded_and_names_nobody(
     tenant, subject, peer, reason, target = await refused(desk)
     assert (tenant, subject, peer, reason) == ("", "", HOME, "ANSWER_LINK_NOT_FOUND")
     assert task.task_id not in target
-    assert token.split("_")[1] in target
-    assert token.split("_")[2] not in target
+    assert token.split("_", 2)[1] in target
+    assert token.split("_", 2)[2] not in target
 
 
 async def test_an_expired_link_is_recorded(checkpoint: MakeCheckpoint, mail_server: MakeMailServer) -> None:
@@ -83,3 +84,26 @@ async def test_an_expired_link_is_recorded(checkpoint: MakeCheckpoint, mail_serv
         assert (await made.post(token, shown="0" * 64, decision="allow")).code == "ANSWER_LINK_EXPIRED"
         _, subject, _, reason, _ = await refused(made)
         assert (subject, reason) == (f"link/{ANN}", "ANSWER_LINK_EXPIRED")
+
+
+async def test_the_records_name_the_process_that_answered(
+    checkpoint: MakeCheckpoint,
+    mail_server: MakeMailServer,
+    webhook_receiver: MakeReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also that of an answer that is admitted, which no gateway records."""
+    monkeypatch.setattr(Security, "identity", "spiffe://tenure/checkpoint/here")
+    mails = await mail_server()
+    async with _desk(await checkpoint(**_settings(mails)), mails) as made:
+        _, token = await sent_to(made, await webhook_receiver())
+        assert (await made.answer(token, decision="allow")).status == 200
+        assert (await made.answer(token, decision="deny")).code == "WAIT_OVER"
+        await refused(made)
+        rows = await made.replica.query(
+            f"select decision, recorder from ledger.audit_records where method = '{METHOD}' order by decision"
+        )
+    assert [tuple(row) for row in rows] == [
+        ("ALLOWED", "spiffe://tenure/checkpoint/here"),
+        ("DENIED", "spiffe://tenure/checkpoint/here"),
+    ]

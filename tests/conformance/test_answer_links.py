@@ -361,6 +361,18 @@ async def test_links_need_the_public_url_and_the_wish(
     assert "answer_links" not in (await receiver.until(1))[0].data
 
 
+async def test_links_are_sent_to_no_other_machine_in_clear_text(checkpoint: MakeCheckpoint) -> None:
+    """Also where the operator accepts that others read events: who reads a link can answer."""
+    links = LinkSettings(public_url=PUBLIC)
+    hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(allow_insecure=True), answer_link=links))
+    await hooks.create(url="http://example.com/hook")
+    with pytest.raises(InvalidRequest, match="https:// where answer links are sent"):
+        await hooks.create(name="links", url="http://example.com/hook", answer_links=True)
+    with pytest.raises(InvalidRequest, match="https:// where answer links are sent"):
+        await hooks.create(name="links", url="http://example.com/hook", kind=SLACK, answer_links=True)
+    await hooks.create(name="links", url="https://example.com/hook", answer_links=True)
+
+
 async def test_a_late_message_about_a_wait_has_no_link(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     receiver = await webhook_receiver()
     replies = [Reply(503), Reply(503)]

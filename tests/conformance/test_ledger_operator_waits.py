@@ -13,7 +13,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import duration, moment, timestamp
 from tests.conformance.test_ledger_operators import ask, close_out, requeue
 from tests.conformance.test_ledger_waits import in_state, say
-from tests.support.fix_checkpoint import MakeCheckpoint, entry, kinds, reserve, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, entry, kinds, reserve, words
 
 pytestmark = pytest.mark.server
 QUEUED, RUNNING, FAILED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_FAILED
@@ -103,6 +103,27 @@ async def test_the_operator_says_what_follows_at_the_deadline(
     task = await begin(replica, (await replica.create(policy=policy)).task_id, 1.5, at_deadline=at_deadline)
     assert task.state == WAITING_USER
     assert (await in_state(replica, task.task_id, state)).HasField("wait") is False
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_task_that_waited_before_its_start_still_starts_later(
+    checkpoint: MakeCheckpoint, is_answered: bool
+) -> None:
+    replica = await checkpoint()
+    start, policy = timestamp(datetime.now(UTC) + timedelta(hours=2)), task_pb2.TaskPolicy()
+    policy.timeouts.queued.after.FromSeconds(600)
+    task = await replica.create(start_time=start, policy=policy)
+    times = "select starts_at, queued_until, queued_at from ledger.tasks"
+    before = await replica.query(times)
+    task = await begin(replica, task.task_id, 3600.0 if is_answered else 1.5)
+    assert task.state == WAITING_USER
+    if is_answered:
+        await say(replica, task, decision="continue")
+    await in_state(replica, task.task_id, QUEUED)
+    assert await replica.query(times) == before
+    assert before[0][0] == moment(start)
+    claimable = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    assert not claimable.offers
 
 
 async def test_a_wait_whose_deadline_has_passed_never_begins(checkpoint: MakeCheckpoint) -> None:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from services.checkpoint import queries
-from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS, fetch_all, ledger_connection
 from services.checkpoint.retention import clearing, pruning
 from services.checkpoint.retention.clearing import PrunedRowCleaner
 from services.checkpoint.retention.pruning import TaskPruner
@@ -297,6 +297,35 @@ async def test_a_task_requeued_during_pruning_is_pruned_or_whole(checkpoint: Mak
             assert await naming(replica, task_id) == KEPT
         else:
             assert len(await replica.entries(task_id)) == (await replica.get(task_id)).sequence == task.sequence
+
+
+async def lag_of_tasks(replica: Any) -> Any:
+    async with pool_of(replica) as pool, ledger_connection(pool) as connection:
+        ((tasks, _, _),) = await fetch_all(connection, RETENTION.lags, {"kept_seconds": 0.0})
+    return tasks
+
+
+async def test_a_tree_is_late_once_all_of_it_may_go(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    child, root = (await ended(replica)).task.task_id, await replica.claim((await replica.create()).task_id)
+    await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root.task.task_id, child)
+    assert await lag_of_tasks(replica) is None, "its root goes on"
+    await root.end()
+    lag = await lag_of_tasks(replica)
+    ((age,),) = await replica.query(
+        "select extract(epoch from clock_timestamp() - ended_at)::float8 from ledger.tasks where task_id = %s",
+        root.task.task_id,
+    )
+    assert 0 < lag < age, "from the end of the last task of the tree on"
+
+
+async def test_a_tree_with_a_kept_task_is_not_late(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    root = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id
+    other = (await ended(replica)).task.task_id
+    await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root, other)
+    assert await prune(replica) == 0
+    assert await lag_of_tasks(replica) is None
 
 
 async def family(replica: Any) -> Any:

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from services.checkpoint.schedules import rows
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, WrongState
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import schedule_service_pb2 as pb
@@ -468,6 +469,28 @@ class TestVerbs:
         result = await schedules.get("nightly")
         assert result.schedule.started_runs == 2
         assert {run.source_run_id for run in result.runs} == {"trigger/r1", "trigger/r2"}
+
+    async def test_a_repeated_trigger_has_its_task_after_an_update(self, schedules: Schedules) -> None:
+        await schedules.create()
+        first = await schedules.trigger("nightly", "r1")
+        await schedules.update(spec=task_pb2.TaskSpec(goal="another"))
+        again = await schedules.trigger("nightly", "r1")
+        assert (again.task_id, again.spec.goal) == (first.task_id, "tidy up")
+        assert (await schedules.trigger("nightly", "r2")).spec.goal == "another"
+        assert (await schedules.get("nightly")).schedule.started_runs == 2
+
+    async def test_triggers_keep_the_newest_runs_though_no_sweep_looks(
+        self, schedules: Schedules, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rows, "RUNS_KEPT", 2)
+        await schedules.create()
+        await schedules.pause("nightly")
+        active = (await schedules.trigger("nightly", "active")).task_id
+        for number in range(4):
+            await end(schedules.replica, (await schedules.trigger("nightly", f"r{number}")).task_id)
+        runs = {run.source_run_id: run.task_id for run in (await schedules.get("nightly")).runs}
+        assert set(runs) == {"trigger/active", "trigger/r2", "trigger/r3"}
+        assert runs["trigger/active"] == active, "its task has not ended"
 
     async def test_a_due_time_finds_a_triggered_task_running(self, schedules: Schedules) -> None:
         schedule = await schedules.create()

@@ -8,10 +8,12 @@ from functools import partial
 
 import grpc
 import pytest
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from services.checkpoint.entries import read_page
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.traces import exporting, projecting, turn
+from services.checkpoint.traces import exporting, otlp, projecting, turn
 from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
@@ -172,6 +174,25 @@ async def test_a_span_that_the_collector_refuses_is_left_out(
     assert (len(named(spans, "chat m")), len(named(spans, "execute_tool mail"))) == (3, 2)
     assert metrics.cell("tenure_trace_spans_left_out_total").value == left_out + 1
     assert len(await ended(collector, await worked_off(ledger, 1))) == 4
+
+
+async def test_a_collector_that_asks_for_time_loses_no_span(
+    checkpoint: MakeCheckpoint, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is over its rate: OTLP says so by RESOURCE_EXHAUSTED with a RetryInfo."""
+    monkeypatch.setattr(exporting, "AGAIN", RetryPolicy(initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_SECONDS", 1)  # the library tries again within it
+    details = status_pb2.Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message="not these")
+    details.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1)))
+    collector.refused_with = (("grpc-status-details-bin", details.SerializeToString()),)
+    collector.refuses_spans = lambda _spans: grpc.StatusCode.RESOURCE_EXHAUSTED
+    ledger = await checkpoint(traces=settings_of(collector))
+    left_out = metrics.cell("tenure_trace_spans_left_out_total").value
+    task_id = await worked_off(ledger, 1)
+    await collector.until(lambda: collector.refused >= 12)
+    collector.refuses_spans = lambda _spans: None
+    assert len(await ended(collector, task_id)) == 4
+    assert metrics.cell("tenure_trace_spans_left_out_total").value == left_out
 
 
 async def test_changes_while_an_export_waits_keep_the_task_due(checkpoint: MakeCheckpoint) -> None:

@@ -51,6 +51,8 @@ class Collector:
     """What happens when spans come, before they are taken."""
     refuses_spans: Callable[[list[ExportedSpan]], grpc.StatusCode | None] = lambda _spans: None
     """With what it refuses a request that has these spans, if it does."""
+    refused_with: tuple[tuple[str, bytes], ...] = ()
+    """The metadata of these refusals."""
     refused: int = 0
     server: Any = None
 
@@ -111,7 +113,8 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
         spans = spans_in(request)
         if (status := self._collector.refuses_spans(spans)) is not None:
             self._collector.refused += 1
-            await context.abort(status, "not these")
+            self._collector.arrived.set()
+            await context.abort(status, "not these", self._collector.refused_with)
         self._collector.received += request.SerializeToString()
         self._collector.spans += spans
         self._collector.arrived.set()

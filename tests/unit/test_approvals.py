@@ -60,6 +60,11 @@ class TestApprovers:
         for identity in ("bob@example.com", "key/ABC", "user/LEAD", "finance", "group:finance"):
             assert not may_answer(approvers, members, identity)
 
+    def test_a_caller_named_by_an_address_is_compared_exactly(self) -> None:
+        assert may_answer(["user/ann@example.com"], {}, "user/ann@example.com")
+        assert not may_answer(["user/ann@example.com"], {}, "user/Ann@example.com")
+        assert not may_answer(["user/ann@example.com"], {}, "ann@example.com")
+
     def test_a_group_that_does_not_exist_lets_nobody_answer(self) -> None:
         refusal = refuse_answerer(replace(CALL, approvers=("group:nobody",)), {}, "key/abc")
         assert refusal is not None

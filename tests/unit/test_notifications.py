@@ -195,6 +195,13 @@ class TestSlack:
 
 
 class TestMail:
+    def test_ids_are_not_encoded_however_long_the_senders_domain(self) -> None:
+        domain = "notifications.eu-central-1.example-company.com"
+        shown = text("task.succeeded", "SUCCEEDED")
+        lines = mail_of(shown, TASK_ID, f"tenure@{domain}", [ANN], 20).decode().split("\r\n")
+        assert f"References: <task-{TASK_ID}@{domain}>" in lines
+        assert f"Message-ID: <{TASK_ID}.20@{domain}>" in lines
+
     @given(HOSTILE, HOSTILE)
     def test_no_text_adds_a_header_or_a_line(self, goal: str, result: str) -> None:
         shown = text("task.succeeded", "SUCCEEDED", spec={"goal": goal}, result=result)

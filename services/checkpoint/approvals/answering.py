@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import uuid_utils
@@ -86,15 +86,16 @@ async def read_link(pool: Pool, token: LinkToken) -> LinkView:
 
 
 async def answer_by_link(
-    pool: Pool, request: pb.AnswerByLinkRequest, note_refusal: Callable[[AuditRecord], None]
+    pool: Pool, request: pb.AnswerByLinkRequest, note_refusal: Callable[[AuditRecord], None], recorder: str
 ) -> AppendResult:
     """Answers the wait of a link. Raises as `read_link`; WrongState (WAIT_CHANGED), InvalidRequest.
 
-    `note_refusal` gets the audit record of an answer that is refused.
+    `note_refusal` gets the audit record of an answer that is refused. `recorder`: the identity of this process, ""
+    without TLS.
     """
     holder = _Holder()
     try:
-        return await _answer(pool, request, holder)
+        return await _answer(pool, request, holder, recorder)
     except TenureError as error:
         if not isinstance(error, TryLater):  # it may come again, and is not decided
             note_refusal(_record(holder.link, request, Decision.DENIED, error.reason))
@@ -108,7 +109,7 @@ class _Holder:
     link: StoredLink | None = None
 
 
-async def _answer(pool: Pool, request: pb.AnswerByLinkRequest, holder: _Holder) -> AppendResult:
+async def _answer(pool: Pool, request: pb.AnswerByLinkRequest, holder: _Holder, recorder: str) -> AppendResult:
     async with ledger_connection(pool) as connection:
         link, expires_at = await _verified(connection, LinkToken(request.link_id, request.digest), holder)
         answer = checkpoint_service_pb2.WaitAnswer(
@@ -127,7 +128,7 @@ async def _answer(pool: Pool, request: pb.AnswerByLinkRequest, holder: _Holder) 
             if answer.decision and answer.decision not in (decisions := decisions_by_link(view.wait)):
                 rule = f"must be one of the decisions of the link: {', '.join(decisions) or 'none'}"
                 raise InvalidRequest(violations=[("decision", rule)])
-    await append_records(pool, [_record(link, request, Decision.ALLOWED)])
+    await append_records(pool, [replace(_record(link, request, Decision.ALLOWED), recorder=recorder)])
     appended = await append_external_entry(pool, link.tenant, _entry(link, answer, request.request_id))
     metrics.count("tenure_answer_links_total", outcome="answered")
     return appended

@@ -22,9 +22,14 @@ class ApprovalServicer(ApprovalServiceServicer):
     """See protos/tenure/v1/approval_service.proto for what each method promises."""
 
     def __init__(
-        self, pool: Pool, announce: Callable[[Announcement], None], note_refusal: Callable[[AuditRecord], None]
+        self,
+        pool: Pool,
+        announce: Callable[[Announcement], None],
+        note_refusal: Callable[[AuditRecord], None],
+        recorder: str,
     ) -> None:
-        self._pool, self._announce, self._note_refusal = pool, announce, note_refusal
+        self._pool, self._announce = pool, announce
+        self._note_refusal, self._recorder = note_refusal, recorder
 
     async def SetApproverGroup(self, request: pb.SetApproverGroupRequest, _context: Any) -> pb.SetApproverGroupResponse:
         return pb.SetApproverGroupResponse(group=await groups.set_group(self._pool, current_tenant(), request))
@@ -45,6 +50,6 @@ class ApprovalServicer(ApprovalServiceServicer):
         return view.message()
 
     async def AnswerByLink(self, request: pb.AnswerByLinkRequest, _context: Any) -> pb.AnswerByLinkResponse:
-        answered = await answering.answer_by_link(self._pool, request, self._note_refusal)
+        answered = await answering.answer_by_link(self._pool, request, self._note_refusal, self._recorder)
         self._announce(answered.announcement)
         return pb.AnswerByLinkResponse(task=answered.task)

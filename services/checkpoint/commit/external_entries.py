@@ -22,6 +22,7 @@ from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import yielding_to_rivals
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits
+from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding, refuse_message
 from tenure.domain.errors import AlreadyExists, WrongState
@@ -117,6 +118,7 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
             await carry_out_ending(connection, draft)
             with yielding_to_rivals():
                 await write(connection, [draft])
+            await keep_starts(connection, [draft])
             await _remember(connection, draft, request, digest)
         return AppendResult(await read_task(connection, tenant, row.task_id), announcement_of([draft]))
 

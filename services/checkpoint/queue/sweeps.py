@@ -17,6 +17,7 @@ from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transactio
 from services.checkpoint.waits import signals, waits
 from services.checkpoint.waits.budget_waits import end_budget_wait
 from services.checkpoint.waits.escalating import take_step
+from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.waits.sub_agent_waits import awaited, end_wait
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.states import Reason, TaskState
@@ -140,6 +141,7 @@ async def _sweep(
                 draft.late_seconds = max(0.0, (draft.row.locked_at - due_time).total_seconds())
             await change(connection, draft)
         await write(connection, drafts)
+        await keep_starts(connection, drafts)
         return drafts
 
     drafts = await in_ledger_transaction(pool, work)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql")
 RUNS_KEPT: Final = 100
+ACTIVE_AT_ONCE: Final = 100
 
 
 class ScheduleRow(NamedTuple):
@@ -142,7 +143,9 @@ class RunRecord:
         return sum(row[5] for row in self.rows if row[2] == outcome)
 
     async def write(self, connection: Connection) -> None:
-        """Writes the runs, and prunes older ones beyond the number to keep."""
+        """Writes the runs, and prunes older ones beyond the number to keep. Call `read_active` before: a run whose task
+        has ended is pruned only once it is seen to have ended.
+        """
         if not self.rows:
             return
         names = ("source_run_ids", "due_ats", "outcomes", "reasons", "messages", "due_times", "task_ids")
@@ -158,6 +161,12 @@ async def read_schedule(connection: Connection, tenant: str, id_or_name: str, *,
     if row is None:
         raise NotFound(f"there is no schedule {id_or_name}", reason="SCHEDULE_NOT_FOUND")
     return ScheduleRow(*row)
+
+
+async def read_active(connection: Connection, schedule_id: str) -> list[str]:
+    """Returns the live tasks of the schedule, a bounded number of them; its other runs are not active any more."""
+    parameters = {"schedule_id": schedule_id, "limit": ACTIVE_AT_ONCE}
+    return [task_id for (task_id,) in await fetch_all(connection, SCHEDULES.active_tasks, parameters)]
 
 
 async def read_runs(connection: Connection, schedule_id: str, limit: int) -> list[pb.ScheduleRun]:

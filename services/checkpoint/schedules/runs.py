@@ -10,8 +10,9 @@ from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.task_row import TaskRow, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import fetch_all, fetch_one
-from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
+from services.checkpoint.reads import read_task
+from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active
 from services.checkpoint.submit.create import CreateResult, create_in
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
@@ -29,6 +30,7 @@ from tenure.domain.schedules import (
     what_is_due,
 )
 from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.task import SourceKind
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
 
 if TYPE_CHECKING:
@@ -58,6 +60,15 @@ async def start_run(
     return await create_in(connection, row.tenant, request, defaults, may_refuse=may_refuse)
 
 
+async def find_run(connection: Connection, row: ScheduleRow, source_run_id: str) -> CreateResult | None:
+    """Returns the task of an earlier run, whatever the schedule's spec has become since; None if there is none."""
+    source = {"source_kind": SourceKind.SCHEDULER.value, "source_id": row.schedule_id, "source_run_id": source_run_id}
+    task_row = await fetch_one(connection, QUERIES.find_source_run, {"tenant": row.tenant, **source})
+    if task_row is None:
+        return None
+    return CreateResult(await read_task(connection, row.tenant, task_row[0]), Announcement())
+
+
 # Cancels the tasks that block a newer run, in the transaction that makes that run wait.
 
 
@@ -82,7 +93,6 @@ def _is_settled(row: TaskRow) -> bool:
 
 LOOK_AGAIN_SECONDS: Final = 1.0
 """How often the sweep checks whether the task that blocks waiting runs has ended."""
-ACTIVE_AT_ONCE: Final = 100
 
 _MESSAGES: Final = {
     RunReason.OVERLAP: "a task of this schedule had not ended",
@@ -116,16 +126,17 @@ async def decide_locked(connection: Connection, row: ScheduleRow, defaults: Task
     if row.next_due_at is not None:
         due = what_is_due(row.times, row.next_due_at, row.now, row.catch_up_seconds)
     key = {"schedule_id": schedule_id}
-    active = await fetch_all(connection, SCHEDULES.active_tasks, {**key, "limit": ACTIVE_AT_ONCE})
+    active = await read_active(connection, schedule_id)
     waiting = [due_at for (due_at,) in await fetch_all(connection, SCHEDULES.waiting, key)]
     plan = plan_runs(OverlapPolicy(row.overlap_policy), is_active=bool(active), waiting=waiting, due=due.runs)
     record = RunRecord(schedule_id)
     _record(record, due, plan)
     announcement = await _start(connection, row, plan, record, defaults)
     if plan.cancel_active:
-        ids = [task_id for (task_id,) in active]
         actor = f"schedule/{row.name}"
-        announcement.add(await cancel_tasks(connection, ids, actor=actor, reason="a newer run of its schedule is due"))
+        announcement.add(
+            await cancel_tasks(connection, active, actor=actor, reason="a newer run of its schedule is due")
+        )
     await record.write(connection)
     left = len(set(waiting) - {plan.start} - {one for one, _ in plan.skip}) + len(plan.wait)
     counts = {outcome: record.count(outcome) for outcome in RunOutcome}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import uuid_utils
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_runs, read_schedule
-from services.checkpoint.schedules.runs import decide_locked, start_run
+from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active, read_runs, read_schedule
+from services.checkpoint.schedules.runs import decide_locked, find_run, start_run
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
 from tenure.domain.schedules import DEFAULT_CATCH_UP_SECONDS, RunOutcome, Times, next_due_after_change, read_zone
@@ -242,10 +242,13 @@ async def trigger_schedule(
     async def work(connection: Connection) -> CreateResult:
         row = await read_schedule(connection, tenant, request.schedule, lock=True)
         source_run_id = _TRIGGER + request.request_id
+        if (earlier := await find_run(connection, row, source_run_id)) is not None:
+            return earlier
         created = await start_run(connection, row, source_run_id, defaults, may_refuse=True)
         if created.announcement:  # a repeat finds its task, whose run is already recorded
             record = RunRecord(row.schedule_id)
             record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)
+            await read_active(connection, row.schedule_id)  # a sweep may not look for long, if the schedule is paused
             await record.write(connection)
             await connection.execute(SCHEDULES.count_started, {"schedule_id": row.schedule_id})
         return created

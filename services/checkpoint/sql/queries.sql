@@ -182,6 +182,13 @@ update tasks t
 update tasks set operator_wait = %(operator_wait)b
  where task_id = %(task_id)b::text::uuid and root_task_id = %(root_task_id)b::text::uuid;
 
+-- name: keep_start
+-- Lets a queued task wait for its start time again, after an operator's wait. Its queued timeout runs from there.
+update tasks
+   set starts_at = %(starts_at)b::timestamptz, queued_at = %(starts_at)b::timestamptz,
+       queued_until = %(starts_at)b::timestamptz + make_interval(secs => %(queued_seconds)b::float8)
+ where task_id = %(task_id)b::text::uuid and root_task_id = %(root_task_id)b::text::uuid and state = 'QUEUED';
+
 -- name: create_task
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
 -- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a later start run from

@@ -137,10 +137,17 @@ select ended_at, pruned_at, actor, reason from prunings
 
 -- name: lags
 -- How far retention is behind, in seconds: with tasks to prune, with entries, and with the tool service. null: not
--- behind.
-select (select extract(epoch from now() - t.ended_at)::float8 - %(kept_seconds)b::float8 from tasks t
+-- behind. A task is late from the moment at which all of its tree may be pruned, as in due_by_age.
+select (select extract(epoch from now() - (select max(o.ended_at) from tasks o where o.root_task_id = t.root_task_id)
+                      )::float8 - %(kept_seconds)b::float8
+          from tasks t
          where t.ended_at < now() - make_interval(secs => %(kept_seconds)b)
            and not t.labels @> '{"tenure.retention": "keep"}'::jsonb
+           and not exists (
+                 select from tasks o
+                  where o.root_task_id = t.root_task_id and o.task_id <> t.task_id
+                    and (o.ended_at is null or o.ended_at >= now() - make_interval(secs => %(kept_seconds)b)
+                         or o.labels @> '{"tenure.retention": "keep"}'::jsonb))
          order by t.ended_at limit 1),
        (select extract(epoch from now() - p.pruned_at)::float8 from prunings p
          where p.cleared_at is null order by p.pruned_at limit 1),

@@ -18,6 +18,7 @@ _OF_THE_SPANS: Final = frozenset(
     }
 )
 """What a collector says that took the request and cannot take these spans. All others are about the collector."""
+_RETRY_INFO: Final = b"google.rpc.RetryInfo"
 
 
 class NotingExporter(OTLPSpanExporter):
@@ -39,8 +40,19 @@ class _NotingClient:
         try:
             answer = self._client.Export(**parameters)
         except grpc.RpcError as error:
-            self._exporter.refuses_spans = error.code() in _OF_THE_SPANS  # a call that failed has a code
+            is_of_spans = error.code() in _OF_THE_SPANS  # a call that failed has a code
+            self._exporter.refuses_spans = is_of_spans and not _asks_for_time(error)
             raise
         self._exporter.refuses_spans = False
         self._exporter.rejected = int(answer.partial_success.rejected_spans)
         return answer
+
+
+def _asks_for_time(error: Any) -> bool:
+    """Whether the collector says that it will take the same request later, as OTLP has it: it is overloaded, or its
+    caller is over a rate.
+    """
+    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and any(
+        name == "google.rpc.retryinfo-bin" or (name == "grpc-status-details-bin" and _RETRY_INFO in value)
+        for name, value in error.trailing_metadata() or ()
+    )

@@ -185,6 +185,9 @@ def _check_target(request: pb.CreateWebhookRequest, policy: WebhookPolicy) -> No
     host = urlsplit(request.url).hostname or ""
     if not policy.networks.may_reach_host(host):
         raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
+    if is_clear_text(request.url) and request.answer_links:
+        rule = "must begin with https:// where answer links are sent: who reads a link can answer"
+        raise InvalidRequest(violations=[("url", rule)])
     if is_clear_text(request.url) and not policy.allow_insecure:
         rule = "must begin with https://: the operator allows http:// with TENURE_CHECKPOINT_WEBHOOK_ALLOW_INSECURE"
         raise InvalidRequest(violations=[("url", rule)])
