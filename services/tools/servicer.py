@@ -21,7 +21,7 @@ from services.tools.calls.keeping import ContentKeeper
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
 from services.tools.own_tools import judge_own, read_own_outcome
-from services.tools.pins import ToolPins
+from services.tools.pins import ToolPins, no_such_source
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Arguments, Tool, ToolWork
 from services.tools.workspace.kept import ContentPart
@@ -99,8 +99,9 @@ class ToolServicer(ToolServiceServicer):
     ) -> tool_service_pb2.AcceptSourceToolsResponse:
         """Accepts held tools of a source."""
         seen = {tool.name: tool.sha256 for tool in request.tools}
-        is_visible = any(source.name == request.name for source in self._registry.facts.listed(current_tenant()))
-        await self._pins.accept(request.name if is_visible else "", seen, request.actor)
+        if all(source.name != request.name for source in self._registry.facts.listed(current_tenant())):
+            raise no_such_source(request.name)
+        await self._pins.accept(request.name, seen, request.actor)
         return tool_service_pb2.AcceptSourceToolsResponse()
 
     async def ListOfferedTools(

@@ -49,7 +49,7 @@ async def test_a_changed_tool_is_held_until_it_is_accepted(
     with pytest.raises(WrongState) as other:
         await accept(tools, "odd", "meta", change.sha256[::-1])
     assert other.value.reason == "OTHER_DEFINITION"
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="there is no MCP server even with pinned tools"):
         await accept(tools, "even", "meta", change.sha256)
     assert "odd__meta" not in await definitions(tools, owner)
 
