@@ -264,5 +264,14 @@ def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -
     assert refused.value.reason == "BAD_PATH"
 
 
+@pytest.mark.parametrize("name", ["read_file", "write_file", "list_files", "delete_file"])
+def test_half_a_surrogate_in_a_path_is_refused(workspaces: Workspaces, name: str) -> None:
+    tool = next(tool for tool in file_tools(workspaces) if tool.name == name)
+    context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+    with pytest.raises(ToolFailure, match="whole characters") as refused:
+        asyncio.run(ran(tool, context, {"path": "a/\ud800", "content": "x"}))
+    assert refused.value.detail == "BAD_PATH"
+
+
 async def ran(tool: Tool, context: CallContext, arguments: dict[str, str]) -> ToolAnswer:
     return await tool.run(context, arguments)
