@@ -64,7 +64,7 @@ async def show_sandbox(_process: Process, settings: ToolsSettings) -> None:
 def describe(detection: Detection) -> str:
     """Returns one line for each finding, and a last line that says that the sandbox holds."""
     lines = [f"present  {sentence}" for sentence in detection.present]
-    lines += [f"weakened   {sentence}" for sentence in detection.weakened]
+    lines += [f"weakened {sentence}" for sentence in detection.weakened]
     return "".join(f"{line}\n" for line in [*lines, "holds    no probe escaped from the sandbox"])
 
 
