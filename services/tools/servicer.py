@@ -99,7 +99,8 @@ class ToolServicer(ToolServiceServicer):
     ) -> tool_service_pb2.AcceptSourceToolsResponse:
         """Accepts held tools of a source."""
         seen = {tool.name: tool.sha256 for tool in request.tools}
-        if all(source.name != request.name for source in self._registry.facts.listed(current_tenant())):
+        visible = {(source.kind, source.name) for source in self._registry.facts.listed(current_tenant())}
+        if (tool_pb2.TOOL_SOURCE_KIND_MCP, request.name) not in visible:  # an HTTP tool may have the same name
             raise no_such_source(request.name)
         await self._pins.accept(request.name, seen, request.actor)
         return tool_service_pb2.AcceptSourceToolsResponse()
