@@ -274,6 +274,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter("tenure_runner_lapses_total", _TOOLS, "how often this runner could not renew and stopped its calls"),
         _gauge("tenure_tool_source_linked", _TOOLS, "1: the source is connected", **_SOURCE),
         _gauge("tenure_tool_source_tools", _TOOLS, "the number of its tools", **_SOURCE),
+        _gauge("tenure_tool_source_held", _TOOLS, "tools that are held until an operator accepts them", **_SOURCE),
         _gauge("tenure_tool_source_processes", _TOOLS, "running processes of an MCP server", **_SOURCE),
         _counter("tenure_sandbox_starts_total", _TOOLS, "started sandboxes", start="warm, cold"),
         _counter("tenure_sandbox_results_total", _TOOLS, "programs that ended", result="OK, or why they were stopped"),

@@ -17,7 +17,7 @@ KINDS = {"cell": {"counter", "gauge"}, "count": {"counter"}, "gauge": {"gauge"}}
 KINDS |= {"observe": {"histogram"}, "histogram": {"histogram"}, "remove": {"gauge"}}
 THEMSELVES = {ROOT / "tenure" / "runtime" / name for name in ("metrics.py", "metric_catalogue.py")}
 OWNERS = {"metrics", "REGISTRY", "self._registry"}
-SOURCE_FACTS = {"tenure_tool_source_linked", "tenure_tool_source_tools"}
+SOURCE_FACTS = {"tenure_tool_source_linked", "tenure_tool_source_tools", "tenure_tool_source_held"}
 """The name is put together from a part that varies: `tenure_tool_source_{name}`."""
 
 
