@@ -203,7 +203,7 @@ async def test_a_call_broken_by_an_internal_error_has_an_outcome(
     assert await outcome_of(executor, asking) == outcome
 
 
-async def test_a_mark_of_a_life_that_ended_before_its_answer_leaves_no_doubt(
+async def test_a_mark_of_an_ended_life_leaves_no_doubt(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write of the mark is durable and its answer is lost, and the runner has a new life when it repeats it."""

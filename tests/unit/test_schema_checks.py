@@ -77,7 +77,7 @@ async def test_an_answer_that_needs_too_much_memory_is_refused() -> None:
     assert judgement.violations == (TOO_COSTLY_ANSWER,)
 
 
-async def test_a_machine_without_room_for_a_process_is_no_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_without_room_for_a_process_is_too_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_command: str, **_pipes: int) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
