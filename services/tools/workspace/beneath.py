@@ -1,7 +1,7 @@
-"""Opening what is below a directory, and nothing else: no link on the way is followed, wherever it leads.
+"""Opens files and directories below a directory without following any link.
 
-Linux 5.6 and later resolve a whole path that way in one call. Elsewhere (macOS, older kernels, containers that refuse
-the call) the path is walked from directory to directory by descriptor, which comes to the same.
+Linux 5.6 and later resolve a whole path in this way in one call. Elsewhere (macOS, older kernels, containers that
+refuse the call) this module opens one directory after the other, with the same result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not keep us waiting for its other end
+FILE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # the open of a pipe must not wait for its other end
 _OPENAT2: Final = 437
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 
@@ -23,7 +23,7 @@ Open = Callable[[Sequence[str], int, int], int]
 
 
 def open_beneath(names: Sequence[str], flags: int, directory: int) -> int:
-    """A descriptor of what is reached through these names, none of them a link; () is the directory itself.
+    """Returns a descriptor of the entry with this path, in which no component may be a link; (): of the directory.
 
     A name has no slash and is not `..`. `flags` as for os.open, without O_CREAT. Raises OSError.
     """
@@ -32,7 +32,7 @@ def open_beneath(names: Sequence[str], flags: int, directory: int) -> int:
 
 @cache
 def opener() -> Open:
-    """How this machine does it; found out once."""
+    """Returns the function that opens paths on this machine. Tries it out at the first call."""
     if sys.platform != "linux":
         return walk
     root = os.open("/", DIRECTORY)
@@ -46,7 +46,7 @@ def opener() -> Open:
 
 
 def walk(names: Sequence[str], flags: int, directory: int) -> int:
-    """One directory after the other. Raises OSError."""
+    """Opens one directory after the other. Raises OSError."""
     current = directory
     *parents, last = names or (".",)
     try:
@@ -66,7 +66,7 @@ class _How(ctypes.Structure):
 
 
 def resolve(names: Sequence[str], flags: int, directory: int) -> int:
-    """All of it by the kernel. Raises OSError."""
+    """Has the kernel resolve the whole path. Raises OSError."""
     path = os.fsencode("/".join(names) or ".")
     how = _How(flags | os.O_CLOEXEC, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
     while True:

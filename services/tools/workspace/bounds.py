@@ -1,4 +1,4 @@
-"""What a workspace may hold, and whether there is room for more."""
+"""The bounds of a workspace, and the check whether there is room for more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.tools.tool import ToolFailure
 
 _MIB: Final = 1024 * 1024
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""How a full disk is told."""
+"""The error numbers of a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Bounds:
     max_files: int = 20_000
 
     def check_room(self, workspace: Path, more_bytes: int, more_files: int) -> None:
-        """Raises ToolFailure (WORKSPACE_LIMIT) when there is none for these. Blocks."""
+        """Raises ToolFailure (WORKSPACE_LIMIT) when there is no room for so many bytes and files. Blocks."""
         used = measure(workspace)
         if not used.complete:
             raise ToolFailure("The workspace holds more than can be counted: delete files first.", "WORKSPACE_LIMIT")
@@ -41,7 +41,7 @@ class Bounds:
 
 @contextmanager
 def reporting_full_disk() -> Iterator[None]:
-    """The host's disk is full: nothing was written, and that is an outcome."""
+    """Turns the error of a full disk into ToolFailure (STORAGE_FULL)."""
     try:
         yield
     except OSError as error:

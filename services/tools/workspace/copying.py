@@ -1,8 +1,8 @@
-"""A copy of a workspace for a fork: complete under its name, or not there.
+"""Copies a workspace for a fork: the copy is complete, or it does not exist.
 
-It is made under a name that no task has, is written to disk, and then renamed. What a copy that died leaves is removed
-by the sweep of workspaces. The other workspace is only read: programs may be writing there, and a file that is written
-meanwhile may be copied halfway.
+The copy has a name that no task has until it is on disk, and is renamed then. The sweep of workspaces removes what a
+copy that died has left. Programs may write to the other workspace meanwhile: a file that is written during the copy may
+be copied halfway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LINUX: Final = sys.platform == "linux"
 
 
 def copy_content(source: int, target: int, size_bytes: int, check: Callable[[], None]) -> None:
-    """Up to `size_bytes`, whatever the source grows to. `check` is called between pieces, and may raise.
+    """Copies up to `size_bytes`, even if the source grows. Calls `check`, which may raise, between pieces.
 
     Raises OSError.
     """
@@ -55,7 +55,7 @@ def copy_content(source: int, target: int, size_bytes: int, check: Callable[[], 
 
 
 def _share(source: int, target: int) -> bool:
-    """Whether both now have the same blocks on disk, until one is written."""
+    """Lets the target share the source's blocks on disk. Returns whether the file system supports it."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -64,7 +64,7 @@ def _share(source: int, target: int) -> bool:
 
 
 def _filled(source: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """What is no hole."""
+    """Yields the ranges that contain data, and not the holes."""
     at = 0
     while at < size_bytes:
         try:
@@ -93,32 +93,33 @@ def _copy_some(source: int, target: int, at: int, most: int) -> int:
 
 
 UNFINISHED: Final = ".copy-"
-"""How names of copies begin that are not complete."""
+"""The prefix of the names of copies that are not complete."""
 
 _MAX_DEPTH: Final = 64
 _GONE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EEXIST})
-"""Removed, something else in its place, or renamed and listed twice, since it was looked for."""
+"""The errors of an entry that was removed, replaced, or renamed and listed twice since the directory was read."""
 
 
 @dataclass(slots=True)
 class CopiedFiles:
-    """How much, as a workspace is measured."""
+    """The size of a copy, measured as workspaces are."""
 
     files: int = 0
     disk_bytes: int = 0
     left_out: int = 0
 
 
-class CopyStopped(Exception):  # noqa: N818  nobody waits for the copy any more
+class CopyStopped(Exception):  # noqa: N818  not an error: the caller has gone away
     """The copy was given up."""
 
 
 def copy_workspace(
     workspaces: Workspaces, root: Path, tenant: str, from_task_id: str, task_id: str, bounds: Bounds, stopped: Event
 ) -> CopiedFiles | None:
-    """None: it was copied before. A task without files gives one without. Blocks.
+    """Copies a workspace. Returns None if it was copied before; a task without files has an empty copy. Blocks.
 
-    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), CopyStopped; nothing is left.
+    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL) and CopyStopped, and leaves
+    nothing of the copy then.
     """
     with suppress(FileNotFoundError), _reporting_errors(), workspaces.tenant_opened(tenant) as parent:
         if _is_there(task_id, parent):
@@ -144,7 +145,7 @@ def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event
 
 
 def _put_in_place(name: str, task_id: str, parent: int) -> bool:
-    """False: another copy was there first."""
+    """Gives the copy the task's name. Returns False if another copy has it already."""
     try:
         os.rename(name, task_id, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
@@ -156,7 +157,7 @@ def _put_in_place(name: str, task_id: str, parent: int) -> bool:
 
 
 class _Copying:
-    """One copy under way. `target`: its top directory, which nobody else can enter."""
+    """A copy under way. `target`: its top directory, which no other user can enter."""
 
     def __init__(self, target: int, bounds: Bounds, stopped: Event) -> None:
         self._target, self._bounds, self._stopped = target, bounds, stopped
@@ -205,14 +206,14 @@ class _Copying:
                     _take_over(status, made)
 
     def _link(self, name: str, status: os.stat_result, target: int, above: tuple[str, ...]) -> bool:
-        """Whether it is another name of a file that was copied already."""
+        """Links the name to a file that was copied under another name. Returns False if there is no such file."""
         if status.st_nlink < 2:
             return False
         key = status.st_dev, status.st_ino
         first = self._linked.setdefault(key, (*above, name))
         if first == (*above, name):
             return False
-        # One directory after the other: all their names together may be more than the kernel takes for a path.
+        # One directory after the other: all names together may be longer than the kernel allows for a path.
         with closing_after(walk((*first[:-1], "."), DIRECTORY, self._target)) as directory:
             os.link(first[-1], name, src_dir_fd=directory, dst_dir_fd=target)
         self._count_entry()
@@ -234,13 +235,13 @@ class _Copying:
             raise CopyStopped
 
 
-class _Gone(Exception):  # noqa: N818  no error: a program has removed it
-    """It is not there any more."""
+class _Gone(Exception):  # noqa: N818  not an error
+    """A program has removed the entry."""
 
 
 @contextmanager
 def _unless_gone(path: str) -> Iterator[None]:
-    """What the system says of one entry. Raises _Gone, WrongState, OSError."""
+    """Turns the errors of the file system about one entry into _Gone and WrongState. Raises OSError for others."""
     try:
         yield
     except PermissionError as error:
@@ -273,7 +274,7 @@ def _too_much(what: str) -> WrongState:
 
 
 def _take_over(status: os.stat_result, made: int) -> None:
-    """Rights, without those that change who runs it, and times. The owner is whoever runs there first."""
+    """Copies permissions, except setuid and setgid, and times. The first program that runs there becomes the owner."""
     os.fchmod(made, status.st_mode & 0o777)
     os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -287,7 +288,7 @@ def _is_there(name: str, parent: int) -> bool:
 
 
 def _write_to_disk(descriptor: int) -> None:
-    """All of the filesystem at once: thousands of files one by one would take minutes."""
+    """Writes the whole file system to disk: to sync thousands of files one by one would take minutes."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):
         os.sync()
@@ -297,6 +298,6 @@ def _write_to_disk(descriptor: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """What is not in place."""
+    """Removes a copy that did not get the task's name."""
     while not remove_some(path):
         pass

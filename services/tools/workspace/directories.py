@@ -1,7 +1,7 @@
-"""The tasks' directories, `<root>/<tenant>/<task>`, and a way in that nothing inside can lead astray.
+"""Opens the tasks' directories, `<root>/<tenant>/<task>`, and files in them.
 
-Agents' programs write there what they like: symbolic links, pipes, deep trees. So nothing is opened but beneath a
-descriptor, no component may be a link (beneath.py), and only regular files are read.
+Agents' programs may write anything there: symbolic links, pipes, deep trees. So each path is opened beneath a
+descriptor, no component of it may be a link (beneath.py), and only regular files are read.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from tenure.domain.errors import PermissionDenied
 
 MAX_DEPTH: Final = 32
 TEMPORARY: Final = ".tenure-"
-"""How names of files begin that are being written."""
+"""The prefix of the names of files that are being written."""
 
 _LONGEST_PATH: Final = 1024
 _OPEN_TO_US: Final = 0o700
-"""A program may have closed it."""
+"""The permissions that the service needs. A program may have removed them."""
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 class Workspaces:
-    """All tasks' directories. Its methods block: call them in a thread."""
+    """Opens the directories of all tasks. Its methods block: call them in a thread."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def directory(self, tenant: str, task_id: str) -> Path:
-        """The task's directory, made when it is not there. Its path holds no link below the root."""
+        """Returns the path of the task's directory, and creates the directory. The path has no link below the root."""
         with self.opened(tenant, task_id):
             return self._root / tenant / task_id
 
     @contextmanager
     def opened(self, tenant: str, task_id: str) -> Iterator[int]:
-        """A descriptor of the task's directory, made when it is not there. Raises PermissionDenied for names that are
-        no plain ones.
+        """Yields a descriptor of the task's directory, and creates the directory.
+
+        Raises PermissionDenied for a tenant or a task whose name is not plain.
         """
         with self.tenant_opened(tenant, make=True) as parent:
             _make_directory(_plain(task_id), parent)
@@ -52,7 +53,7 @@ class Workspaces:
 
     @contextmanager
     def existing(self, tenant: str, task_id: str) -> Iterator[int]:
-        """The same of a directory that is there. Raises FileNotFoundError."""
+        """Yields a descriptor of the task's directory. Raises FileNotFoundError, and PermissionDenied as `opened`."""
         with (
             self.tenant_opened(tenant) as parent,
             closing_after(open_directory(_plain(task_id), parent, _OPEN_TO_US)) as workspace,
@@ -61,7 +62,10 @@ class Workspaces:
 
     @contextmanager
     def tenant_opened(self, tenant: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the directory of the tenant's tasks. Raises FileNotFoundError, PermissionDenied."""
+        """Yields a descriptor of the tenant's directory, which `make` creates.
+
+        Raises FileNotFoundError, PermissionDenied.
+        """
         _plain(tenant)
         if make:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -79,7 +83,7 @@ def _plain(name: str) -> str:
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The components of a path inside the workspace, () for the workspace itself. Raises ToolFailure."""
+    """Returns the components of a path inside the workspace, () for the workspace itself. Raises ToolFailure."""
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise ToolFailure(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
@@ -94,7 +98,10 @@ def split_path(path: str) -> tuple[str, ...]:
 
 @contextmanager
 def entered(workspace: int, directories: tuple[str, ...], *, make: bool = False) -> Iterator[int]:
-    """The directory reached through these names, none of them a link. Raises OSError."""
+    """Yields a descriptor of the directory with this path, of which no component may be a link. Raises OSError.
+
+    `make`: creates the directories that are missing.
+    """
     if not make:
         with closing_after(open_beneath(directories, DIRECTORY, workspace)) as directory:
             yield directory
@@ -109,7 +116,7 @@ def entered(workspace: int, directories: tuple[str, ...], *, make: bool = False)
 
 
 def open_to_read(name: str, directory: int) -> int:
-    """A descriptor of a regular file. Raises OSError, and ToolFailure for anything else than a file."""
+    """Returns a descriptor of a regular file. Raises OSError, and ToolFailure for an entry of another kind."""
     descriptor = open_beneath((name,), os.O_RDONLY | FILE, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -118,17 +125,17 @@ def open_to_read(name: str, directory: int) -> int:
 
 
 def create(name: str, directory: int) -> int:
-    """A descriptor of a new, empty file in the place of whatever has this name. Raises OSError."""
+    """Returns a descriptor of a new, empty file, which replaces the entry of this name. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644, dir_fd=directory)
 
 
 def write_file(name: str, content: bytes, directory: int, workspace: int, *, temporary: str) -> None:
-    """Writes a file in the place of whatever has this name. Raises OSError.
+    """Writes a file, which replaces the entry of this name. Raises OSError.
 
-    Under a name of the call's own, then renamed: nobody sees half a file, and a run again clears up after the one that
-    died.
+    Writes under the name `temporary`, which belongs to the call, and renames the file then: no reader sees half a file,
+    and a repeat of the call replaces what an attempt that died has left.
     """
     try:
         with os.fdopen(create(temporary, directory), "wb") as file:
@@ -145,14 +152,14 @@ def write_file(name: str, content: bytes, directory: int, workspace: int, *, tem
 
 
 def give_to_owner(descriptor: int, workspace: int) -> None:
-    """A service that is root makes files for whom the workspace was given to: its programs may change them."""
+    """Gives a file that a service made as root to the owner of the workspace, so that programs may change it."""
     owner, made = os.fstat(workspace), os.fstat(descriptor)
     if os.geteuid() == 0 and owner.st_uid not in {0, made.st_uid}:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _make_directory(name: str, parent: int) -> None:
-    with suppress(FileExistsError):  # whatever it is, it is opened as a directory next
+    with suppress(FileExistsError):  # of whatever kind: the caller opens it as a directory next
         os.mkdir(name, 0o755, dir_fd=parent)
 
 

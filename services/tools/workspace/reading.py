@@ -1,4 +1,4 @@
-"""One file of a workspace, read in parts, and never two of its versions mixed."""
+"""Lists a workspace in pages, and reads a file in parts that are all of one version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.tools.workspace.directories import MAX_DEPTH, closing_after, enter
 from tenure.domain.errors import InvalidRequest, OutOfRange, WrongState
 from tenure.domain.outputs import FileDigest
 
-# What is in a workspace, a page at a time, in an order that a page can be continued in while programs write.
+# Pages of a workspace, in an order in which the next page continues correctly while programs write.
 
 _PAGE_BYTES: Final = 1024 * 1024
 _LONGEST_TARGET: Final = 1024
@@ -28,7 +28,7 @@ _Names = tuple[str, ...]
 
 
 class FileKind(StrEnum):
-    """What an entry is."""
+    """The kind of an entry."""
 
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
@@ -38,7 +38,7 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """An entry. `path`: from the directory that was listed; with surrogates where a name is no UTF-8."""
+    """An entry. `path`: relative to the listed directory, with surrogates where a name is not UTF-8."""
 
     path: str
     kind: FileKind
@@ -49,14 +49,14 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class FilePage:
-    """`next_token`: "" when nothing comes after."""
+    """A page of entries. `next_token`: "" for the last page."""
 
     files: list[ListedFile]
     next_token: str
 
 
 def list_page(workspace: int, directories: _Names, token: str, most: int) -> FilePage:
-    """Up to so many entries after the one the token names. Raises OSError, InvalidRequest. Blocks."""
+    """Returns up to `most` entries after the one that the token names. Raises OSError, InvalidRequest. Blocks."""
     after = _read_token(token)
     files: list[ListedFile] = []
     size_bytes = 0
@@ -70,7 +70,7 @@ def list_page(workspace: int, directories: _Names, token: str, most: int) -> Fil
 
 
 def kind_of(mode: int) -> FileKind:
-    """What a file's mode says."""
+    """Returns the kind of a file with this mode."""
     if stat.S_ISREG(mode):
         return FileKind.FILE
     if stat.S_ISDIR(mode):
@@ -79,7 +79,7 @@ def kind_of(mode: int) -> FileKind:
 
 
 def _walk(directory: int, above: _Names, after: Sequence[str]) -> Generator[ListedFile, None, None]:
-    """Everything below, each directory before what is in it; `after` names the last one that is known already."""
+    """Yields all entries below, each directory before its entries. `after`: the last entry of the previous page."""
     known, rest = (after[0], after[1:]) if after else ("", ())
     for name in sorted(os.listdir(directory)):
         if name < known:
@@ -97,13 +97,13 @@ def _inside(parent: int, names: _Names, after: Sequence[str]) -> Generator[Liste
     try:
         descriptor = open_beneath(names[-1:], DIRECTORY, parent)
     except OSError:
-        return  # gone, something else by now, or closed to us: it is listed itself
+        return  # it is gone, replaced, or closed to the service; the directory itself is listed
     with closing_after(descriptor) as inner:
         yield from _walk(inner, names, after)
 
 
 def _look(directory: int, above: _Names, name: str) -> ListedFile | None:
-    """None for what a program has just removed."""
+    """Returns the entry, or None if a program has just removed it."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         kind = kind_of(status.st_mode)
@@ -131,7 +131,7 @@ PART_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What changes when a file does. Not its owner: that changes when a program is about to run."""
+    """The version of a file, without its owner, who changes when a program is about to run."""
 
     inode: int
     size_bytes: int
@@ -139,7 +139,7 @@ class Version:
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Of a file as it is."""
+        """Returns the version of a file with this status."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
     def __str__(self) -> str:
@@ -180,12 +180,12 @@ class OpenFile:
         self.version = Version.of(os.fstat(self._descriptor))
 
     def close(self) -> None:
-        """Once, and not while a part is read."""
+        """Closes the file, when no part is being read. Call it once."""
         with self._lock:
             os.close(self._descriptor)
 
     def part(self, offset: int) -> bytes:
-        """What is there, up to PART_BYTES; b"" at the end. Raises WrongState (FILE_CHANGED)."""
+        """Returns up to PART_BYTES from the offset on; b"" at the end. Raises WrongState (FILE_CHANGED)."""
         most = min(PART_BYTES, max(0, self.version.size_bytes - offset))
         with self._lock:
             content = os.pread(self._descriptor, most, offset)

@@ -1,8 +1,8 @@
-"""Removing a task's directory, whatever its programs left in it: so many entries at a time, without recursion.
+"""Removes a task's directory, whatever its programs left in it: a bounded number of entries in each step.
 
-A directory found inside is not walked into: what it holds is moved up into the workspace, and it is removed empty. So a
-tree of any depth takes two descriptors, no link is ever followed, and every step leaves less than there was: what is
-interrupted is simply begun again.
+The removal does not recurse: it moves the entries of an inner directory up into the workspace, and removes the inner
+directory when it is empty. So a tree of any depth needs two descriptors, no link is followed, and each step leaves
+fewer entries: an interrupted removal is begun again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _OPEN_TO_US: Final = 0o700
 
 
 def remove_some(workspace: Path, most: int = ENTRIES_A_STEP) -> bool:
-    """Remove up to `most` entries; True once nothing is left. Others may be at it too. Raises OSError. Blocks."""
+    """Removes up to `most` entries. Returns True when nothing is left. Others may remove at the same time.
+
+    Raises OSError. Blocks.
+    """
     try:
         with _opened(str(workspace)) as top:
             if not empty_some(top, most):
@@ -36,7 +39,7 @@ def remove_some(workspace: Path, most: int = ENTRIES_A_STEP) -> bool:
 
 
 def remove_some_of(name: str, parent: int, most: int = ENTRIES_A_STEP) -> bool:
-    """The same of one entry, whatever it is, while a program may be writing there. Raises OSError. Blocks."""
+    """Removes one entry of any kind, as `remove_some`, while programs may write there. Raises OSError. Blocks."""
     try:
         if not _is_directory(name, parent):
             os.unlink(name, dir_fd=parent)
@@ -55,7 +58,7 @@ def remove_some_of(name: str, parent: int, most: int = ENTRIES_A_STEP) -> bool:
 
 
 def empty_some(top: int, most: int = ENTRIES_A_STEP) -> bool:
-    """The same of what is in a directory, which stays. Raises OSError. Blocks."""
+    """Removes the entries of a directory, as `remove_some`, and keeps the directory. Raises OSError. Blocks."""
     left = most
     while left > 0 and (names := _some_names(top, left)):
         for name in names:
@@ -66,7 +69,7 @@ def empty_some(top: int, most: int = ENTRIES_A_STEP) -> bool:
 
 
 def _remove(top: int, name: str, most: int) -> int:
-    """One entry, or what is in a directory up to so many; how many were dealt with."""
+    """Removes an entry, or up to `most` entries of a directory. Returns how many it removed or moved."""
     try:
         if not _is_directory(name, top):
             os.unlink(name, dir_fd=top)
@@ -76,18 +79,18 @@ def _remove(top: int, name: str, most: int) -> int:
         if dealt_with < most:
             os.rmdir(name, dir_fd=top)
     except (FileNotFoundError, NotADirectoryError):
-        return 1  # another replica removed it, or a program that will not die put something else there: seen again
+        return 1  # another replica removed it, or a program replaced it: the next step finds it
     return dealt_with + 1
 
 
 def _empty(top: int, directory: int, most: int) -> int:
-    """Its files go, its directories move up, under names that no program can have chosen."""
+    """Removes the directory's files, and moves its directories up, under names that no program can have chosen."""
     dealt_with = 0
     for name in _some_names(directory, most):
         dealt_with += 1
         with suppress(FileNotFoundError):
             if _is_directory(name, directory):
-                with _opened(name, directory):  # its own `..` changes: it has to be open to us
+                with _opened(name, directory):  # a move changes its `..`, which needs the permission to write to it
                     os.rename(name, uuid4().hex, src_dir_fd=directory, dst_dir_fd=top)
             else:
                 os.unlink(name, dir_fd=directory)
@@ -95,7 +98,7 @@ def _empty(top: int, directory: int, most: int) -> int:
 
 
 def _some_names(directory: int, most: int) -> list[str]:
-    """Never all names of a huge directory at once."""
+    """Returns up to `most` names: all names of a huge directory would take too much memory."""
     with os.scandir(directory) as entries:
         return [entry.name for entry in islice(entries, most)]
 

@@ -1,4 +1,4 @@
-"""Requests about tasks' files that come from people: in threads of their own, bounded, under nobody's claim."""
+"""Answers requests of people about tasks' files: in separate threads, bounded in number, without a claim."""
 
 from __future__ import annotations
 
@@ -36,19 +36,22 @@ _Result = TypeVar("_Result")
 PAGE: Final = 200
 MAX_READERS: Final = 64
 MAX_COPIES: Final = 16
-"""Under way or waiting for a thread."""
+"""The most copies that run or wait for a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A page; `usage` comes with the first."""
+    """A page of a list of files. `usage`: of the whole workspace, with the first page only."""
 
     page: FilePage
     usage: Usage | None
 
 
 class FileRequests:
-    """`threads` are of its own: what reads files keeps no tool waiting, and copies have others than readers."""
+    """Lists, reads, copies and keeps files.
+
+    `threads` and `copying` are used for nothing else, so that no tool waits for a thread.
+    """
 
     def __init__(self, root: Path, bounds: Bounds, threads: ThreadPoolExecutor, copying: ThreadPoolExecutor) -> None:
         self._root, self._workspaces = root, Workspaces(root)
@@ -57,7 +60,7 @@ class FileRequests:
         self._readers = self._copies = 0
 
     async def list(self, tenant: str, task_id: str, path: str, token: str, most: int) -> Contents:
-        """Raises NotFound, WrongState, InvalidRequest."""
+        """Returns a page of the entries of a directory. Raises NotFound, WrongState, InvalidRequest."""
 
         def work() -> Contents:
             with _reporting_errors(path):
@@ -89,7 +92,10 @@ class FileRequests:
     async def read(
         self, tenant: str, task_id: str, path: str, offset: int, version: str
     ) -> AsyncGenerator[OpenFile | bytes, None]:
-        """The file, then its content from the offset on. Raises NotFound, WrongState, InvalidRequest, LimitReached."""
+        """Yields the file, then its content from the offset on.
+
+        Raises NotFound, WrongState, InvalidRequest, LimitReached.
+        """
         if self._readers >= MAX_READERS:
             raise LimitReached("too many files are being read", reason="TOO_MANY_READERS", retry_after_seconds=1.0)
         self._readers += 1
@@ -128,12 +134,12 @@ class FileRequests:
         return await self._in_thread(work)
 
     def _close(self, opening: asyncio.Future[OpenFile]) -> None:
-        """In a thread: a part of it may be being read for a caller that has gone away."""
+        """Closes the file in a thread: another thread may still read a part for a caller that has gone away."""
         if not opening.cancelled() and opening.exception() is None:
             self._threads.submit(opening.result().close)
 
     async def copy(self, tenant: str, from_task_id: str, task_id: str) -> CopiedFiles | None:
-        """See copy_workspace. Given up when the caller goes away."""
+        """Copies a workspace, as `copy_workspace`. Gives the copy up when the caller goes away."""
         if self._copies >= MAX_COPIES:
             raise LimitReached(
                 "too many workspaces are being copied", reason="TOO_MANY_COPIES", retry_after_seconds=2.0
@@ -183,7 +189,7 @@ class FileRequests:
 
 @contextmanager
 def _reporting_errors(path: str) -> Iterator[None]:
-    """What the system says of a path, as errors of ours."""
+    """Turns the errors of the file system about a path into domain errors."""
     try:
         yield
     except ToolFailure as refused:
@@ -209,7 +215,7 @@ def _reporting_errors(path: str) -> Iterator[None]:
 
 # Answers about tasks' files as messages.
 
-_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # what a Timestamp can say
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # the range of a Timestamp
 _KINDS: Final = {
     FileKind.FILE: workspace_pb2.FILE_KIND_FILE,
     FileKind.DIRECTORY: workspace_pb2.FILE_KIND_DIRECTORY,
@@ -219,7 +225,7 @@ _KINDS: Final = {
 
 
 def list_response(contents: Contents, bounds: Bounds) -> pb.ToolServiceListFilesResponse:
-    """A page."""
+    """Returns a page as a message."""
     return pb.ToolServiceListFilesResponse(
         files=[_file(listed) for listed in contents.page.files],
         next_page_token=contents.page.next_token,
@@ -228,7 +234,7 @@ def list_response(contents: Contents, bounds: Bounds) -> pb.ToolServiceListFiles
 
 
 def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileResponse:
-    """A part of a file."""
+    """Returns the header of a file, or a part of its content, as a message."""
     if isinstance(part, bytes):
         return pb.ToolServiceReadFileResponse(content=part)
     header = workspace_pb2.FileHeader(
@@ -241,7 +247,7 @@ def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileRe
 
 
 def copy_response(copied: CopiedFiles | None) -> pb.CopyFilesResponse:
-    """What was copied."""
+    """Returns the result of a copy as a message."""
     if copied is None:
         return pb.CopyFilesResponse()
     files_message = workspace_pb2.CopiedFiles(files=copied.files, bytes=copied.disk_bytes, left_out=copied.left_out)
@@ -271,11 +277,11 @@ def _usage(usage: Usage, bounds: Bounds) -> workspace_pb2.WorkspaceUsage:
 
 
 def _text(name: str) -> str:
-    """A program may choose any bytes but NUL and the slash."""
+    """Returns a file name as text: programs may use any bytes in it except NUL and the slash."""
     return os.fsencode(name).decode(errors="replace")
 
 
 def _moment(ns: int) -> Timestamp:
-    """A program may set any time."""
+    """Returns a time of a file within the range of a Timestamp: programs may set any time."""
     seconds, nanos = divmod(ns, 1_000_000_000)
     return Timestamp(seconds=min(max(seconds, _FIRST_SECOND), _LAST_SECOND), nanos=nanos)

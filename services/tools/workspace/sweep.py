@@ -1,7 +1,7 @@
-"""The files of forgotten tasks go: at once where a replica is told, else when the directories are looked through.
+"""Removes the files of forgotten tasks: at once in the replica that forgot the task, else in a sweep of directories.
 
-Every replica looks through the root that it sees, shared or its own. The directories themselves are the list of what is
-to be done: one that is half removed, or was made again by an effect that came too late, is found like any other.
+Each replica sweeps the root that it sees, which it may share with others. The directories themselves are the list of
+work: the sweep also finds one that is half removed, or that an effect made again too late.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _DEAD_AFTER_SECONDS: Final = 3600.0
 
 
 class Workspace(NamedTuple):
-    """A task's directory is `<root>/<tenant>/<task_id>`."""
+    """The workspace of a task, in the directory `<root>/<tenant>/<task_id>`."""
 
     tenant: str
     task_id: str
 
 
 class WorkspaceSweep:
-    """The duty `run`. `threads`: of its own, so that a removal of many files keeps nobody else waiting."""
+    """Removes workspaces in the duty `run`. `threads` are used for nothing else: a removal may take long."""
 
     def __init__(self, pool: Pool, root: Path, threads: ThreadPoolExecutor, interval_seconds: float) -> None:
         self._pool, self._root, self._threads = pool, root, threads
@@ -54,12 +54,12 @@ class WorkspaceSweep:
         self._removed = metrics.cell("tenure_removed_workspaces_total")
 
     def enqueue(self, tenant: str, task_id: str) -> None:
-        """The task was just forgotten: its directory goes next. What is too much is found by looking."""
+        """Queues the directory of a task that was just forgotten. The sweep finds those that the queue drops."""
         self._handed_in.append(Workspace(tenant, task_id))
         self._woken.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Sweeps, and removes the queued directories in between, for ever."""
         while True:
             await self.sweep()
             with suppress(TimeoutError):
@@ -67,7 +67,7 @@ class WorkspaceSweep:
                     await self._serve_handed_in()
 
     async def sweep(self) -> None:
-        """All directories, once."""
+        """Looks through all directories once."""
         for left in await self._in_thread(_list_dead_copies, self._root):
             await self._remove(left)
         workspaces = await self._in_thread(_list_workspaces, self._root)
@@ -91,7 +91,7 @@ class WorkspaceSweep:
                 await self._remove(self._handed_in.popleft())
 
     async def _remove(self, workspace: Workspace) -> None:
-        """One directory, step by step. What cannot be removed is told, stands in nobody's way, and is tried again."""
+        """Removes one directory in steps. Logs a failure; the next sweep tries again."""
         path = self._root / workspace.tenant / workspace.task_id
         note_progress()
         if not await self._in_thread(os.path.lexists, path):
@@ -111,7 +111,7 @@ class WorkspaceSweep:
 
 
 def _list_workspaces(root: Path) -> list[Workspace]:
-    """Every directory that is named like a task's."""
+    """Returns all directories with the name of a task."""
     workspaces = []
     for tenant in _directories(root):
         workspaces += [Workspace(tenant, name) for name in _directories(root / tenant) if _TASK_ID.fullmatch(name)]
@@ -119,7 +119,7 @@ def _list_workspaces(root: Path) -> list[Workspace]:
 
 
 def _list_dead_copies(root: Path) -> list[Workspace]:
-    """What copies left that died on the way: no copy takes so long."""
+    """Returns the directories of copies that died: they are older than any copy takes."""
     now, copies = time.time(), []
     for tenant in _directories(root):
         for name in _directories(root / tenant):
