@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from services.tools.providers.provider import read_refusal
 from services.tools.sending import AnswerLostError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
-from tenure.domain.tools import EffectClass
+from tenure.domain.errors import WrongState
+from tenure.domain.tools import EffectClass, OutcomeStatus
 from tests.support.patience import CALL_SECONDS
 
 
@@ -42,3 +44,10 @@ async def test_an_error_in_a_repeat_keeps_the_earlier_sending() -> None:
 async def test_a_bug_before_anything_was_sent_is_a_crash(effect_class: Any) -> None:
     with pytest.raises(KeyError):
         await delivered(effect_class, KeyError("a bug"))
+
+
+@pytest.mark.parametrize(("reason", "detail"), [("OUT_OF_STOCK", "OUT_OF_STOCK"), ("x" * 5000, ""), ("A\nB", "")])
+def test_only_a_code_of_a_refusal_becomes_the_detail(reason: str, detail: str) -> None:
+    answer = read_refusal("The provider", WrongState("there is none left", reason=reason))
+    assert (answer.status, answer.detail) == (OutcomeStatus.FAILED, detail)
+    assert "Nothing was done: there is none left" in answer.content
