@@ -80,7 +80,7 @@ class ToolServicer(ToolServiceServicer):
         self, request: tool_service_pb2.CheckToolNamesRequest, _context: Any
     ) -> tool_service_pb2.CheckToolNamesResponse:
         """Returns the names that do not exist, so that a submit can refuse them before any model call."""
-        unknown = self._registry.unknown(request.names, current_tenant())
+        unknown = await self._registry.unknown(request.names, current_tenant())
         unknown_tools = [
             tool_service_pb2.CheckToolNamesResponse.UnknownTool(name=tool.name, nearest=tool.nearest)
             for tool in unknown
