@@ -112,14 +112,16 @@ async def test_a_start_that_was_given_up_is_settled_without_a_caller(
 
 
 async def test_a_start_that_a_newer_claim_overtook_is_settled(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Any
 ) -> None:
     """The answer of the first write was lost and its repeat is refused: the mark would keep the newer owner waiting."""
-    failpoints = "tools.after_first_write=1#error(UNAVAILABLE);tools.before_accept=2#sleep(8000)"
+    failpoints = "tools.after_first_write=1#error(UNAVAILABLE);tools.before_accept=2#sleep(15000)"
     tools, other = await tool_service(failpoints=failpoints), await tool_service()
     owner = grants.claim()
     overtaken = tools.begin(owner, "1.0", KEYED, file="a", line="x")
-    await other.started(owner)
+    async with asyncio.timeout(PATIENCE_SECONDS):  # not by Fence, which would compete with the first write
+        while await tools_database("select state from calls") != [("STARTED",)]:
+            await asyncio.sleep(0.02)
     newer = grants.claim(owner.task_id, epoch=owner.epoch + 1)
     outcome = await other.outcome(newer, "1.0", KEYED, file="a", line="x")
     with pytest.raises(StaleEpoch):
