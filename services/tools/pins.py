@@ -7,10 +7,12 @@ is another one, and a tool that is new, are held until an operator accepts that 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import Any, Final
@@ -24,6 +26,11 @@ from tenure.runtime.process import rest
 _log: Final = logging.getLogger(__name__)
 FOLLOW_SECONDS: Final = 5.0
 MAX_DIFFERENCE: Final = 8000
+MAX_COMPARED_LINES: Final = 2000
+"""How many lines of each definition are compared, from the first one that differs. The time grows with their square: a
+server could make the comparison of all lines take minutes.
+"""
+
 _CONTEXT_LINES: Final = 2
 
 Retake = Callable[[], Awaitable[None]]
@@ -69,13 +76,36 @@ def hash_of(text: str) -> str:
 
 
 def difference_of(accepted: str, present: str) -> str:
-    """Returns the lines that differ, with some lines around them."""
-    lines = unified_diff(accepted.splitlines(), present.splitlines(), "accepted", "now", lineterm="", n=_CONTEXT_LINES)
-    text = "\n".join(lines)
-    if len(text) <= MAX_DIFFERENCE:
-        return text
-    rest_of_text = f"\n… and {len(text) - MAX_DIFFERENCE:,} more characters"
-    return text[: MAX_DIFFERENCE - len(rest_of_text)] + rest_of_text
+    """Returns the lines that differ, with some lines around them; of long definitions, those of the first part only."""
+    texts = accepted.splitlines(), present.splitlines()
+    skipped = 0
+    if max(map(len, texts)) > MAX_COMPARED_LINES:
+        skipped = max(0, _same_lines(*texts) - _CONTEXT_LINES)
+    before, after = (lines[skipped:][:MAX_COMPARED_LINES] for lines in texts)
+    compared = unified_diff(before, after, "accepted", "now", lineterm="", n=_CONTEXT_LINES)
+    text = "\n".join(_moved(line, skipped) for line in compared)
+    left_out = max(len(lines) - skipped - MAX_COMPARED_LINES for lines in texts)
+    note = f"\n… and up to {left_out:,} more lines, which are not compared" if left_out > 0 else ""
+    if len(text) + len(note) > MAX_DIFFERENCE:
+        note = f"\n… and {len(text) - MAX_DIFFERENCE:,} more characters{note}"
+    return text[: MAX_DIFFERENCE - len(note)] + note
+
+
+def _same_lines(accepted: Sequence[str], present: Sequence[str]) -> int:
+    """Returns how many lines are the same at the beginning of both."""
+    pairs = enumerate(zip(accepted, present, strict=False))
+    return next((number for number, (one, other) in pairs if one != other), min(len(accepted), len(present)))
+
+
+def _moved(line: str, lines: int) -> str:
+    """Returns a line of a difference with the line numbers of the whole definitions."""
+    return re.sub(r"(?<=[-+])[0-9]+", lambda number: str(int(number[0]) + lines), line) if line[:2] == "@@" else line
+
+
+def no_such_source(source: str) -> NotFound:
+    """Returns the refusal for a name of no source with pinned tools that the caller may see."""
+    message = f"there is no MCP server {source} with pinned tools; `tenure tools sources` lists the sources"
+    return NotFound(message, reason="NO_SUCH_SOURCE")
 
 
 class ToolPins:
@@ -101,12 +131,9 @@ class ToolPins:
 
         pins = {tool: (sha256, text) for tool, sha256, text in await in_transaction(self._pool, work)}
         known = self._sources[source]
+        changed = await asyncio.to_thread(_changed, texts, pins)
         known.accepted = {tool: sha256 for tool, (sha256, _) in pins.items()}
-        known.held = {}
-        for name, text in texts.items():
-            accepted, accepted_text = pins.get(name, ("", ""))
-            if (sha256 := hash_of(text)) != accepted:
-                known.held[name] = Held(name, sha256, accepted, difference_of(accepted_text, text), text)
+        known.held = changed
         return known.held
 
     async def accept(self, source: str, seen: Mapping[str, str], actor: str) -> None:
@@ -153,10 +180,14 @@ class ToolPins:
                 await known.retake()
 
 
-def no_such_source(source: str) -> NotFound:
-    """Returns the error for a source that has no pins, or that the caller's tenant may not see."""
-    message = f"there is no MCP server {source} with pinned tools; `tenure tools sources` lists the sources"
-    return NotFound(message, reason="NO_SUCH_SOURCE")
+def _changed(texts: Mapping[str, str], pins: Mapping[str, tuple[str, str]]) -> dict[str, Held]:
+    """Returns the tools with other hashes than the accepted ones. Takes long if there are many: call it in a thread."""
+    held: dict[str, Held] = {}
+    for name, text in texts.items():
+        accepted, accepted_text = pins.get(name, ("", ""))
+        if (sha256 := hash_of(text)) != accepted:
+            held[name] = Held(name, sha256, accepted, difference_of(accepted_text, text), text)
+    return held
 
 
 def _pin(source: str, texts: Mapping[str, str], actor: str) -> dict[str, Any]:

@@ -202,16 +202,18 @@ class ToolRegistry:
         known = {name for name, entry in self._entries.items() if _are_for(entry.tenants, claims)}
         return sorted(set(claims.tools or ()) - known)
 
-    def unknown(self, names: Iterable[str], tenant: str) -> list[UnknownTool]:
+    async def unknown(self, names: Iterable[str], tenant: str) -> list[UnknownTool]:
         """Returns the names of tools that the tenant's tasks cannot use, each with the nearest known names.
 
-        Skips names of sources that are not connected: the tools of those are unknown.
+        Skips names of sources that are not connected: the tools of those are unknown. Compares in a thread: clients
+        choose the names, and some take long to compare.
         """
         known = {name for name, entry in self._entries.items() if _is_of(entry.tenants, tenant)}
         known |= self._held_for(tenant)
         disconnected = {source.name for source in self.facts.listed(tenant) if not source.linked}
         disconnected |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
-        return unknown_tools((name for name in names if name.partition(SEPARATOR)[0] not in disconnected), known)
+        checked = [name for name in names if name.partition(SEPARATOR)[0] not in disconnected]
+        return await asyncio.to_thread(unknown_tools, checked, known)
 
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """Returns the arguments for the tool, or the outcome of a call that must not run, written for the model.

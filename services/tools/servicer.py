@@ -80,7 +80,7 @@ class ToolServicer(ToolServiceServicer):
         self, request: tool_service_pb2.CheckToolNamesRequest, _context: Any
     ) -> tool_service_pb2.CheckToolNamesResponse:
         """Returns the names that do not exist, so that a submit can refuse them before any model call."""
-        unknown = self._registry.unknown(request.names, current_tenant())
+        unknown = await self._registry.unknown(request.names, current_tenant())
         unknown_tools = [
             tool_service_pb2.CheckToolNamesResponse.UnknownTool(name=tool.name, nearest=tool.nearest)
             for tool in unknown
@@ -99,7 +99,8 @@ class ToolServicer(ToolServiceServicer):
     ) -> tool_service_pb2.AcceptSourceToolsResponse:
         """Accepts held tools of a source."""
         seen = {tool.name: tool.sha256 for tool in request.tools}
-        if not any(source.name == request.name for source in self._registry.facts.listed(current_tenant())):
+        visible = {(source.kind, source.name) for source in self._registry.facts.listed(current_tenant())}
+        if (tool_pb2.TOOL_SOURCE_KIND_MCP, request.name) not in visible:  # an HTTP tool may have the same name
             raise no_such_source(request.name)
         await self._pins.accept(request.name, seen, request.actor)
         return tool_service_pb2.AcceptSourceToolsResponse()

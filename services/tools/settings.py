@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.tools.sandbox.detection import LOWEST_UID
 from services.tools.workspace.bounds import Bounds
 from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.postgres import dsn_problems
@@ -63,7 +64,9 @@ class ToolsSettings:
     sandbox_warm: int = setting(
         "warm sandboxes, started before their programs are known", default=2, minimum=0, maximum=64
     )
-    sandbox_first_uid: int = setting("first uid of the sandboxes, when the service runs as root", default=61_000)
+    sandbox_first_uid: int = setting(
+        "first uid of the sandboxes, when the service runs as root", default=61_000, minimum=LOWEST_UID
+    )
     sandbox_bubblewrap: Path | None = setting("path of bubblewrap, when it is not on PATH", default=None)
     sandbox_require_cgroup: bool = setting(
         "refuse to run programs on a machine without usable cgroups, which limit a program as a whole", default=False

@@ -86,6 +86,10 @@ def problem_of_output(output: TaskOutput) -> str:
         return f"its size must be 0 to {MAX_SIZE_BYTES} bytes"
     if len(output.description) > MAX_DESCRIPTION_CHARACTERS or "\0" in output.description:
         return f"its description must have at most {MAX_DESCRIPTION_CHARACTERS} characters"
+    try:
+        f"{output.uri}{output.description}".encode()
+    except UnicodeEncodeError:
+        return "its path, uri and description must consist of whole characters, without half of a surrogate pair"
     return ""
 
 

@@ -60,13 +60,16 @@ async def check_schema_in_child(schema_json: str, *, cpu_seconds: int = CHECK_CP
 async def _run(arguments: list[Any]) -> Any:
     """Returns the JSON value that `main` wrote, or None if the child process exceeded a limit."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=pipe, stdout=pipe)
+    too_busy = "a result schema could not be applied because the machine is too busy: try again later"
+    try:
+        process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=pipe, stdout=pipe)
+    except OSError as error:  # no memory, process or descriptor is left
+        raise Unavailable(f"{too_busy} ({error.strerror or error})", reason="JUDGING_TIMEOUT") from error
     try:
         async with asyncio.timeout(LONGEST_SECONDS):
             output, _ = await process.communicate(json.dumps(arguments).encode())
     except TimeoutError:
-        message = "a result schema could not be applied because the machine is too busy: try again later"
-        raise Unavailable(message, reason="JUDGING_TIMEOUT") from None
+        raise Unavailable(too_busy, reason="JUDGING_TIMEOUT") from None
     finally:
         if process.returncode is None:
             process.kill()

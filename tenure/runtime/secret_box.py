@@ -61,7 +61,7 @@ class SecretBox:
             raise Unavailable(message, reason=SECRET_NOT_READABLE)
         try:
             return self._keys[key_id].decrypt(nonce, sealed, owner.encode())
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # ValueError: it is cut short
             message = f"a secret of {owner} was changed, or moved there from another place"
             raise Unavailable(message, reason=SECRET_NOT_READABLE) from None
 
@@ -109,6 +109,8 @@ class _KeyFile(NamedTuple):
         keys = {key_id: base64.b64encode(key).decode() for key_id, key in self.keys.items()}
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
             json.dump({"current": self.current, "keys": keys}, file)
+            file.flush()
+            os.fsync(file.fileno())  # without its content after a power failure, all stored secrets would be lost
         fresh.replace(path)
 
 

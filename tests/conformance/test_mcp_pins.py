@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,14 @@ async def test_replicas_agree_on_the_accepted_tools(
     await withdrawn(one, owner, "odd__meta")
     [(accepted_by,)] = await tools_database("select accepted_by from tool_pins where tool = 'meta'")
     assert accepted_by == "key/operator"
+
+
+async def test_a_server_of_another_tenant_hides_behind_no_http_tool(
+    tool_service: StartTools, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), tenants=["acme"]))
+    http_tool = {"url": "http://127.0.0.1:9/", "description": "d"}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "http_tools": {"odd": http_tool}}))
+    tools = await tool_service(config_file=config)
+    with pytest.raises(NotFound):
+        await accept(tools, "odd", "meta", "0" * 64)

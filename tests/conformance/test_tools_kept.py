@@ -104,10 +104,38 @@ async def test_parts_of_something_else_are_refused(tool_service: StartTools, gra
     await send(tools, owner, 0)
     (unfinished,) = (outside.workspace(owner) / "outputs").glob(".tenure-*")
     unfinished.write_bytes(b"a program was here")
+    with pytest.raises(WrongState) as cut_short:
+        await send(tools, owner, PARTS[1])
+    assert cut_short.value.reason == CONTENT_MISMATCH
+    await send(tools, owner, 0)
+    (unfinished,) = (outside.workspace(owner) / "outputs").glob(".tenure-*")
+    unfinished.write_bytes(b"x" * MAX_PART_BYTES)
     await send(tools, owner, PARTS[1])
     with pytest.raises(WrongState):
         await send(tools, owner, PARTS[2])
     assert await keep(tools, owner) == KEPT
+
+
+async def test_no_part_is_written_without_those_before_it(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
+    """Only the first part looks for room: without it, parts of many contents would fill the disk."""
+    tools = await tool_service(workspace_bytes=MAX_PART_BYTES)
+    owner = grants.claim()
+    for offset in PARTS[1:]:
+        with pytest.raises(WrongState) as refused:
+            await send(tools, owner, offset)
+        assert refused.value.reason == CONTENT_MISMATCH
+    assert list((outside.workspace(owner) / "outputs").iterdir()) == []
+
+
+async def test_a_part_of_content_that_is_kept_already_is_no_error(tool_service: StartTools, grants: Grants) -> None:
+    """Another writer of the same content was faster."""
+    tools = await tool_service()
+    owner = grants.claim()
+    await keep(tools, owner)
+    answers = [await send(tools, owner, offset) for offset in PARTS[1:]]
+    assert [answer.kept.path for answer in answers] == ["", KEPT.path]
 
 
 async def test_a_full_workspace_takes_nothing(tool_service: StartTools, grants: Grants) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.tools.calls import running
+from services.tools.calls import running, start_and_finish
 from services.tools.calls.executing import ExecuteJob, Executor, RemoteCallFollower
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
@@ -24,6 +24,7 @@ from services.tools.statements import SCHEMA
 from services.tools.tool import GENERAL_LANE, Tool, ToolAnswer, ToolInDoubt, ToolWork, define
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
+from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
@@ -200,6 +201,27 @@ async def test_a_call_broken_by_an_internal_error_has_an_outcome(
     assert "fault of the tool service" in outcome.content
     assert await tools_database("select state from calls") == [(state,)]
     assert await outcome_of(executor, asking) == outcome
+
+
+async def test_a_mark_of_an_ended_life_leaves_no_doubt(
+    executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of the mark is durable and its answer is lost, and the runner has a new life when it repeats it."""
+    liveness, hits = executor._liveness, 0
+
+    async def lose_answer(_name: str) -> None:
+        nonlocal hits
+        hits += 1
+        if hits == 1:
+            await tools_database("update calls set state = 'STARTED', started_at = now()")
+            await liveness._lapse(liveness.runner_id)
+            await liveness._begin()
+            raise Unavailable("the connection was lost")
+
+    bank.answers = True
+    monkeypatch.setattr(start_and_finish, "failpoint", lose_answer)
+    outcome = await outcome_of(executor, request(bank))
+    assert (outcome.status, outcome.content, bank.payments) == (OutcomeStatus.SUCCEEDED, "paid", 1)
 
 
 async def test_an_error_between_mark_and_effect_removes_the_mark(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.tools.sandbox import Detection
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, execute_request
@@ -108,6 +108,25 @@ async def test_a_start_that_was_given_up_is_settled_without_a_caller(
         await tools.outcome(owner, "1.0", KEYED, file="a", line="x")
     outcome = await other.outcome(owner, "1.0", KEYED, file="a", line="x")
     assert outcome.status is DONE
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_start_that_a_newer_claim_overtook_is_settled(
+    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Any
+) -> None:
+    """The answer of the first write was lost and its repeat is refused: the mark would keep the newer owner waiting."""
+    failpoints = "tools.after_first_write=1#error(UNAVAILABLE);tools.before_accept=2#sleep(15000)"
+    tools, other = await tool_service(failpoints=failpoints), await tool_service()
+    owner = grants.claim()
+    overtaken = tools.begin(owner, "1.0", KEYED, file="a", line="x")
+    async with asyncio.timeout(PATIENCE_SECONDS):  # not by Fence, which would compete with the first write
+        while await tools_database("select state from calls") != [("STARTED",)]:
+            await asyncio.sleep(0.02)
+    newer = grants.claim(owner.task_id, epoch=owner.epoch + 1)
+    outcome = await other.outcome(newer, "1.0", KEYED, file="a", line="x")
+    with pytest.raises(StaleEpoch):
+        await overtaken
+    assert (outcome.status, outcome.call_attempt) == (DONE, 2)
     assert len(outside.lines("a")) == 1
 
 

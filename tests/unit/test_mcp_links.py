@@ -309,3 +309,12 @@ async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pyte
         with pytest.raises(CallNotSent, match="neither opened nor failed"):
             await held.link()
         await held.close()
+
+
+async def test_a_list_of_tools_without_end_is_read_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    page = [types.Tool(name=f"t{number}", input_schema={}) for number in range(1000)]
+    listing = AsyncMock(return_value=types.ListToolsResult(tools=page, next_cursor="more"))
+    session = McpSession(Mock(session=Mock(list_tools=listing)), Mock(), asyncio.Event(), asyncio.Event())
+    assert len(await session.list_tools()) == held_module.MAX_LISTED
+    assert listing.await_count == 5
+    assert "only the first 4096 are read" in caplog.text

@@ -46,6 +46,8 @@ def test_outputs_that_can_be_recorded_have_no_problem() -> None:
         ({"digest": "sha256"}, "digest"),
         ({"size_bytes": -1}, "size"),
         ({"description": "x" * 201}, "description"),
+        ({"description": "half \ud800"}, "surrogate"),
+        ({"uri": "https://example.org/\udc80"}, "surrogate"),
     ],
 )
 def test_each_bound_of_an_output_is_named(change: dict[str, object], word: str) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,26 @@ def test_a_second_name_of_roots_file_is_not_given_away(workspace: Path, tmp_path
     (workspace / "name").hardlink_to(tmp_path / "outside")
     hand_over(workspace, UID)
     assert (tmp_path / "outside").stat().st_uid == 0
+
+
+@root_only
+def test_a_file_renamed_during_the_walk_does_not_end_it(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file tool writes a file under a temporary name and renames it, while a program of the same task starts."""
+    (workspace / "a").write_text("x")
+    (workspace / "temporary").write_text("x")
+    given: list[str] = []
+    chown = os.chown
+
+    def renamed_before(name: str, *arguments: int, **how: Any) -> None:
+        given.append(name)
+        if name == "temporary":
+            (workspace / name).rename(workspace / "in place")
+        chown(name, *arguments, **how)
+
+    monkeypatch.setattr(os, "chown", renamed_before)
+    usage = hand_over(workspace, UID)
+    assert sorted(given) == ["a", "temporary"]
+    assert (usage.entries, (workspace / "a").stat().st_uid) == (2, UID)
 
 
 def test_a_workspace_that_is_a_link_is_refused(workspace: Path, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from typing import Any
 
 import pytest
 
-from tenure.domain.errors import InvalidRequest, LimitReached
+from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.runtime import metrics, schema_checks
 from tenure.runtime.request_context import as_tenant
 from tenure.runtime.schema_checks import MAX_PER_TENANT, SchemaChecks
@@ -73,6 +75,16 @@ async def test_an_answer_that_needs_too_much_memory_is_refused() -> None:
     schema = {"$defs": {"d": {"anyOf": [{"type": "array"}] * 100}}, "anyOf": [{"$ref": "#/$defs/d"}] * 100}
     judgement = await validate_in_child(json.dumps(schema), json.dumps("x" * 200_000), cpu_seconds=60)
     assert judgement.violations == (TOO_COSTLY_ANSWER,)
+
+
+async def test_a_machine_without_room_for_a_process_is_too_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_command: str, **_pipes: int) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+    with pytest.raises(Unavailable, match="Resource temporarily unavailable") as busy:
+        await check_schema_in_child("{}")
+    assert busy.value.reason == "JUDGING_TIMEOUT"
 
 
 async def test_a_tenant_has_one_check_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

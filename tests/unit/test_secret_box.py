@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,28 @@ def test_a_changed_seal_does_not_open(keys: Path, position: int, bit: int) -> No
     with pytest.raises(Unavailable) as refused:
         box.open(bytes(stored), OWNER)
     assert refused.value.reason == "SECRET_NOT_READABLE"
+
+
+@given(kept=st.integers(len(b"tenure-sealed-1:aaaaaaaa"), 70))
+def test_a_seal_that_is_cut_short_does_not_open(keys: Path, kept: int) -> None:
+    box = SecretBox(keys)
+    stored = box.seal(b"x" * 24, OWNER)
+    with pytest.raises(Unavailable, match="was changed, or moved"):
+        box.open(stored[: min(kept, len(stored) - 1)], OWNER)
+
+
+def test_a_new_file_is_on_disk_before_it_takes_the_name(changing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    before = changing.read_text()
+
+    def sync(descriptor: int) -> None:
+        assert changing.read_text() == before
+        (fresh,) = [path for path in changing.parent.iterdir() if path.stat().st_ino == os.fstat(descriptor).st_ino]
+        synced.append(fresh.read_text())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    add_encryption_key(changing, "bbbbbbbb")
+    assert synced == [changing.read_text()]
 
 
 def test_without_a_file_secrets_are_stored_as_they_are(keys: Path) -> None:

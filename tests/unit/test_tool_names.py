@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -11,8 +14,9 @@ import pytest
 from services.gateway.peers import Peers
 from services.gateway.tool_names import check_tool_names
 from services.tools.registry import ToolRegistry
+from services.tools.tool import Tool, define
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.domain.tools import MAX_UNKNOWN, ToolSourceKind
+from tenure.domain.tools import MAX_UNKNOWN, EffectClass, ToolSourceKind
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
@@ -21,23 +25,38 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.unit.test_tools_registry import REGISTRY
 
 
-def test_a_name_of_no_tool_is_answered_with_the_nearest() -> None:
+async def test_a_name_of_no_tool_is_answered_with_the_nearest() -> None:
     known = sorted(REGISTRY._entries)
-    (unknown,) = REGISTRY.unknown([known[0], f"{known[0]}x"], "default")
+    (unknown,) = await REGISTRY.unknown([known[0], f"{known[0]}x"], "default")
     assert unknown.name == f"{known[0]}x"
 
 
-def test_a_tool_of_an_absent_source_is_not_unknown() -> None:
+async def test_a_tool_of_an_absent_source_is_not_unknown() -> None:
     registry = ToolRegistry([])
     registry.expect("soon")
     registry.facts.add("away", ToolSourceKind.MCP)
-    assert registry.unknown(["away__x", "soon__y"], "default") == []
+    assert await registry.unknown(["away__x", "soon__y"], "default") == []
     registry.expect("others", frozenset({"acme"}))
-    assert [one.name for one in registry.unknown(["others__x", "no__z"], "default")] == ["others__x", "no__z"]
+    unknown = await registry.unknown(["others__x", "no__z"], "default")
+    assert [one.name for one in unknown] == ["others__x", "no__z"]
 
 
-def test_only_some_unknown_names_are_compared() -> None:
-    assert len(ToolRegistry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MAX_UNKNOWN
+async def test_only_some_unknown_names_are_compared() -> None:
+    assert len(await ToolRegistry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MAX_UNKNOWN
+
+
+async def test_names_that_take_long_to_compare_stop_nothing_else() -> None:
+    """A runner that cannot renew for seconds stops all its calls."""
+    letters = random.Random(1)
+    described = [define("".join(letters.choices("abcd_", k=64)), EffectClass.PURE, "d", {}) for _ in range(300)]
+    registry = ToolRegistry([Tool(definition, Mock()) for definition in described])
+    names = ["".join(letters.choices("abcd_", k=128)) for _ in range(MAX_UNKNOWN)]
+    checking, turns = asyncio.create_task(registry.unknown(names, "default")), 0
+    while not checking.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len(await checking) == MAX_UNKNOWN
+    assert turns > 10
 
 
 def peers(answer: pb.CheckToolNamesResponse | Exception) -> Peers:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from services.tools.config import ToolsConfig, read_config
-from tenure.runtime.settings import ConfigurationError
+from services.tools.settings import ToolsSettings
+from tenure.runtime.settings import ConfigurationError, load
 
 
 def written(directory: Path, text: str) -> Path:
@@ -61,3 +62,14 @@ def test_a_variable_that_is_escaped_is_not_filled_in(tmp_path: Path) -> None:
     assert "x${A}y$${B}: Extra" in str(raised.value)  # keys are taken as they are
     with pytest.raises(ConfigurationError, match=r"a: set the variable C"):
         read_config(written(tmp_path, "a: '$${B} ${C}'"), {"A": "1"})
+
+
+def test_a_uid_of_the_system_is_refused_as_a_setting(tmp_path: Path) -> None:
+    environment = {
+        "TENURE_TOOLS_POSTGRES_DSN": "postgresql://localhost/tools",
+        "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(tmp_path / "keys.json"),
+        "TENURE_TOOLS_WORKSPACE_ROOT": str(tmp_path),
+    }
+    assert load(ToolsSettings, environment, prefix="TENURE_TOOLS_").sandbox_first_uid == 61_000
+    with pytest.raises(ConfigurationError, match="TENURE_TOOLS_SANDBOX_FIRST_UID"):
+        load(ToolsSettings, {**environment, "TENURE_TOOLS_SANDBOX_FIRST_UID": "999"}, prefix="TENURE_TOOLS_")

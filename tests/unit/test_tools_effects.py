@@ -74,6 +74,16 @@ async def test_an_effect_that_may_not_begin_never_does() -> None:
     assert not begun
 
 
+@pytest.mark.parametrize("acts_elsewhere", [False, True])
+@pytest.mark.parametrize("reason", list(StopReason))
+async def test_an_effect_stopped_before_its_first_step_never_began(reason: Any, acts_elsewhere: bool) -> None:
+    run, tool = RunningCalls().add(call_request(), 1), replace(a_tool(for_ever), acts_elsewhere=acts_elsewhere)
+    context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
+    with pytest.raises(NeverBegan):  # `hold` is called before the event loop runs the effect
+        await ToolEffect(run, tool, {}, context, Begins()).carry_out(lambda _effect: run.request_stop(reason))
+    assert not run.started
+
+
 async def test_a_tool_that_takes_too_long_is_stopped() -> None:
     outcome = await outcome_of(for_ever, timeout_seconds=0.05)
     assert outcome.status is OutcomeStatus.TIMED_OUT

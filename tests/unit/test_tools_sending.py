@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from services.tools.providers.provider import read_refusal
 from services.tools.sending import AnswerLostError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
-from tenure.domain.tools import EffectClass
+from tenure.domain.errors import WrongState
+from tenure.domain.tools import EffectClass, OutcomeStatus
 from tests.support.patience import CALL_SECONDS
 
 
@@ -52,3 +54,10 @@ async def test_a_refused_repeat_says_that_the_call_was_sent() -> None:
     assert repeated.value.detail == "ADDRESS_REFUSED"
     with pytest.raises(ToolFailure, match=r"is not allowed\.$"):
         await delivered(EffectClass.KEYED, refused)
+
+
+@pytest.mark.parametrize(("reason", "detail"), [("OUT_OF_STOCK", "OUT_OF_STOCK"), ("x" * 5000, ""), ("A\nB", "")])
+def test_only_a_code_of_a_refusal_becomes_the_detail(reason: str, detail: str) -> None:
+    answer = read_refusal("The provider", WrongState("there is none left", reason=reason))
+    assert (answer.status, answer.detail) == (OutcomeStatus.FAILED, detail)
+    assert "Nothing was done: there is none left" in answer.content

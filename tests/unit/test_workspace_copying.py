@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
@@ -15,11 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from services.tools.builtin import files
 from services.tools.builtin.files import file_tools
+from services.tools.builtin.outputs import output_tools
+from services.tools.builtin.python import python_tools
+from services.tools.calls.records import pack_outcome
+from services.tools.sandbox import Sandbox, SandboxLimits
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure
 from services.tools.workspace import beneath
 from services.tools.workspace.bounds import Bounds
@@ -29,6 +35,7 @@ from services.tools.workspace.reading import OpenFile, list_page
 from services.tools.workspace.removal import ENTRIES_A_STEP
 from services.tools.workspace.requests import FileRequests
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
+from tenure.domain.tools import Outcome, OutcomeStatus
 from tests.support.descriptors import open_below
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_disk import SmallDisk
@@ -264,5 +271,39 @@ def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -
     assert refused.value.reason == "BAD_PATH"
 
 
-async def ran(tool: Tool, context: CallContext, arguments: dict[str, str]) -> ToolAnswer:
+@pytest.mark.parametrize("name", ["read_file", "write_file", "list_files", "delete_file"])
+def test_half_a_surrogate_in_a_path_is_refused(workspaces: Workspaces, name: str) -> None:
+    tool = next(tool for tool in file_tools(workspaces) if tool.name == name)
+    context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+    with pytest.raises(ToolFailure, match="whole characters") as refused:
+        asyncio.run(ran(tool, context, {"path": "a/\ud800", "content": "x"}))
+    assert refused.value.detail == "BAD_PATH"
+
+
+@pytest.mark.parametrize("name", ["read_file", "write_file", "list_files", "delete_file", "execute_python"])
+def test_a_disk_without_room_for_the_workspace_is_an_outcome(
+    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sandbox = Mock(spec=Sandbox)
+    tools = {tool.name: tool for tool in (*file_tools(workspaces), *python_tools(sandbox, workspaces, SandboxLimits()))}
+    context = CallContext("default", "another", "1.0", "key", 1, lambda _text: None)
+    monkeypatch.setattr(os, "mkdir", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(ToolFailure) as failed:
+        asyncio.run(ran(tools[name], context, {"path": "f", "content": "x", "code": "pass"}))
+    assert failed.value.detail == "STORAGE_FULL"
+
+
+def test_whole_numbers_may_be_written_with_a_point(workspaces: Workspaces, source: Path) -> None:
+    """4.0 and 1e1 are integers in JSON Schema."""
+    (source / "f").write_text("0123456789abcdef")
+    context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+    tools = {tool.name: tool for tool in (*file_tools(workspaces), *output_tools(workspaces))}
+    read = asyncio.run(ran(tools["read_file"], context, {"path": "f", "offset": 4.0, "limit": 1e1}))
+    assert read.content.startswith("456789abcd\n")
+    stated = {"kind": "report", "uri": "https://example.org/", "size_bytes": 5.0}
+    recorded = asyncio.run(ran(tools["record_output"], context, stated))
+    assert pack_outcome(Outcome(OutcomeStatus.SUCCEEDED, recorded.content, output=recorded.output))
+
+
+async def ran(tool: Tool, context: CallContext, arguments: dict[str, Any]) -> ToolAnswer:
     return await tool.run(context, arguments)

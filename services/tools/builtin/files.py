@@ -98,7 +98,11 @@ class _Files:
         """Returns a tool function that runs `work` on the opened workspace, in a thread. The model reads an OSError."""
 
         def blocking(context: CallContext, arguments: Arguments) -> ToolAnswer:
-            with self._workspaces.opened(context.tenant, context.task_id) as workspace, _reporting_os_errors(arguments):
+            with (
+                _reporting_os_errors(arguments),
+                reporting_full_disk(),
+                self._workspaces.opened(context.tenant, context.task_id) as workspace,
+            ):
                 return ToolAnswer(work(workspace, context, arguments))
 
         async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
@@ -108,7 +112,8 @@ class _Files:
 
     def read(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
         directories, name = _file_path(arguments["path"])
-        offset, limit = arguments.get("offset", 0), arguments.get("limit", _OUTPUT_LIMIT_BYTES)
+        # An integer in JSON Schema may be written as 1.0 or 1e3, which Python parses as a float.
+        offset, limit = int(arguments.get("offset", 0)), int(arguments.get("limit", _OUTPUT_LIMIT_BYTES))
         with entered(workspace, directories) as directory:
             descriptor = open_to_read(name, directory)
             with os.fdopen(descriptor, "rb") as file:
@@ -127,7 +132,7 @@ class _Files:
         content = arguments["content"].encode("utf-8", errors="replace")
         root = self._workspaces.directory(context.tenant, context.task_id)
         self._bounds.check_room(root, len(content), _new_entries(workspace, directories, name))
-        with reporting_full_disk(), entered(workspace, directories, make=True) as directory:
+        with entered(workspace, directories, make=True) as directory:
             write_file(name, content, directory, workspace, temporary=f"{TEMPORARY}{context.call_id}")
         return f"Wrote {len(content)} bytes to {arguments['path']}."
 

@@ -65,6 +65,7 @@ def _record(workspaces: Workspaces, context: CallContext, arguments: Arguments) 
 
 def _stated_output(arguments: Arguments) -> TaskOutput:
     uri: str = arguments["uri"]
+    size_bytes = int(arguments["size_bytes"]) if "size_bytes" in arguments else None  # 1e6 is an integer in JSON Schema
     if uri.lower().startswith(WORKSPACE_SCHEME):
         raise ToolFailure("Name a file of the workspace by its `path`.", "BAD_OUTPUT")
     return TaskOutput(
@@ -72,7 +73,7 @@ def _stated_output(arguments: Arguments) -> TaskOutput:
         uri,
         OutputState.STATED,
         arguments.get("digest", ""),
-        arguments.get("size_bytes"),
+        size_bytes,
         arguments.get("description", ""),
     )
 

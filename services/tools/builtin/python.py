@@ -19,6 +19,7 @@ from services.tools.sandbox import (
     SandboxUnavailable,
 )
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
+from services.tools.workspace.bounds import reporting_full_disk
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
@@ -56,7 +57,8 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
     async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
         if isinstance(sandbox, SandboxUnavailable):
             raise ToolFailure(f"This server cannot run programs: {sandbox}", "SANDBOX_UNAVAILABLE")
-        workspace = await asyncio.to_thread(workspaces.directory, context.tenant, context.task_id)
+        with reporting_full_disk():
+            workspace = await asyncio.to_thread(workspaces.directory, context.tenant, context.task_id)
         try:
             result = await sandbox.run_python(
                 arguments["code"],

@@ -63,7 +63,7 @@ class ToolEffect:
         self._context = replace(context, mark_not_sent=self._mark_not_sent, check_may_begin=self._check_may_begin)
         self._may_begin = may_begin
         self._began_at = 0.0
-        self._timed_out = self._is_unsent = False
+        self._has_run = self._timed_out = self._is_unsent = False
         self._limit_seconds = min(context.timeout_seconds, tool.definition.timeout_seconds)
         keeps_time = tool.keeps_any_timeout or self._limit_seconds >= tool.definition.timeout_seconds
         # A tool that enforces its own timeout does so at its own limit, and gets extra time to report how it ended.
@@ -84,10 +84,12 @@ class ToolEffect:
             done, _ = await asyncio.wait({effect}, timeout=STOPPING_SECONDS)
         if done and not effect.cancelled():
             return effect.result()
+        if done and not self._has_run:  # cancelled before its first step
+            raise NeverBegan
         return self._stopped(gone=bool(done))
 
     async def _guarded(self) -> Outcome:
-        self._began_at = _now()
+        self._has_run, self._began_at = True, _now()
         if self._run.stop is not None or not self._may_begin.in_time():
             raise NeverBegan
         self._run.mark_started()

@@ -179,7 +179,12 @@ class Executor:
                     self._perhaps_started.add(job.request.key)
                     self._runner.give_back(start)
             raise
-        self._perhaps_started.difference_update(job.request.key for job in batch)
+        # A refused call, such as one of an older claim, may still have the STARTED mark of a first write: see _pass_on.
+        self._perhaps_started.difference_update(
+            job.request.key
+            for job, (verdict, _) in zip(batch, verdicts, strict=True)
+            if not isinstance(verdict, TenureError)
+        )
         return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
 
     async def _ready_start(self, job: ExecuteJob, runner_id: UUID) -> ReadyStart | None:
@@ -215,7 +220,7 @@ class Executor:
         return verdicts
 
     def _pass_on(self, job: ExecuteJob, answer: Answer[Accepted], result: Accepted | Exception) -> None:
-        """Answers a call. If the service gives up a failed write that may have started the call, settles the record."""
+        """Answers a call. Settles the record of one that was given up or refused, and may be STARTED all the same."""
         if job.request.key in self._perhaps_started:
             is_draining = isinstance(result, TenureError) and result.reason == DRAINING
             if not is_draining:

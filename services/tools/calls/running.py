@@ -341,6 +341,8 @@ class Runner:
             await self._withdraw(run)  # the mark may have been written although the write failed
             raise
         if not marked:
+            if not may_begin.at_all():  # a write with a lost answer may have set the mark under the former life
+                await self._withdraw(run)
             raise Superseded
         return may_begin
 

@@ -57,6 +57,9 @@ ANSWER_SECONDS: Final = 5.0
 """A server hangs when it answers nothing within this time after it was asked to stop a call."""
 
 _MAX_PAGES: Final = 32
+MAX_LISTED: Final = 4096
+"""How many tools of a list are read. A source may offer 256 of them; to look at millions would block the event loop."""
+
 _LONGEST_MESSAGE: Final = 4096
 _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -94,7 +97,10 @@ class McpSession:
         self.tell_idle: Callable[[], None] = lambda: None
 
     async def list_tools(self) -> list[types.Tool]:
-        """Returns the tools of all pages, at most 32. Raises the errors of the protocol's session, and TimeoutError."""
+        """Returns the tools of all pages, at most MAX_LISTED tools of 32 pages.
+
+        Raises the errors of the protocol's session, and TimeoutError.
+        """
         tools: list[types.Tool] = []
         cursor: str | None = None
         async with asyncio.timeout(LIST_SECONDS):
@@ -102,9 +108,11 @@ class McpSession:
                 page = await self._client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
                 tools += page.tools
                 cursor = page.next_cursor
-                if cursor is None:
+                if cursor is None or len(tools) >= MAX_LISTED:
                     break
-        return tools
+        if len(tools) > MAX_LISTED or cursor is not None:
+            _log.warning("an MCP server lists too many tools: only the first %d are read", len(tools[:MAX_LISTED]))
+        return tools[:MAX_LISTED]
 
     async def call(self, tool: str, arguments: Arguments, context: CallContext) -> types.CallToolResult:
         """Makes a call and returns the server's answer.

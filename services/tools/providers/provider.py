@@ -82,7 +82,9 @@ def read_refusal(who: str, error: TenureError | PeerFailed) -> ToolAnswer:
 
 
 def _refused(who: str, message: str, reason: str) -> ToolAnswer:
-    return ToolAnswer(f"{who} refused the call. Nothing was done: {message}", OutcomeStatus.FAILED, reason)
+    """Returns the answer for a refusal. `reason`: any text of the provider, which is the detail if it is a code."""
+    detail = reason if _DETAIL.match(reason) else ""
+    return ToolAnswer(f"{who} refused the call. Nothing was done: {message}", OutcomeStatus.FAILED, detail)
 
 
 # One call of a provider's tool, with its idempotency key and its claim's fencing token.

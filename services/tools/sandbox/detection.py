@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
 _OLDEST_BUBBLEWRAP = (0, 8)  # the first version with --disable-userns
+LOWEST_UID = 1000
 _NPROC_PER_NAMESPACE = (5, 14)  # the first kernel that counts RLIMIT_NPROC per user namespace
 
 
@@ -143,8 +144,8 @@ class SandboxSettings:
             raise ValueError("slots must be at least 1")
         if self.warm < 0 or self.long_running < 0:
             raise ValueError("warm and long_running cannot be negative")
-        if self.first_uid < 1000:
-            raise ValueError("first_uid must be at least 1000: lower uids belong to the system")
+        if self.first_uid < LOWEST_UID:
+            raise ValueError(f"first_uid must be at least {LOWEST_UID}: lower uids belong to the system")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

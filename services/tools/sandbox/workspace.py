@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,7 +149,8 @@ def hand_over(workspace: Path, uid: int) -> Usage:
         for entry in walk.below(directory_fd):
             total += walk.new_bytes(entry.status)
             if entry.status.st_uid != uid and not _is_foreign_hard_link(entry.status):
-                os.chown(entry.name, uid, uid, dir_fd=entry.parent_fd, follow_symlinks=False)
+                with suppress(FileNotFoundError):  # renamed or removed since: file tools and other runs write here, too
+                    os.chown(entry.name, uid, uid, dir_fd=entry.parent_fd, follow_symlinks=False)
         return Usage(total, walk.entries, walk.complete)
     finally:
         os.close(directory_fd)

@@ -84,7 +84,10 @@ def split_path(path: str) -> tuple[str, ...]:
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise ToolFailure(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
-    sizes = [len(part.encode(errors="replace")) for part in parts]
+    try:
+        sizes = [len(os.fsencode(part)) for part in parts]
+    except UnicodeEncodeError:  # JSON can contain half of a surrogate pair, no file's name can
+        raise ToolFailure(f"{path!r} is not a path: use whole characters.", "BAD_PATH") from None
     if len(path) > _LONGEST_PATH or len(parts) > MAX_DEPTH or any(size > 255 for size in sizes):
         limits = f"{_LONGEST_PATH} characters, {MAX_DEPTH} names, 255 bytes a name"
         raise ToolFailure(f"The path is too long: the limits are {limits}.", "BAD_PATH")

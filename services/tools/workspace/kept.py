@@ -63,6 +63,9 @@ def keep_part(
         temporary = f"{TEMPORARY}{name}"
         with closing_after(_open_to_write(temporary, directory)) as descriptor:
             give_to_owner(descriptor, workspace)
+            if part.offset > os.fstat(descriptor).st_size:  # only the first part looks for room, for all of them
+                kept = _kept_before(part, path, temporary, directory)
+                return kept if part.is_last else None
             _write(descriptor, part)
             if not part.is_last:
                 return None
@@ -82,7 +85,8 @@ def _kept_before(part: ContentPart, path: str, temporary: str, directory: int) -
     with suppress(OSError, ToolFailure), closing_after(open_to_read(path.split("/")[1], directory)) as kept:
         if _digest(kept) == part.digest:
             return KeptContent(path, part.digest, part.size_bytes)
-    raise ToolFailure("the parts do not have the digest that was stated: send all of them again", CONTENT_MISMATCH)
+    message = "parts are missing, or all of them do not have the digest that was stated: send all of them again"
+    raise ToolFailure(message, CONTENT_MISMATCH)
 
 
 def read_part(workspaces: Workspaces, tenant: str, task_id: str, path: str, offset: int) -> bytes:

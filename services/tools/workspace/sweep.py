@@ -37,7 +37,7 @@ _DEAD_AFTER_SECONDS: Final = 3600.0
 
 
 class Workspace(NamedTuple):
-    """A task's directory is `<root>/<tenant>/<task_id>`."""
+    """The workspace of a task, in the directory `<root>/<tenant>/<task_id>`."""
 
     tenant: str
     task_id: str
