@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from services.worker.control.function_run import FunctionWork
 from tenure.control import StepFailed, TryAgain
 from tenure.control.failures import failure_of
 from tenure.domain.control import (
@@ -176,3 +179,15 @@ def test_functions_are_offered_like_loops() -> None:
     assert SPEC.dispatch_loop == "control.month_end"
     assert offered_function(SPEC.dispatch_loop) == "month_end"
     assert offered_function("messages") == offered_function("control") == ""
+
+
+@pytest.mark.parametrize("timeout_seconds", [0.0, -1.0, math.nan])
+async def test_a_step_has_some_time(timeout_seconds: float) -> None:
+    async def ask(_request: object) -> None:
+        raise AssertionError("the step was begun")
+
+    work = FunctionWork("t1", "", ask)
+    with pytest.raises(ValueError, match="a positive timeout"):
+        await work.step("step", str, timeout_seconds=timeout_seconds)
+    with pytest.raises(ValueError, match="a positive timeout"):
+        await work.gather(("step", str), timeout_seconds=timeout_seconds)

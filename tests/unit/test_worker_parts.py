@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from time import monotonic
 from typing import Any
@@ -229,6 +230,14 @@ def test_an_announced_backoff_is_what_is_left_of_it() -> None:
     assert not progress.to_wire().HasField("backoff")
     progress.announce_backoff(30)
     assert 29 < progress.to_wire().backoff.seconds + 1 <= 30
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300])
+def test_a_wait_without_an_end_can_be_reported(seconds: float) -> None:
+    """A step may have such a timeout. No renewal could be built then, and the worker lost all its tasks."""
+    progress = ClaimProgress()
+    progress.announce_backoff(seconds)
+    assert progress.to_wire().backoff.seconds > 3600
 
 
 async def test_what_was_not_written_is_said_again() -> None:

@@ -367,7 +367,7 @@ class FunctionWork:
 
 
 def _check_step(name: str, timeout_seconds: float) -> None:
-    if not 0 < len(name) <= MAX_NAME_CHARACTERS or timeout_seconds <= 0:
+    if not (0 < len(name) <= MAX_NAME_CHARACTERS and timeout_seconds > 0):  # NaN is not above 0, either
         raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
 
 
