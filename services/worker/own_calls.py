@@ -23,6 +23,7 @@ from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
 from tenure.domain.kept_content import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.own_tools import TOO_LARGE, within_limit
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.logs import log_context
@@ -117,7 +118,7 @@ class _Run:
             status=OUTCOME_STATUSES.to_wire(outcome.status),
             content=outcome.content,
             detail=outcome.detail,
-            duration=duration(outcome.duration_seconds),
+            duration=duration(min(outcome.duration_seconds, MAX_PHASE_SECONDS)),  # a timeout may be as long itself
             output_path=outcome.output_path,
         )
 
