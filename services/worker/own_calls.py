@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
+from tenure.control.failures import text_of
 from tenure.control.own_tools import EffectUnknown, OwnTool
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
@@ -330,7 +331,7 @@ def _is_cancelled() -> bool:
 
 
 def _failure(name: str, error: BaseException) -> Outcome:
-    message = f"{name} failed: {type(error).__name__}: {error}"[:_MAX_FAILURE_CHARACTERS]
+    message = f"{name} failed: {type(error).__name__}: {text_of(error)}"[:_MAX_FAILURE_CHARACTERS]
     return Outcome(OutcomeStatus.FAILED, _text(message))
 
 

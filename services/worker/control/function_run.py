@@ -444,9 +444,10 @@ class FunctionRun:
             if self._is_over:
                 raise
             last = Raised(failure_of(error))  # the function cancelled a coroutine of its own
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's function may raise anything
+        except (WorkIsOver, GeneratorExit):
+            return
+        except BaseException as error:  # noqa: BLE001  the user's function may raise anything, and the loop waits for it
             _log.warning("a function failed", exc_info=True, extra={"function": self._control.function})
             last = Raised(failure_of(error))
-        except WorkIsOver:
-            return
-        await self._ask(last)
+        if not self._is_over:
+            await self._ask(last)
