@@ -220,6 +220,8 @@ def test_etcd_on_another_machine_needs_tls() -> None:
         coordinator(here)
     with pytest.raises(ConfigurationError, match="not an etcd endpoint"):
         coordinator("etcd")
+    with pytest.raises(ConfigurationError, match="http:// means no TLS, but TENURE_COORDINATOR_ETCD_CA_FILE"):
+        coordinator("http://127.0.0.1:2379", TENURE_COORDINATOR_ETCD_CA_FILE="ca.pem")
 
 
 def checkpoint(dsn: str, **settings: str) -> None:
