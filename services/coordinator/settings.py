@@ -47,7 +47,9 @@ class CoordinatorSettings:
     call_interval_seconds: float = setting(
         "the interval of reports on model calls in flight, from which lost calls are billed", default=0.2, minimum=0.05
     )
-    cancel_grace_seconds: float = setting("the time for an owner to carry out a cancel", default=1.0, minimum=0.0)
+    cancel_grace_seconds: float = setting(
+        "the time for an owner to carry out a cancel", default=1.0, minimum=0.0, maximum=60.0
+    )
     reconcile_interval_seconds: float = setting("the interval of the reconciliation", default=3.0, minimum=0.1)
     max_leases_per_tenant: int = setting(
         "the maximum of named leases per tenant; etcd ends about 1,000 leases a second", default=1000, minimum=1
