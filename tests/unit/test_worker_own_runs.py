@@ -149,7 +149,7 @@ async def test_a_large_result_has_an_outcome_whatever_becomes_of_it(
     assert bool(outcome.output_path) is (status is OutcomeStatus.SUCCEEDED)
 
 
-async def test_a_run_that_took_all_of_the_longest_timeout_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_as_long_as_the_longest_timeout_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool service refused its outcome: the effect had happened, and the model was told that the call was wrong."""
     clock = [0.5]
     monkeypatch.setattr(own_calls, "monotonic", lambda: clock[0])
