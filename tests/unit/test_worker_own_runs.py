@@ -149,6 +149,32 @@ async def test_a_large_result_has_an_outcome_whatever_becomes_of_it(
     assert bool(outcome.output_path) is (status is OutcomeStatus.SUCCEEDED)
 
 
+class Unusual(BaseException):
+    """As some libraries raise it past `except Exception`."""
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+
+@pytest.mark.parametrize("error", [Unusual("odd"), UnreadableError(), SystemExit(3)])
+async def test_a_call_has_an_outcome_whatever_its_tool_raises(error: BaseException) -> None:
+    """Without one, each owner of the task ran it again, and gave the task up after a minute."""
+
+    async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        raise error
+
+    tool = OwnTool(name="slow", description="", input_schema={"type": "object"}, effect=EffectClass.KEYED, run=run)
+    runs, call = OwnRuns(cast("Any", Open())), replace(Slow().call(1), tool=tool)
+    answered: asyncio.Future[pb.OwnOutcome] = asyncio.get_running_loop().create_future()
+    wanted = pb.RunHere(call_attempt=1, idempotency_key="t1/1.0", timeout=duration(60))
+    runs.order(call, wanted, answered.set_result)
+    outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
+    assert OUTCOME_STATUSES.to_domain(outcome.status) is OutcomeStatus.FAILED
+    assert type(error).__name__ in outcome.content
+
+
 async def test_a_run_as_long_as_the_longest_timeout_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool service refused its outcome: the effect had happened, and the model was told that the call was wrong."""
     clock = [0.5]
