@@ -47,7 +47,9 @@ class CoordinatorSettings:
     call_interval_seconds: float = setting(
         "the interval of reports on model calls in flight, from which lost calls are billed", default=0.2, minimum=0.05
     )
-    cancel_grace_seconds: float = setting("the time for an owner to carry out a cancel", default=1.0, minimum=0.0)
+    cancel_grace_seconds: float = setting(
+        "the time for an owner to carry out a cancel", default=1.0, minimum=0.0, maximum=60.0
+    )
     reconcile_interval_seconds: float = setting("the interval of the reconciliation", default=3.0, minimum=0.1)
     max_leases_per_tenant: int = setting(
         "the maximum of named leases per tenant; etcd ends about 1,000 leases a second", default=1000, minimum=1
@@ -91,7 +93,15 @@ class CoordinatorSettings:
         except ValueError as error:
             yield f"TENURE_COORDINATOR_ETCD_ENDPOINTS: {error}"
             return
-        if not has_tls and self.etcd_ca_file is None and self.etcd_certificate_file is None:
+        if has_tls:
+            return
+        if self.etcd_ca_file is not None or self.etcd_certificate_file is not None:
+            if any(endpoint.strip().startswith("http://") for endpoint in self.etcd_endpoints):
+                yield (
+                    "TENURE_COORDINATOR_ETCD_ENDPOINTS: http:// means no TLS, but TENURE_COORDINATOR_ETCD_CA_FILE or "
+                    "…_ETCD_CERTIFICATE_FILE is set: write https://, or leave the scheme out"
+                )
+        else:
             hosts = (Address(member).host for member in members)
             remedy = "TENURE_COORDINATOR_ETCD_CA_FILE, …_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE"
             yield from clear_text_problems(self.common, "TENURE_COORDINATOR_ETCD_ENDPOINTS", hosts, remedy)

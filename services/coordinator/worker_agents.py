@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.access import certificate_name, check_holder
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
 
 _TIMEOUT_SECONDS: Final = 10.0
+AT_ONCE: Final = 16
+"""Registrations at a time: one after the other, those of a pool with many tenants take longer than a worker waits."""
 
 
 class WorkerAgents:
@@ -39,19 +42,24 @@ class WorkerAgents:
         identity = certificate_name("" if principal.role is None else principal.name)
         pool = self._pools.pool_of(identity)
         pool.check(identity, (), [offered_loop(agent.name) for agent in request.agents])
+        wanted = [(tenant, agent) for tenant in _tenants(pool, request.tenants) for agent in request.agents]
         revisions: list[agent_service_pb2.AgentRevision] = []
-        for tenant in _tenants(pool, request.tenants):
-            with as_tenant(tenant):
-                for agent in request.agents:
-                    wanted = agent_service_pb2.RegisterAgentRequest(
-                        name=agent.name,
-                        definition=agent.definition,
-                        build=request.build,
-                        actor=f"worker/{request.worker_id}",
-                    )
-                    registered = await self._stub.RegisterAgent(wanted, timeout=_TIMEOUT_SECONDS)
-                    revisions.append(registered.revision)
+        for start in range(0, len(wanted), AT_ONCE):
+            some = (self._register(request, *each) for each in wanted[start : start + AT_ONCE])
+            for registered in await asyncio.gather(*some, return_exceptions=True):
+                if isinstance(registered, BaseException):
+                    raise registered
+                revisions.append(registered)
         return coordinator_service_pb2.RegisterWorkerAgentsResponse(revisions=revisions)
+
+    async def _register(
+        self, request: pb.RegisterWorkerAgentsRequest, tenant: str, agent: pb.WorkerAgent
+    ) -> agent_service_pb2.AgentRevision:
+        wanted = agent_service_pb2.RegisterAgentRequest(
+            name=agent.name, definition=agent.definition, build=request.build, actor=f"worker/{request.worker_id}"
+        )
+        with as_tenant(tenant):
+            return (await self._stub.RegisterAgent(wanted, timeout=_TIMEOUT_SECONDS)).revision
 
 
 def _tenants(pool: WorkerPool, stated: Sequence[str]) -> list[str]:

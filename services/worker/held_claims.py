@@ -14,6 +14,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.fencing import Claims
 from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.task import Priority
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.runtime.failpoints import failpoint_enabled
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
@@ -71,8 +72,11 @@ class ClaimProgress:
         self.tool_signs += 1
 
     def announce_backoff(self, seconds: float) -> None:
-        """Announces that the task will wait on purpose for this long."""
-        self.backoff_until = monotonic() + seconds
+        """Announces that the task will wait on purpose for this long.
+
+        A step may have any timeout, also an infinite one, which no message can carry: every renewal would fail.
+        """
+        self.backoff_until = monotonic() + min(seconds, MAX_PHASE_SECONDS)
 
     def to_wire(self) -> pb.Progress:
         """Returns the message for a renewal. The backoff counts from the sending of the message."""

@@ -49,6 +49,7 @@ from tenure.domain.task import (
     Priority,
     offered_loop,
 )
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.model_providers.client import ModelClient
 from tenure.model_providers.settings import ModelProviderSettings, open_providers
 from tenure.runtime import metrics
@@ -117,7 +118,9 @@ class WorkerSettings:
     context_window_tokens: int = setting(
         "the maximum input and output of a model call in tokens; 0: the model's context window", default=0, minimum=0
     )
-    model_timeout_seconds: float = setting("the timeout of a model call", default=600.0, minimum=0.1)
+    model_timeout_seconds: float = setting(
+        "the timeout of a model call", default=600.0, minimum=0.1, maximum=MAX_PHASE_SECONDS
+    )
     model_silence_seconds: float = setting("the longest silence in a model call", default=60.0, minimum=0.1)
     prompt_caching: bool = setting("use the provider's prompt caching", default=True)
     count_tokens: bool = setting("let the provider count long prompts, if it can", default=True)

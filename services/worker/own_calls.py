@@ -18,11 +18,13 @@ from typing import Any, Final
 
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
+from tenure.control.failures import text_of
 from tenure.control.own_tools import EffectUnknown, OwnTool
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
 from tenure.domain.kept_content import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.own_tools import TOO_LARGE, within_limit
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.logs import log_context
@@ -117,7 +119,7 @@ class _Run:
             status=OUTCOME_STATUSES.to_wire(outcome.status),
             content=outcome.content,
             detail=outcome.detail,
-            duration=duration(outcome.duration_seconds),
+            duration=duration(min(outcome.duration_seconds, MAX_PHASE_SECONDS)),  # a timeout may be as long itself
             output_path=outcome.output_path,
         )
 
@@ -204,7 +206,9 @@ class _Run:
             if _is_cancelled():
                 raise
             return _failure(name, error)  # the tool cancelled a coroutine of its own
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's tool may raise anything
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  the user's tool may raise anything, and the call needs an outcome
             _log.warning("an own tool failed", exc_info=True, extra={"tool": name, "call": self.call.intent.call_id})
             return _failure(name, error)
         if not _is_text(content):
@@ -329,7 +333,7 @@ def _is_cancelled() -> bool:
 
 
 def _failure(name: str, error: BaseException) -> Outcome:
-    message = f"{name} failed: {type(error).__name__}: {error}"[:_MAX_FAILURE_CHARACTERS]
+    message = f"{name} failed: {type(error).__name__}: {text_of(error)}"[:_MAX_FAILURE_CHARACTERS]
     return Outcome(OutcomeStatus.FAILED, _text(message))
 
 

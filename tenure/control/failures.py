@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tenure.domain.control import MAX_RETRY_SECONDS
 from tenure.domain.entries import ControlFailure
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tools import Outcome
@@ -77,10 +78,25 @@ def failure_of(error: BaseException) -> ControlFailure:
     after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
         error_class=_text(type(error).__name__, MAX_CLASS_CHARACTERS),
-        message=_text(str(error), MAX_MESSAGE_CHARACTERS),
+        message=_text(text_of(error), MAX_MESSAGE_CHARACTERS),
         retryable=retryable,
-        retry_after_seconds=float(after) if isinstance(after, int | float) and 0 <= after < float("inf") else None,
+        retry_after_seconds=_retry_after_seconds(after),
     )
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the text of an exception. One without a text that can be read is recorded all the same."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001  the class of the exception is the user's, too
+        return f"(its text cannot be read: {type(problem).__name__})"
+
+
+def _retry_after_seconds(after: object) -> float | None:
+    """Returns the wait that an exception asks for, at most the longest one: no message carries any number."""
+    if not isinstance(after, int | float) or not 0 <= after < float("inf"):
+        return None
+    return float(min(after, MAX_RETRY_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tenure.domain.access import EVERYTHING, Access, Permission, Principal, chec
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.certificate_files import CertificateFiles, TrustedCallers
 from tenure.runtime.request_context import DEFAULT_TENANT, is_local, named_tenant
+from tenure.runtime.rpc_status import PeerFailed
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 Authenticate = Callable[[Any, Metadata], Awaitable[Principal]]
@@ -117,7 +118,7 @@ async def _readmitted(admit: Callable[[], Awaitable[Any]]) -> AsyncIterator[None
             except (Unauthenticated, PermissionDenied) as refusal:
                 refusals.append(refusal)
                 handler.cancel()
-            except TenureError as error:  # the ledger does not answer: nothing is known about the caller
+            except (TenureError, PeerFailed) as error:  # the ledger does not answer: nothing is known about the caller
                 _log.warning("the caller of an open stream cannot be admitted again now", extra={"error": str(error)})
 
     watching = asyncio.create_task(watch())

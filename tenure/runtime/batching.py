@@ -143,6 +143,7 @@ class Batcher(Generic[Item, Result]):
                 waiting.resolve(Unavailable("the service stopped before this was written", reason=DRAINING))
             self._queue.clear()
             self._queue_bytes = 0
+            self._depth.value = 0
 
     def _take(self) -> list[_Waiting[Item, Result]]:
         """Removes the oldest items that fit in one batch from the queue and returns them.

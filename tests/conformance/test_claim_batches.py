@@ -14,6 +14,7 @@ from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.transactions import Txn, TxnResult
 from services.coordinator.lease_store import ClaimRecord, HeldSession, LeaseStore, SessionRecord
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, ClaimRefusal, ClaimResult, NewClaim
+from services.coordinator.lease_store.records import claim_key
 from tenure.domain.errors import Unavailable
 from tests.support.patience import CALL_SECONDS
 
@@ -104,3 +105,15 @@ async def test_claims_raise_where_nothing_was_done(etcd: EtcdThatStops) -> None:
     etcd.answers = 0
     with pytest.raises(Unavailable):
         await store.claims.claim_many([new_claim(session)])
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"claim_id": "c"}'])
+async def test_a_key_that_is_no_claim_ends_no_session(etcd: EtcdThatStops, value: bytes) -> None:
+    """The refusal said that the session was gone. Each offer of the task ended one, with all of its claims."""
+    store = LeaseStore(etcd)
+    session = await session_of(store)
+    wanted = [new_claim(session), new_claim(session)]
+    await etcd.put(claim_key(wanted[0].task_id), value)
+    made = await store.claims.claim_many(wanted)
+    assert refusals(made) == [ClaimRefusal.TAKEN, None]
+    assert made[0].holder is None

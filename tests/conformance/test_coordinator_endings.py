@@ -24,7 +24,7 @@ LINE = '{"file": "a", "line": "x"}'
 
 
 async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(cancel_grace_seconds="300")
+    replica = await fleet.coordinator(cancel_grace_seconds="60")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     grant = await worker.next_grant()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import Fleet
+from tests.support.patience import PATIENCE_SECONDS
 
 FAIL = task_pb2.TIMEOUT_ACTION_FAIL
 RETRY = task_pb2.TIMEOUT_ACTION_RETRY
@@ -80,3 +82,17 @@ async def test_a_worker_without_progress_loses_the_task_by_its_timeout(fleet: Fl
     task = await fleet.task_where(task_id, lambda task: task.state == RETRY_SCHEDULED)
     assert (task.reason, task.owner) == ("WORKER_STUCK", "")
     assert [each.reason for each in await fleet.transitions(task_id)] == ["SUBMITTED", "OPENED", "WORKER_STUCK"]
+
+
+async def test_a_worker_cannot_outrun_a_timeout_by_attaching(fleet: Fleet) -> None:
+    """Each stream ends by its age, and a task's progress timeout may be longer than that."""
+    replica = await fleet.coordinator(progress_timeout_seconds="120")
+    stuck = await fleet.worker(replica)
+    task_id = await fleet.submit(policy=policy(RETRY, progress=3))
+    grant = await stuck.next_grant()
+    stuck.progress[grant.claim_id] = pb.Progress(sequence=(await stuck.open(grant)).task.sequence)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (task := await fleet.task(task_id)).state == task_pb2.TASK_STATE_RUNNING:
+            await asyncio.sleep(1.0)
+            stuck = fleet.keep(await stuck.reattach())
+    assert (task.state, task.reason) == (RETRY_SCHEDULED, "WORKER_STUCK")

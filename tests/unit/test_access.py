@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import pytest
 
 from services.checkpoint.main import CheckpointSettings
@@ -21,12 +23,16 @@ from tenure.domain.access import (
     with_included,
 )
 from tenure.domain.errors import PermissionDenied, Unauthenticated
+from tenure.runtime import access_control
+from tenure.runtime.access_control import AccessControl
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.certificates import make_certificates
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.security import Security
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
 from tenure.wire.access import access_rules
+from tests.support.patience import PATIENCE_SECONDS
 
 READ = Access(frozenset({Role.GATEWAY}), Permission.READ)
 
@@ -214,6 +220,8 @@ def test_etcd_on_another_machine_needs_tls() -> None:
         coordinator(here)
     with pytest.raises(ConfigurationError, match="not an etcd endpoint"):
         coordinator("etcd")
+    with pytest.raises(ConfigurationError, match="http:// means no TLS, but TENURE_COORDINATOR_ETCD_CA_FILE"):
+        coordinator("http://127.0.0.1:2379", TENURE_COORDINATOR_ETCD_CA_FILE="ca.pem")
 
 
 def checkpoint(dsn: str, **settings: str) -> None:
@@ -258,3 +266,17 @@ def test_the_environment_of_libpq_counts_for_the_database(monkeypatch: pytest.Mo
         checkpoint("dbname=t")
     monkeypatch.setenv("PGSSLMODE", "verify-full")
     checkpoint("dbname=t")
+
+
+async def test_a_revocation_counts_after_a_look_up_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of the ledger, or its upgrade, ended the checks of an open stream, whose key could then be revoked."""
+    monkeypatch.setattr(access_control, "READMIT_SECONDS", 0.0)
+    answers: list[Exception] = [PeerFailed(grpc.StatusCode.INTERNAL, "a bug"), Unauthenticated("the key is revoked")]
+
+    async def authenticate(_context: object, _metadata: object) -> Principal:
+        raise answers.pop(0)
+
+    access = AccessControl(lambda _service: {}, authenticate, serves_clients=True)
+    with pytest.raises(Unauthenticated, match="revoked"):
+        async with asyncio.timeout(PATIENCE_SECONDS), access.readmission("/s/m", None, None):
+            await asyncio.Event().wait()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
+from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 
@@ -145,7 +146,9 @@ async def test_at_the_end_everybody_who_waits_is_told() -> None:
         waiting = asyncio.create_task(submitted(batcher, ("a", "x"), ("a", "y")))
         while not store.batches:
             await asyncio.sleep(0)
+        assert metrics.cell("tenure_batch_items_waiting", batcher="test").value == 1
     assert [answer.reason for answer in await waiting] == ["DRAINING", "DRAINING"]
+    assert metrics.cell("tenure_batch_items_waiting", batcher="test").value == 0
 
 
 async def test_what_waits_is_bounded_by_bytes_too() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+
 import pytest
 
+from services.worker.control.function_run import FunctionRun, FunctionWork, Raised
 from tenure.control import StepFailed, TryAgain
 from tenure.control.failures import failure_of
 from tenure.domain.control import (
+    MAX_RETRY_SECONDS,
     Diverged,
     FunctionToolCall,
     after_function_failure,
@@ -33,6 +38,8 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import ControlWork, Limits, TaskSpec, offered_function
 from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.wire.ledger import new_entry
+from tests.support.patience import PATIENCE_SECONDS
 
 SPEC = TaskSpec(goal="", limits=Limits(max_steps=3), control=ControlWork("month_end"))
 QUEUED = Transition(TaskState.QUEUED, "SUBMITTED")
@@ -176,3 +183,45 @@ def test_functions_are_offered_like_loops() -> None:
     assert SPEC.dispatch_loop == "control.month_end"
     assert offered_function(SPEC.dispatch_loop) == "month_end"
     assert offered_function("messages") == offered_function("control") == ""
+
+
+@pytest.mark.parametrize("timeout_seconds", [0.0, -1.0, math.nan])
+async def test_a_step_has_some_time(timeout_seconds: float) -> None:
+    async def ask(_request: object) -> None:
+        raise AssertionError("the step was begun")
+
+    work = FunctionWork("t1", "", ask)
+    with pytest.raises(ValueError, match="a positive timeout"):
+        await work.step("step", str, timeout_seconds=timeout_seconds)
+    with pytest.raises(ValueError, match="a positive timeout"):
+        await work.gather(("step", str), timeout_seconds=timeout_seconds)
+
+
+@pytest.mark.parametrize("after_seconds", [1e15, 1e300, pytest.param(10**400, id="beyond floats")])
+def test_a_wait_beyond_all_limits_is_the_longest_one(after_seconds: float) -> None:
+    """No message carries such a number: the failure could not be recorded, and its worker crashed again and again."""
+    failure = failure_of(TryAgain("later", retry_after_seconds=after_seconds))
+    assert failure.retry_after_seconds == MAX_RETRY_SECONDS
+    assert new_entry(1, ControlStep("step", failure=failure)).ByteSize()
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+
+class Unusual(BaseException):
+    """As some libraries raise it past `except Exception`."""
+
+
+@pytest.mark.parametrize("error", [UnreadableError(), Unusual("odd")])
+async def test_a_function_fails_whatever_it_raises(error: BaseException) -> None:
+    """Its loop waited for a request that never came, until the claim counted as stuck."""
+
+    async def function(_work: object, _given: object) -> None:
+        raise error
+
+    async with FunctionRun(function, ControlWork("f"), "t1", "") as run, asyncio.timeout(PATIENCE_SECONDS):
+        request = (await run.next()).request
+    assert isinstance(request, Raised)
+    assert request.failure.error_class == type(error).__name__

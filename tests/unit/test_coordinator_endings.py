@@ -6,13 +6,20 @@ import asyncio
 import uuid
 from typing import Any, cast
 
+import pytest
+
 from services.coordinator.claims.close_out import PendingEndings, transition_of
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.sessions.session import OUTBOX_MESSAGES
 from services.coordinator.sessions.session_attach import Sessions
+from services.coordinator.settings import CoordinatorSettings
+from tenure.runtime.settings import ConfigurationError, load
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
 from tenure.validators import validate
+from tenure.wire.common import duration
 from tests.support.patience import PATIENCE_SECONDS
+from tests.unit.test_coordinator_session import NOW, claim, session
 
 FAILED = task_pb2.TASK_STATE_FAILED
 
@@ -90,3 +97,27 @@ async def test_an_ending_that_hangs_or_breaks_holds_up_no_other() -> None:
         duty.cancel()
         await asyncio.gather(duty, return_exceptions=True)
     assert ender.ended == set(good)
+
+
+async def test_many_cancels_at_once_end_no_stream() -> None:
+    """The messages came faster than the stream could send them, and so the healthy worker lost its stream."""
+    sessions, worker = Sessions(), session()
+    task_ids = []
+    for number in range(OUTBOX_MESSAGES + 10):
+        held = claim(number)
+        worker.hold(held, NOW, named=True)
+        task_ids.append(held.task_id)
+    sessions.attach(worker)
+    PendingEndings(cast("Any", Due()), sessions, cast("Any", Ender(0)), grace_seconds=1.0).on_cancels(task_ids)
+    assert (await worker.next_response()).HasField("cancel")
+    assert not worker.ended.is_set()
+
+
+def test_the_longest_grace_is_one_that_the_ledger_accepts() -> None:
+    """With a longer one, no coordinator could list any pending ending, and none was carried out."""
+    name = "TENURE_COORDINATOR_CANCEL_GRACE_SECONDS"
+    files = {"TENURE_COORDINATOR_SIGNING_KEY_FILE": "s", "TENURE_COORDINATOR_VERIFYING_KEYS_FILE": "v"}
+    longest = load(CoordinatorSettings, {**files, name: "60"}, prefix="TENURE_COORDINATOR_").cancel_grace_seconds
+    validate(pb.ListEndingsRequest(limit=1, grace=duration(longest)))
+    with pytest.raises(ConfigurationError, match=name):
+        load(CoordinatorSettings, {**files, name: "61"}, prefix="TENURE_COORDINATOR_")

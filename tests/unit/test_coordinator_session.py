@@ -183,6 +183,26 @@ def test_a_tasks_own_patience_goes_before_the_coordinators() -> None:
     assert stuck == ["c2"]
 
 
+def test_the_timeouts_of_a_claim_outlive_a_stream() -> None:
+    before = session()
+    before.hold(claim(1), NOW, named=True)
+    before.hold(claim(2), NOW, named=True)
+    named = pb.Holding(task_id="t1", claim_id="c1", progress=pb.Progress(sequence=3))
+    before.observe([named], NOW)
+    patience_seconds = TIMING.progress_timeout_seconds
+    before.renewed(NOW + patience_seconds)
+    soon, late = session(renewed_at=None), session(renewed_at=None)
+    for again in (soon, late):
+        again.hold(claim(1), NOW + patience_seconds, named=True)
+        again.hold(claim(3), NOW + patience_seconds, named=True)
+    soon.carry_on(before, NOW + patience_seconds + 1)
+    soon.observe([named], NOW + patience_seconds + 1)
+    assert [claim_id for claim_id, held in soon.claims.items() if held.progress.is_stuck(NOW + 121)] == ["c1"]
+    assert (soon.claims["c1"].unopened_since, soon.claims["c3"].unopened_since) == (None, NOW + patience_seconds)
+    late.carry_on(before, NOW + patience_seconds + TIMING.unheard_seconds + 0.1)
+    assert not late.claims["c1"].progress.is_stuck(NOW + 2 * patience_seconds)
+
+
 def test_a_tasks_own_lease_expires_before_the_session() -> None:
     timing = replace(TIMING, ttl_seconds=30, renew_interval_seconds=1.0)
     worker = AttachedSession(session().held, pb.Hello(), timing, attached_at=NOW, renewed_at=NOW)

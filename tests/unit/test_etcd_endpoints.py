@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from services.coordinator.etcd import endpoints
 from services.coordinator.etcd.endpoints import Endpoints, TlsIdentity, parse_targets
+from services.coordinator.lease_store import open_lease_store
+from tenure.runtime.settings import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,10 @@ def test_a_certificate_needs_its_key() -> None:
 async def test_a_tls_identity_is_not_silently_ignored() -> None:
     with pytest.raises(ValueError, match="http://"):
         Endpoints(["http://a:1"], TlsIdentity(ca=b"pem"))
+
+
+async def test_a_missing_file_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
+    """The coordinator ended with a stack, and its log had neither the setting nor what the file is for."""
+    store = open_lease_store(["127.0.0.1:2379"], ca_file=tmp_path / "absent.pem", certificate_file=None, key_file=None)
+    with pytest.raises(ConfigurationError, match=r"absent\.pem: the file for TLS with etcd cannot be read"):
+        await store.__aenter__()

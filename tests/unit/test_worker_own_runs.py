@@ -22,11 +22,14 @@ from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
 from tenure.domain.kept_content import KeptContent, kept_as
 from tenure.domain.task import TaskPolicy
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
+from tenure.validators import validate
 from tenure.wire.common import OUTCOME_STATUSES, duration
+from tenure.wire.tool import tool_to_wire
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -144,6 +147,53 @@ async def test_a_large_result_has_an_outcome_whatever_becomes_of_it(
     outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
     assert OUTCOME_STATUSES.to_domain(outcome.status) is status
     assert bool(outcome.output_path) is (status is OutcomeStatus.SUCCEEDED)
+
+
+class Unusual(BaseException):
+    """As some libraries raise it past `except Exception`."""
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+
+@pytest.mark.parametrize("error", [Unusual("odd"), UnreadableError(), SystemExit(3)])
+async def test_a_call_has_an_outcome_whatever_its_tool_raises(error: BaseException) -> None:
+    """Without one, each owner of the task ran it again, and gave the task up after a minute."""
+
+    async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        raise error
+
+    tool = OwnTool(name="slow", description="", input_schema={"type": "object"}, effect=EffectClass.KEYED, run=run)
+    runs, call = OwnRuns(cast("Any", Open())), replace(Slow().call(1), tool=tool)
+    answered: asyncio.Future[pb.OwnOutcome] = asyncio.get_running_loop().create_future()
+    wanted = pb.RunHere(call_attempt=1, idempotency_key="t1/1.0", timeout=duration(60))
+    runs.order(call, wanted, answered.set_result)
+    outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
+    assert OUTCOME_STATUSES.to_domain(outcome.status) is OutcomeStatus.FAILED
+    assert type(error).__name__ in outcome.content
+
+
+async def test_a_run_as_long_as_the_longest_timeout_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool service refused its outcome: the effect had happened, and the model was told that the call was wrong."""
+    clock = [0.5]
+    monkeypatch.setattr(own_calls, "monotonic", lambda: clock[0])
+
+    async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        clock[0] += MAX_PHASE_SECONDS + 1.0
+        return "done"
+
+    tool = OwnTool(name="slow", description="", input_schema={"type": "object"}, effect=EffectClass.KEYED, run=run)
+    runs, call = OwnRuns(cast("Any", Open())), replace(Slow().call(1), tool=tool)
+    answered: asyncio.Future[pb.OwnOutcome] = asyncio.get_running_loop().create_future()
+    wanted = pb.RunHere(call_attempt=1, idempotency_key="t1/1.0", timeout=duration(MAX_PHASE_SECONDS))
+    runs.order(call, wanted, answered.set_result)
+    outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
+    request = pb.ExecuteRequest(own_tool=tool_to_wire(tool.definition), own_outcome=outcome)
+    with pytest.raises(InvalidRequest) as refused:  # it has no token
+        validate(request)
+    assert not [each.field for each in refused.value.violations if each.field.startswith("own_outcome")]
 
 
 class Service:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from time import monotonic
 from typing import Any
@@ -12,13 +13,20 @@ import pytest
 from services.worker.held_claims import ClaimProgress, HeldTask, HeldTasks
 from services.worker.interrupts import Interrupted, Interruption, Interrupts, TrustGate
 from services.worker.live_text import MAX_CHARACTERS_PER_DELTA, LiveText
+from services.worker.main import WorkerSettings
 from services.worker.session_stream import PendingUpdates
 from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
 from tenure.domain.slots import Slots
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.runtime import failpoints
+from tenure.runtime.settings import ConfigurationError, load
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import model_service_pb2 as models_pb
 from tenure.v1 import token_pb2
+from tenure.validators import validate
+from tenure.wire.common import duration
 from tenure.wire.task import usage_to_domain
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -231,6 +239,14 @@ def test_an_announced_backoff_is_what_is_left_of_it() -> None:
     assert 29 < progress.to_wire().backoff.seconds + 1 <= 30
 
 
+@pytest.mark.parametrize("seconds", [math.inf, 1e300])
+def test_a_wait_without_an_end_can_be_reported(seconds: float) -> None:
+    """A step may have such a timeout. No renewal could be built then, and the worker lost all its tasks."""
+    progress = ClaimProgress()
+    progress.announce_backoff(seconds)
+    assert progress.to_wire().backoff.seconds > 3600
+
+
 async def test_what_was_not_written_is_said_again() -> None:
     updates = PendingUpdates(lambda: Slots.open_to_all(3))
     updates.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
@@ -258,3 +274,15 @@ async def test_calls_that_went_on_are_told_once_and_stay_known() -> None:
     assert held_tasks.take_calls() == []
     assert speaking.progress.to_wire().HasField("call")
     assert not silent.progress.to_wire().HasField("call")
+
+
+def test_runners_accept_the_longest_timeout_of_a_call() -> None:
+    """With a longer one, a model runner refused each call, and with some of them the worker could build no renewal."""
+    name = "TENURE_WORKER_MODEL_TIMEOUT_SECONDS"
+    settings = {"TENURE_WORKER_MODELS_ADDRESS": "127.0.0.1:8474", name: f"{MAX_PHASE_SECONDS:g}"}
+    longest = load(WorkerSettings, settings, prefix="TENURE_WORKER_").model_timeout_seconds
+    with pytest.raises(InvalidRequest) as refused:  # it has no token and no prompt
+        validate(models_pb.GenerateRequest(timeout=duration(longest)))
+    assert "timeout" not in {each.field for each in refused.value.violations}
+    with pytest.raises(ConfigurationError, match=name):
+        load(WorkerSettings, {**settings, name: "1e300"}, prefix="TENURE_WORKER_")

@@ -206,10 +206,15 @@ class PendingEndings:
         self._in_progress: set[str] = set()
 
     def on_cancels(self, task_ids: Iterable[str]) -> None:
-        """Notifies the owners that are attached here."""
+        """Notifies the owners that are attached here.
+
+        A worker may hold more of the tasks than fit into its outbox, which would end its stream: after the grace, the
+        others are closed out without their owner.
+        """
         wanted = set(task_ids)
         for task_id, session in self._sessions.holders_of(wanted):
-            session.send(coordinator_pb.SessionResponse(cancel=coordinator_pb.CancelNotice(task_id=task_id)))
+            if session.room:
+                session.send(coordinator_pb.SessionResponse(cancel=coordinator_pb.CancelNotice(task_id=task_id)))
         if wanted:
             self._woken.set()
 

@@ -16,6 +16,7 @@ from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from tenure.domain.errors import TenureError
 from tenure.domain.slots import NO_SLOTS, Slots
 from tenure.runtime.process import note_progress, resting
+from tenure.runtime.rpc_status import PeerFailed
 
 if TYPE_CHECKING:
     from services.coordinator.claims.granting import ClaimGranter
@@ -71,7 +72,10 @@ class Dispatch:
             try:
                 while await self._round():
                     pass
-            except TenureError as error:
+            except (
+                TenureError,
+                PeerFailed,
+            ) as error:  # one replica may have a bug, or another version
                 _log.warning("the dispatch of offers failed and is retried", extra={"error": error})
             await self._wait()
 

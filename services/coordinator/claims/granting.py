@@ -22,6 +22,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.common import seconds
 
@@ -76,7 +77,7 @@ class ClaimGranter:
         held = list(claims)
         try:
             registered = await retrying(lambda: self._ledger.register(held), _REGISTER)
-        except TenureError:
+        except (TenureError, PeerFailed):
             await self._take_back(held)
             raise
         await failpoint("coordinator.after_register")

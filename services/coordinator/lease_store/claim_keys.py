@@ -65,7 +65,7 @@ class NewClaim:
 class ClaimRefusal(Enum):
     """The reason why a claim was not made."""
 
-    TAKEN = auto()  # the task has a claim, see `holder`
+    TAKEN = auto()  # the task has a claim, see `holder`; None: the value of its key cannot be read
     SESSION_GONE = auto()  # the session ended, or is attached to another coordinator by now
     GENERATION = auto()  # etcd is at another generation
     UNCLEAR = auto()  # the outcome is unknown: the claim may still appear, so it is neither granted nor lost
@@ -216,17 +216,13 @@ def _claimed(wanted: NewClaim, result: TxnResult) -> ClaimResult:
         # write.
         return ClaimResult(wanted, HeldClaim(wanted.task_id, wanted.record, result.revision, wanted.session.lease))
     by_key = {each.key: each for each in result.key_values}
-    holder = _holder(by_key.get(claim_key(wanted.task_id)))
-    if holder is not None:
-        return ClaimResult(wanted, None, ClaimRefusal.TAKEN, holder)
+    taken = by_key.get(claim_key(wanted.task_id))
+    if taken is not None:  # also by a value that is no claim: the session is not to blame, and has other claims
+        return ClaimResult(wanted, None, ClaimRefusal.TAKEN, read_claim(taken))
     generation = by_key.get(GENERATION_KEY)
     if generation is None or generation.value != write_generation(wanted.record.generation):
         return ClaimResult(wanted, None, ClaimRefusal.GENERATION)
     return ClaimResult(wanted, None, ClaimRefusal.SESSION_GONE)
-
-
-def _holder(key_value: KeyValue | None) -> HeldClaim | None:
-    return None if key_value is None else read_claim(key_value)
 
 
 def _refused_by(wanted: NewClaim, claim: HeldClaim | None) -> ClaimResult:

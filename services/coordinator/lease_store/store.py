@@ -13,6 +13,7 @@ from services.coordinator.lease_store.generation_key import GenerationKey
 from services.coordinator.lease_store.named_leases import NamedLeases
 from services.coordinator.lease_store.refusals import translated_errors
 from services.coordinator.lease_store.session_keys import DrainMarks, SessionKeys
+from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -48,9 +49,19 @@ class LeaseStore:
 async def open_lease_store(
     endpoints: Sequence[str], *, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
 ) -> AsyncIterator[LeaseStore]:
-    """Opens the store over these members. Without files it uses TLS only if the addresses say https."""
+    """Opens the store over these members. Without files it uses TLS only if the addresses say https.
+
+    Raises ConfigurationError for a file that cannot be read.
+    """
     files = (ca_file, certificate_file, key_file)
-    ca, certificate, key = (None if file is None else file.read_bytes() for file in files)
+    ca, certificate, key = (None if file is None else _content(file) for file in files)
     tls = TlsIdentity(ca=ca, certificate=certificate, key=key) if any(files) else None
     async with EtcdClient(endpoints, tls=tls) as etcd:
         yield LeaseStore(etcd)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError([f"{file}: the file for TLS with etcd cannot be read: {error.strerror}"]) from error

@@ -339,6 +339,19 @@ class AttachedSession:
         unnamed_since = None if named else now
         self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect, now)
 
+    def carry_on(self, former: AttachedSession, now: float) -> None:
+        """Goes on with the timeouts of claims that `former` watched: this session's attachment until a moment ago.
+
+        A stream ends by its age before a long progress timeout has passed. After a longer absence, in which the worker
+        could make no progress, the timeouts begin anew.
+        """
+        if former.silent_seconds(now) > self.timing.unheard_seconds:
+            return
+        for claim_id, claim in self.claims.items():
+            watched = former.claims.get(claim_id)
+            if watched is not None:
+                claim.progress, claim.unopened_since = watched.progress, watched.unopened_since
+
     def observe(self, holdings: Iterable[pb.Holding], now: float) -> list[pb.Holding]:
         """Takes the report of a renewal.
 

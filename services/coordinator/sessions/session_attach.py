@@ -214,6 +214,9 @@ class SessionAttach:
         kept_claims = await self._kept_claims(held, hello) if former else {}
         for held_claim in kept_claims.values():
             session.hold(held_claim, clock(), named=True)
+        before = self._sessions.last_known(held.session_id)
+        if before is not None:
+            session.carry_on(before, clock())
         session.observe(hello.holdings, clock())
         session.send(self._welcome(session, (each.claim_id for each in hello.holdings)))
         mark = await self._store.drains.find(held.session_id) if former else None

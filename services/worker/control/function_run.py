@@ -367,7 +367,7 @@ class FunctionWork:
 
 
 def _check_step(name: str, timeout_seconds: float) -> None:
-    if not 0 < len(name) <= MAX_NAME_CHARACTERS or timeout_seconds <= 0:
+    if not (0 < len(name) <= MAX_NAME_CHARACTERS and timeout_seconds > 0):  # NaN is not above 0, either
         raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
 
 
@@ -444,9 +444,10 @@ class FunctionRun:
             if self._is_over:
                 raise
             last = Raised(failure_of(error))  # the function cancelled a coroutine of its own
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's function may raise anything
+        except (WorkIsOver, GeneratorExit):
+            return
+        except BaseException as error:  # noqa: BLE001  the user's function may raise anything, and the loop waits for it
             _log.warning("a function failed", exc_info=True, extra={"function": self._control.function})
             last = Raised(failure_of(error))
-        except WorkIsOver:
-            return
-        await self._ask(last)
+        if not self._is_over:
+            await self._ask(last)
