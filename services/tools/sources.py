@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from services.tools.registry import BUILT_IN, SEPARATOR
+from tenure.domain.access import TENANT_NAME
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
@@ -65,7 +66,7 @@ def _printable(value: SecretStr) -> SecretStr:
 HeaderValue = Annotated[SecretStr, AfterValidator(_printable)]
 """A value for HTTP headers and gRPC metadata. Client libraries would refuse a bad value only when a call is sent."""
 
-TenantName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")]
+TenantName = Annotated[str, Field(pattern=rf"^{TENANT_NAME.pattern}$")]
 
 
 @dataclass(frozen=True, slots=True)

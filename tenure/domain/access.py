@@ -18,6 +18,8 @@ from tenure.domain.errors import PermissionDenied, Unauthenticated
 
 DEFAULT_INSTALLATION: Final = "tenure"
 """The trust domain in the SPIFFE IDs of an installation that chose no name."""
+TENANT_NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
+"""The name of a tenant: a full match."""
 
 
 class Role(StrEnum):

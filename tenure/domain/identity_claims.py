@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from tenure.domain.access import Permission, Principal, with_included
+from tenure.domain.access import TENANT_NAME, Permission, Principal, with_included
 from tenure.domain.errors import Unauthenticated
 
 MAX_SUBJECT: Final = 255
 """Characters, as OpenID Connect has it."""
-_TENANT: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ def client_of(claims: Mapping[str, Any], mapping: ClaimMapping) -> Principal:
     tenant = _find(claims, mapping.tenant_claim)
     if tenant is None and Permission.OPERATE in permissions:
         return Principal(f"user/{subject}", None, permissions)
-    if not isinstance(tenant, str) or _TENANT.fullmatch(tenant) is None:
+    if not isinstance(tenant, str) or TENANT_NAME.fullmatch(tenant) is None:
         _refuse(f"the claim {mapping.tenant_claim} must name a tenant (1 to 63 characters of a-z, 0-9 and -)")
     return Principal(f"user/{subject}", None, permissions, tenant)
 

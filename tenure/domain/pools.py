@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tenure.domain.access import names_for
+from tenure.domain.access import TENANT_NAME, names_for
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.task import plain_loop
 
@@ -28,7 +28,6 @@ MAX_POOL_NAMES: Final = 1000
 """Names in one list. Each request for offers carries the tenants of a pool."""
 _KEYS: Final = ("identities", "queues", "loops", "tenants")
 _IDENTITY: Final = re.compile(r"[a-zA-Z0-9._-]{1,128}")
-_TENANT: Final = re.compile(r"[a-z0-9-]{1,63}")
 _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,128}")
 Problem = Callable[[str], None]
 """Takes the description of a mistake in the file."""
@@ -139,7 +138,7 @@ def _names(place: str, names: Any, key: str, problem: Problem) -> frozenset[str]
                 f"{place}: {name!r} is not the name in a certificate; of spiffe://<installation>/worker/<name> write "
                 "<name> only"
             )
-        elif key == "tenants" and _TENANT.fullmatch(name) is None:
+        elif key == "tenants" and TENANT_NAME.fullmatch(name) is None:
             problem(f"{place}: {name!r} is not a name of a tenant: 1 to 63 characters of a-z, 0-9 and -")
         elif _NAME.fullmatch(name) is None:
             problem(f"{place}: {name!r} is not a name of 1 to 128 characters without spaces")

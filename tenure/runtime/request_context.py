@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+from tenure.domain.access import TENANT_NAME
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.trace_ids import parse_traceparent
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 TENANT_KEY: Final = "x-tenure-tenant"
 DEFAULT_TENANT: Final = "default"
 _TENANT: ContextVar[str] = ContextVar("tenant", default=DEFAULT_TENANT)
-_SHAPE: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 def current_tenant() -> str:
@@ -27,7 +26,7 @@ def current_tenant() -> str:
 
 def set_tenant(tenant: str) -> None:
     """Sets the tenant for this asyncio task and the tasks that it starts from now on. Raises InvalidRequest."""
-    if _SHAPE.fullmatch(tenant) is None:
+    if TENANT_NAME.fullmatch(tenant) is None:
         raise InvalidRequest(violations=[(TENANT_KEY, "must be 1 to 63 characters of a-z, 0-9 and -")])
     _TENANT.set(tenant)
 

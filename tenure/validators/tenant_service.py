@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any, Final
 
+from tenure.domain.access import TENANT_NAME
 from tenure.domain.mail import MAX_EMAIL_ADDRESSES
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.validators.common import Check, Violations, check_moment
 
-TENANT: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
 _MOST: Final = {
     tenants.QUOTA_KIND_RUNNING_TASKS: 10**6,
     tenants.QUOTA_KIND_SUBMITS_PER_MINUTE: 10**5,
@@ -36,7 +35,9 @@ def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
 
 
 def _tenant(request: Any, v: Violations) -> None:
-    v.require(not request.tenant or bool(TENANT.match(request.tenant)), "tenant", "must be 1 to 63 of a-z, 0-9 and -")
+    v.require(
+        not request.tenant or bool(TENANT_NAME.fullmatch(request.tenant)), "tenant", "must be 1 to 63 of a-z, 0-9 and -"
+    )
 
 
 def _update(request: tenants.UpdateTenantLimitsRequest, v: Violations) -> None:
@@ -56,7 +57,7 @@ def _update(request: tenants.UpdateTenantLimitsRequest, v: Violations) -> None:
 def _list(request: tenants.ListTenantsRequest, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.require(
-        not request.page_token or bool(TENANT.match(request.page_token)),
+        not request.page_token or bool(TENANT_NAME.fullmatch(request.page_token)),
         "page_token",
         "must be the next_page_token of an earlier answer",
     )
