@@ -77,7 +77,7 @@ def step_of(call: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one way came to."""
+    """The result of one way."""
 
     record: ProviderRecord
     ledger_tokens: int

@@ -52,7 +52,7 @@ Answering = Callable[[ModelRequest, ModelCall, LimitedCall], Awaitable[object]]
 
 @dataclass(slots=True)
 class _Agents:
-    """What the agents of one variant met while they were measured."""
+    """The agents of one variant, and the answers that they got while they were measured."""
 
     answering: Answering
     is_measured: bool = False

@@ -56,7 +56,7 @@ def plan_of(options: Options) -> Plan:
 
 @dataclass(slots=True)
 class Times:
-    """When the phases began, in seconds since 1970, and what was done in them."""
+    """The starts of the phases, in seconds since 1970, and the faults of each."""
 
     loaded_at: float = 0.0
     restarts_at: float = 0.0

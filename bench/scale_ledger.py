@@ -1,4 +1,4 @@
-"""What the ledger and the effects say about a run of the section scale: pickups, takeovers, lost and repeated work."""
+"""Reads the results of a run of `scale` from the ledger and the effects: pickups, takeovers, lost and repeated work."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ select task_id::text, wait from tasks
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How long a turn takes, in seconds: the model's answer (one of several), a tool, and a person."""
+    """The seconds of the parts of a turn: the model's answer (one of several), a tool, and a person."""
 
     answers: tuple[float, ...]
     tool: float

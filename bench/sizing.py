@@ -26,7 +26,7 @@ SIZES: Final = (1_000, 10_000, 30_000, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one service uses: µs of processor time for each of these, and memory."""
+    """The cost of one service: µs of processor time for each of these, and memory."""
 
     step: float = 0.0
     pickup: float = 0.0
@@ -127,7 +127,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one service needs: processes, the cores that they use together, and their memory."""
+    """The need of one service: processes, the cores that they use together, and their memory."""
 
     service: str
     processes: int
@@ -149,7 +149,7 @@ def needs(load: Load) -> list[Need]:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What the load writes to the stores."""
+    """The writes of the load to the stores."""
 
     wal_mb: float
     ledger_gb_a_day: float

@@ -39,7 +39,7 @@ def write_scenario(folder: Path, answer_seconds: float, *, calls_tool: bool = Tr
 
 @dataclass(slots=True)
 class WatchedText:
-    """What the watcher of one task saw. `replaced`: texts of which a part was shown and then began again.
+    """The text that the watcher of one task received. `replaced`: texts of which a part was shown and then began again.
 
     `holes`: texts with a part that never came. `pauses`: the seconds without a piece around each takeover in a text.
     """

@@ -1,4 +1,4 @@
-"""What the ledger, the effects and the checker say about the tasks of a run: nothing lost, and nothing done twice."""
+"""Judges the tasks of a run by the ledger, the effects and the checker: nothing lost, and nothing done twice."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Method(StrEnum):
 
 
 class OperationResult(StrEnum):
-    """How a client's call ended. FAILED: the request certainly had no effect. UNKNOWN: it may have had its effect."""
+    """The end of a client's call. FAILED: the request certainly had no effect. UNKNOWN: it may have had its effect."""
 
     OK = "ok"
     FAILED = "failed"

@@ -49,7 +49,7 @@ class ServiceProcess(ChildProcess):
 
     @property
     def metrics_address(self) -> str:
-        """Where it serves its metrics; "" for nowhere."""
+        """The address of its metrics; "" if it serves none."""
         return self.environment.get(metrics_variable(self.kind), "")
 
     async def serves(self) -> bool:

@@ -11,7 +11,7 @@ RESTATE_SERVER_VERSION: Final = "1.7.12"
 
 
 class StoreKind(Enum):
-    """Where a peer keeps its state."""
+    """The store in which a peer keeps its state."""
 
     POSTGRES = "Postgres"
     RESTATE = "its own log (RocksDB)"
@@ -19,7 +19,7 @@ class StoreKind(Enum):
 
 
 class Takeover(Enum):
-    """What continues a task after its worker is gone, without paid services."""
+    """The way in which a task continues after its worker is gone, without paid services."""
 
     ENGINE = "the engine"
     RESTART = "a restart of the program"

@@ -197,7 +197,7 @@ def _event(name: str, **fields: Any) -> StreamEvent:
 
 
 class Dialect(NamedTuple):
-    """How an API writes answers and errors.
+    """The format of an API's answers and errors.
 
     `stream_events(reply, tokens, deltas)`: the events of a streamed answer. `message_value(reply, tokens)`: a whole
     answer. `error_value(status, message, request_id)`: an error. `error_event(value)`: an error within a stream.

@@ -48,7 +48,7 @@ class HostileAnswer:
 
 
 class StreamProtocol(NamedTuple):
-    """How an API streams: a random valid stream, changes of events in place, and the bytes of an event."""
+    """The stream format of an API: a random valid stream, changes of events in place, and the bytes of an event."""
 
     valid_events: Callable[[Random], list[Event]]
     changes_of_events: Sequence[Callable[[Random, list[Event]], None]]

@@ -51,7 +51,7 @@ GivenTask = Annotated[Task[str], Depends(task_of)]
 
 
 class Order(BaseModel):
-    """What a browser submits."""
+    """The order that a browser submits."""
 
     goal: str = Field(min_length=1)
 

@@ -30,7 +30,7 @@ _LAST: Final = str(UUID(int=(1 << 128) - 1))
 
 
 class FindingKind(StrEnum):
-    """What an operator has to know of a task or of a call."""
+    """The kinds of findings about a task or a call."""
 
     IN_FLIGHT = "IN_FLIGHT"
     """The task had been started. What it did after the moment of the ledger is lost, and it may do it again."""

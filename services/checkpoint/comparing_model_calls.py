@@ -22,7 +22,7 @@ _LAST: Final = str(UUID(int=(1 << 128) - 1))
 
 
 class ModelCallFindingKind(StrEnum):
-    """What an operator has to know of a model call."""
+    """The kinds of findings about a model call."""
 
     LOST_MODEL_CALL = "LOST_MODEL_CALL"
     """The ledger's attempt is open, and the runners do not have its call. It may have been sent, and is sent again."""

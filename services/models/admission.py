@@ -12,7 +12,7 @@ from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFaile
 
 @dataclass(frozen=True, slots=True)
 class LimitedCall:
-    """What the limits know of a call. `input_bytes`: the size of its prompt. `is_new`: the first call of its task."""
+    """A call as the limits see it. `input_bytes`: the size of its prompt. `is_new`: the first call of its task."""
 
     task_id: str
     tenant: str

@@ -55,7 +55,7 @@ class GenerationRow:
 
 
 class Kind(StrEnum):
-    """What a request wants."""
+    """The kind of a request."""
 
     GENERATE = "Generate"
     CANCEL = "CancelGeneration"

@@ -101,7 +101,7 @@ class RunWriters(NamedTuple):
 
 
 class RunBounds(NamedTuple):
-    """How many calls run at once, with how large prompts, and how long an end waits before its usage is reported."""
+    """The bounds of the calls at one time and of the size of their prompts, and the delay of a report after an end."""
 
     max_calls: int
     max_prompt_bytes: int

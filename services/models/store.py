@@ -55,7 +55,7 @@ class AdmittedRequest:
 
 
 class RequestBatcher(NamedTuple):
-    """How a process decides: what runs here, and what begins a call. `begin` must not wait and must not raise.
+    """The functions of this process by which a batch of requests is decided. `begin` must not wait and must not raise.
 
     `is_alive`: takes a runner and its last renewal.
     """

@@ -29,7 +29,7 @@ class ModelCallKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CallWork:
-    """What a call needs to begin. `permit`: the one that it has already."""
+    """The data that a call needs to begin. `permit`: the one that it has already."""
 
     request: ModelRequest
     token: token_pb2.FencingToken

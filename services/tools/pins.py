@@ -49,7 +49,7 @@ class Held:
 
 @dataclass(slots=True)
 class _Source:
-    """What this replica knows of a source. `accepted`: the hashes of the database, as they were last read."""
+    """A source as this replica knows it. `accepted`: the hashes of the database, as they were last read."""
 
     retake: Retake
     accepted: dict[str, str] = field(default_factory=dict)

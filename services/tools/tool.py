@@ -34,7 +34,7 @@ class OwnCaller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool gets with a call.
+    """The context of a call, which the tool receives with it.
 
     `idempotency_key`: `<task_id>/<call_id>`, the same for every attempt of the call.
     `emit`: streams output while the tool runs. The answer must contain all of it again, because streamed output may be
@@ -146,7 +146,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolWork:
-    """What an accepted call runs with: the tool as it was at the accept, even if its source has replaced it since."""
+    """The work of an accepted call: the tool as it was at the accept, even if its source has replaced it since."""
 
     tool: Tool
     arguments: Arguments

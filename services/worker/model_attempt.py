@@ -20,7 +20,7 @@ MIN_OUTPUT_TOKENS: Final = 256
 
 
 class WatchedCall(Protocol):
-    """What is known of a model call while it runs: the usage that it is billed, and the provider's id of it."""
+    """The state of a model call while it runs: the usage that it is billed, and the provider's id of it."""
 
     @property
     def usage(self) -> TokenUsage: ...

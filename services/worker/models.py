@@ -31,7 +31,7 @@ class ClaimedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CallEvents:
-    """What hears of a model call. `on_text`: the block and its next piece. `on_usage`: the usage has grown.
+    """The listeners of a model call. `on_text`: the block and its next piece. `on_usage`: the usage has grown.
 
     `on_wait`: the call may give no sign for its whole timeout from now on.
     """

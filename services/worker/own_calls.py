@@ -110,7 +110,7 @@ class _Run:
 
     @property
     def outcome(self) -> pb.OwnOutcome | None:
-        """What the run came to, under the newest attempt; None while it goes on."""
+        """The outcome of the run, under the newest attempt; None while the run goes on."""
         outcome = self._outcome
         if outcome is None:
             return None
@@ -131,7 +131,7 @@ class _Run:
 
     @property
     def going_on(self) -> asyncio.Task[Any] | None:
-        """What still goes on of this run or of those before it; None: nothing."""
+        """The unfinished work of this run or of those before it; None: all of it has ended."""
         mine = (task for task in (self.task, self._running) if task is not None and not task.done())
         return next(mine, None) or (None if self._former is None else self._former.going_on)
 

@@ -53,7 +53,7 @@ class CallLimits:
 
 @dataclass(frozen=True, slots=True)
 class OwnCall:
-    """What a call of an own tool adds to its request.
+    """The fields that a call of an own tool adds to its request.
 
     `outcome`: what its run in this process came to, if it has ended. `on_order`: gets each order to run it, and the
     function that sends what the run came to.

@@ -28,7 +28,7 @@ DEFAULT_DATA_DIR: Final = Path(".tenure")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What main.py passes to every command. `console` prints for people, `emit` prints JSON.
+    """The context that main.py passes to every command. `console` prints for people, `emit` prints JSON.
 
     `environment` is the environment of the process; only main.py reads it.
     """

@@ -40,7 +40,7 @@ class ModelCallAnswer:
 
 
 class ModelCallReport(Protocol):
-    """What `run` learns of its reservation, and how it reports while the call runs. Not for other threads."""
+    """The reservation that `run` receives, and its methods to report while the call runs. Not for other threads."""
 
     @property
     def max_output_tokens(self) -> int:

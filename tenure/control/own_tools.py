@@ -24,7 +24,7 @@ class EffectUnknown(Exception):  # noqa: N818  reads well in `raise EffectUnknow
 
 
 class OwnToolContext(Protocol):
-    """What an own tool gets with a call."""
+    """The context of a call, which an own tool receives with it."""
 
     @property
     def task_id(self) -> str:

@@ -41,7 +41,7 @@ class OpenVerdict(Enum):
 
 
 class CommitVerdict(Enum):
-    """What the ledger does with an admitted commit."""
+    """The verdict on an admitted commit."""
 
     APPLY = auto()
     REPEAT = auto()  # already durable: return the first answer

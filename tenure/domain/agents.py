@@ -65,7 +65,7 @@ class ToolContent:
 
 @dataclass(frozen=True, slots=True)
 class AgentContent:
-    """What an agent or a function in Python says of itself: its definition, besides its code.
+    """The definition of an agent or a function in Python, besides its code.
 
     `version`: of its code, as its author names it.
     """
@@ -90,7 +90,7 @@ class AgentContent:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where new tasks of an agent go. `ramp_revision` 0: nothing ramps."""
+    """The revisions to which new tasks of an agent go. `ramp_revision` 0: nothing ramps."""
 
     current: int
     ramp_revision: int = 0

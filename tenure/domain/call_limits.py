@@ -24,7 +24,7 @@ IN_FLIGHT_RETRY: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LimitedCaller:
-    """Who has the limits, as errors name it. `client`: the part of them that one client has; None: all of them."""
+    """The owner of limits, as errors name it. `client`: the part of them that one client has; None: all of them."""
 
     group: str
     client: str | None = None

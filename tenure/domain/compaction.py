@@ -65,7 +65,7 @@ class Window:
 
     @property
     def result_bytes(self) -> int:
-        """How many bytes of the tool results of one step the model reads, together."""
+        """Returns the number of bytes that the model reads of all tool results of one step."""
         return int(self.input_tokens * _KEPT_SHARE) * _BYTES_PER_TOKEN
 
 

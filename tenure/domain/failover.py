@@ -1,4 +1,4 @@
-"""Which endpoint of a provider gets a call, and which failures move a call to the next one.
+"""Chooses the endpoint of a provider for a call, and decides which failures move a call to the next endpoint.
 
 A call moves only while nobody can have been billed for it: the provider refused it before any byte of an answer, or no
 connection was made. A call that was answered and broke, and one whose connection broke after it was sent, fails.
@@ -69,7 +69,7 @@ class Circuit:
         return self._failures >= FAILURES_TO_OPEN
 
     def begin(self, now: float) -> bool:
-        """Takes that a call is sent. Returns whether it tries an endpoint whose circuit is open."""
+        """Records that a call is sent. Returns whether it tries an endpoint whose circuit is open."""
         if self.wait_seconds(now) or not self.is_open:
             return False
         self._is_tried = True

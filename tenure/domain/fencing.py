@@ -148,7 +148,7 @@ class Claims:
 
 @unique
 class LeaseReason(StrEnum):
-    """How the previous lease of the name ended. The next holder gets this reason with its lease."""
+    """The end of the previous lease of the name. The next holder gets this reason with its lease."""
 
     FIRST = "FIRST"  # there was no previous lease
     RELEASED = "RELEASED"  # the holder released it

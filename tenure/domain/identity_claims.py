@@ -15,7 +15,7 @@ MAX_SUBJECT: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class ClaimMapping:
-    """How claims become a client.
+    """The rules by which the claims of an identity token become a client.
 
     `tenant_claim`, `permission_claim`: names of claims, or paths with dots into nested claims (realm_access.roles).
     `permissions`: the permission that each value of the permission claim stands for.

@@ -34,7 +34,7 @@ _DIGEST: Final = re.compile(DIGEST_PATTERN.removesuffix("$") + r"\Z")
 
 
 class OutputState(StrEnum):
-    """What is known about an output. STATED: nothing was checked. The others are of files of the workspace."""
+    """The result of checking an output. STATED: nothing was checked. The others are of files of the workspace."""
 
     STATED = "STATED"
     RECORDED = "RECORDED"

@@ -1,4 +1,4 @@
-"""When the next call to a model may go: the rate limits of one key, learned from the provider's own statements.
+"""Decides when the next call to a model may go, by the rate limits of one key, which the provider's answers state.
 
 A provider limits requests and tokens per minute as token buckets: each has a limit, what remains of it, and a rate at
 which it refills. The provider states them with each response. Between two responses this rule counts by itself: what
@@ -47,7 +47,7 @@ _ROUNDING: Final = 1e-6
 
 
 class LimitKind(StrEnum):
-    """What a provider limits per minute. TOKENS: input and output together."""
+    """The quantity that a provider limits per minute. TOKENS: input and output together."""
 
     REQUESTS = "REQUESTS"
     INPUT_TOKENS = "INPUT_TOKENS"
@@ -95,7 +95,7 @@ class Flight:
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is known of one limit. `level`: what was left at `known_at`; below 0 if more was taken than was there."""
+    """The state of one limit. `level`: what was left at `known_at`; below 0 if more was taken than was there."""
 
     limit: float
     level: float
@@ -119,7 +119,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Forecast:
-    """What calls took so far. `output_tokens` None: no call has ended."""
+    """The averages of the calls so far. `output_tokens` None: no call has ended."""
 
     output_tokens: float | None = None
     uncached_share: float = 1.0

@@ -56,7 +56,7 @@ MODEL_CALL_RETRY: Final = RetryPolicy(max_attempts=MODEL_CALL_TRIES, initial_sec
 
 
 class FailureClass(StrEnum):
-    """How a model call failed. A string on the wire, because other loops may have classes of their own."""
+    """The kind of failure of a model call. A string on the wire, because other loops may have classes of their own."""
 
     RATE_LIMITED = "RATE_LIMITED"
     OVERLOADED = "OVERLOADED"

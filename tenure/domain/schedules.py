@@ -22,7 +22,7 @@ _MACHINE_DEPENDENT_ZONES: Final = frozenset({"localtime", "Factory", "posixrules
 
 
 class OverlapPolicy(StrEnum):
-    """What happens to a due time while a task of the schedule has not ended."""
+    """The handling of a due time while a task of the schedule has not ended."""
 
     SKIP = "SKIP"
     QUEUE = "QUEUE"

@@ -62,21 +62,21 @@ class SourceKind(StrEnum):
 
 
 class LeaseLostPolicy(StrEnum):
-    """What happens to a task whose worker loses its lease."""
+    """The reaction to the loss of a worker's lease."""
 
     RESUME = "RESUME"
     TIME_OUT = "TIME_OUT"
 
 
 class InDoubtPolicy(StrEnum):
-    """What happens to a task with an UNSAFE call in doubt."""
+    """The reaction to an UNSAFE call in doubt."""
 
     WAIT_FOR_PERSON = "WAIT_FOR_PERSON"
     TELL_MODEL = "TELL_MODEL"
 
 
 class BudgetPolicy(StrEnum):
-    """What happens to a task when a cap of its budget leaves too little for its next model call."""
+    """The reaction to a cap of the budget that leaves too little for the next model call."""
 
     END = "END"
     ASK = "ASK"
@@ -144,7 +144,7 @@ class SubAgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """How a task reacts: to lost leases, calls in doubt, retries, invalid results, timeouts and caps of its budget.
+    """A task's reactions to lost leases, calls in doubt, failures, invalid results, timeouts and caps of its budget.
 
     `lease_ttl_seconds`: how long a worker that sends no renewals keeps the task; 0: as long as its session.
     `approvers`: the groups ("group:" and a name) and members who alone may answer its waits; none: everyone.

@@ -175,7 +175,7 @@ SUB_AGENTS_ENDED: Final = WaitAnswer(WaitAnswerKind.SUB_AGENTS)
 
 
 class EscalationAction(StrEnum):
-    """What one step of an escalation does besides its entry and its event."""
+    """The action of one step of an escalation, besides its entry and its event."""
 
     EVENT_ONLY = "EVENT_ONLY"
     ASSIGNEE = "ASSIGNEE"

@@ -58,7 +58,7 @@ _SMTP_OPERATOR: Final = frozenset({503, 530, 534, 535, 538})
 
 
 class WebhookKind(StrEnum):
-    """Where the deliveries of a webhook go."""
+    """The kind of destination of a webhook."""
 
     STANDARD = "STANDARD"  # a signed request by the Standard Webhooks convention
     SLACK = "SLACK"  # a message in the format of Slack's incoming webhooks
@@ -74,7 +74,7 @@ class DeliveryState(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """What a failed attempt means for its delivery."""
+    """The consequence of a failed attempt for its delivery."""
 
     TEMPORARY = "TEMPORARY"  # another attempt may succeed
     FINAL = "FINAL"  # no attempt can succeed: the delivery is dead at once

@@ -1,4 +1,4 @@
-"""Which waits a client may answer, and the form by which the protocol asks a person for the answer."""
+"""Decides which waits a client may answer, and builds the form by which the protocol asks a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients of the MCP server may spend and answer."""
+"""The settings that limit what clients of the MCP server may spend and answer."""
 
 from __future__ import annotations
 

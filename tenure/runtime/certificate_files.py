@@ -172,7 +172,7 @@ def _is_signed_by(certificate: x509.Certificate, authorities: list[x509.Certific
 
 @dataclass(frozen=True, slots=True)
 class PeerTls:
-    """How a channel connects: with this process's certificate, to a server of a role."""
+    """The TLS parameters of a channel that connects with this process's certificate, to a server of a role."""
 
     files: CertificateFiles
     role: Role

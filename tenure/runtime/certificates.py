@@ -38,7 +38,7 @@ _CLIENT: Final = ExtendedKeyUsageOID.CLIENT_AUTH
 
 @dataclass(frozen=True, slots=True)
 class StoreCertificate:
-    """What a certificate of `tenure keys certs stores` is for. `hosts`: DNS names and IP addresses."""
+    """The purpose of a certificate of `tenure keys certs stores`. `hosts`: DNS names and IP addresses."""
 
     name: str
     hosts: tuple[str, ...]

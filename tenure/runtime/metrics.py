@@ -172,7 +172,7 @@ class BoundedNames:
 
 
 class TenantNames:
-    """Which tenants have a label of their own: none, until the process has read its setting."""
+    """The tenants that have a label of their own: none, until the process has read its setting."""
 
     named = BoundedNames(0)
 

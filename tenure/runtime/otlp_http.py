@@ -22,7 +22,7 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OtlpAnswer:
-    """What the collector answered: the HTTP status, and the beginning of the body."""
+    """The answer of the collector: the HTTP status, and the beginning of the body."""
 
     status: int
     body: bytes

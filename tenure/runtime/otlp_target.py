@@ -1,4 +1,4 @@
-"""Where telemetry goes by OTLP over HTTP (http/protobuf), as the variables of OpenTelemetry say it.
+"""Reads from the variables of OpenTelemetry where OTLP over HTTP (http/protobuf) sends telemetry.
 
 OTEL_EXPORTER_OTLP_NAME is for all signals, OTEL_EXPORTER_OTLP_TRACES_NAME (or METRICS) for one and counts more.
 """
@@ -22,7 +22,7 @@ _COMPRESSIONS: Final = ("", "none", "gzip")
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """Where one signal is sent, and how."""
+    """The target of one signal: its URL, headers and options."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -147,7 +147,7 @@ class BoundedConnection(psycopg.AsyncConnection[TupleRow]):
         return PreparedStatements(self)
 
     async def wait(self, *args: Any, **options: Any) -> Any:
-        """As psycopg's `wait`, through which every wait for Postgres goes, but for at most `longest_wait_seconds`."""
+        """Replaces psycopg's `wait`, which all waits for Postgres use: waits at most `longest_wait_seconds`."""
         timer = asyncio.get_running_loop().call_later(self.longest_wait_seconds, self._cut)
         try:
             return await super().wait(*args, **options)

@@ -192,19 +192,19 @@ class TenureChannel(grpc.aio.Channel):
         return self._renewal.current
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC, with a `TranslatedCall`: await it for the response."""
+        """Does the same as in gRPC, with a `TranslatedCall`: await it for the response."""
         return self._method("unary_unary", args, kwargs, needs_timeout=True)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC, with a `TranslatedCall`: iterate it or `read` its messages."""
+        """Does the same as in gRPC, with a `TranslatedCall`: iterate it or `read` its messages."""
         return self._method("unary_stream", args, kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC, with a `TranslatedCall`: `write` to it, then await it for the response."""
+        """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, then await it for the response."""
         return self._method("stream_unary", args, kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
+        """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
         return self._method("stream_stream", args, kwargs)
 
     def _method(self, arity: str, args: Any, kwargs: Any, *, needs_timeout: bool = False) -> Any:
@@ -219,11 +219,11 @@ class TenureChannel(grpc.aio.Channel):
         return wrapped(on_current_channel, self._rules, needs_timeout=needs_timeout)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """As gRPC."""
+        """Does the same as in gRPC."""
         return self.raw.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """As gRPC."""
+        """Does the same as in gRPC."""
         await self.raw.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:

@@ -167,7 +167,7 @@ class Migrations:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a service's role may do in its schema: statements in which `{role}` stands for the role."""
+    """The rights of a service's role in its schema: statements in which `{role}` stands for the role."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""What a server keeps about a stream of requests, beside answering them: refusals, and the requests in flight.
+"""The state that a server keeps for a stream of requests: refusals, and the requests in flight.
 
 The interceptor sees a stream as one call. The handler of the stream asks here for what the interceptor does for calls
 of one request each.

@@ -1,4 +1,4 @@
-"""How a client connects by TLS, and the settings of mutual TLS. A process's own certificate: `certificate_files.py`."""
+"""TLS of clients and channels, and the settings of mutual TLS. A process's own certificate: `certificate_files.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PemFiles = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class ChannelTls(Protocol):
-    """How a channel connects by TLS."""
+    """The TLS parameters of a channel."""
 
     def read(self) -> PemFiles: ...
     def options(self) -> list[tuple[str, str]]: ...
@@ -41,7 +41,7 @@ class ChannelTls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client connects. `ca_file` None: the usual authorities of the internet.
+    """The TLS parameters of a client. `ca_file` None: the usual authorities of the internet.
 
     `server_name`: the name in the server's certificate, if it is not the name that the client connects to.
     """

@@ -44,7 +44,7 @@ class AgentToolInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class AgentDefinitionInfo(PublicValue):
-    """What a revision fixes. `allowed_tools`: of the tool service, for an agent without code; None: all of them.
+    """The definition of a revision. `allowed_tools`: of the tool service, for an agent without code; None: all of them.
 
     `tools`: of an agent in Python. `limits` and `policy`: the defaults of tasks for an agent without code; None: none,
     and a limit of 0: no default.

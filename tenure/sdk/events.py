@@ -281,7 +281,7 @@ class TaskChangeEvent(PublicValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatEvent(PublicValue):
-    """Nothing new; the stream of changes is alive. The first event of `tenure tasks follow --json` is one."""
+    """Shows that the stream of changes is alive. The first event of `tenure tasks follow --json` is one."""
 
     kind: str
     cursor: str

@@ -1,5 +1,5 @@
-"""What the command shows besides tasks, as frozen dataclasses without protobuf: leases, schedules, webhooks, tenants,
-keys, workers, tools and the audit log.
+"""Frozen dataclasses without protobuf of everything but tasks: leases, schedules, webhooks, tenants, keys, workers,
+tools and the audit log.
 
 Times are in UTC. Money is in US dollars, as exact decimals. Durations end in their unit. Enums are their names: also
 those that only a newer gateway knows, as their number.
@@ -63,7 +63,7 @@ class SigningKeyInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class TaskTemplate(PublicValue):
-    """What a schedule submits: the fields of a task with the same names.
+    """The task that a schedule submits: the fields of a task with the same names.
 
     `agent_revision`: the revision of `function` that each run has; None: the one that a submit gets at that time.
     """
@@ -114,7 +114,7 @@ class ScheduleInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRunInfo(PublicValue):
-    """What a due time came to. `outcome`: STARTED, WAITING, SKIPPED or FAILED. `due_times`: how many it stands for."""
+    """The result of a due time. `outcome`: STARTED, WAITING, SKIPPED or FAILED. `due_times`: how many it stands for."""
 
     source_run_id: str
     due_at: datetime | None
@@ -362,7 +362,7 @@ class ClaimInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo(PublicValue):
-    """How many tasks of a queue and priority wait. `held_back`: of them, those whose tenant is at its quota."""
+    """The waiting tasks of a queue and priority. `held_back`: of them, those whose tenant is at its quota."""
 
     queue: str
     priority: str

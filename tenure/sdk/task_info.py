@@ -1,4 +1,4 @@
-"""What the client knows about a task: frozen dataclasses, without protobuf.
+"""A task as the client sees it: frozen dataclasses, without protobuf.
 
 Times are in UTC. Money is in US dollars, as exact decimals. Durations end in their unit.
 """
@@ -38,7 +38,7 @@ class TaskBudget(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class BudgetNeed(PublicValue):
-    """What a task that waits for budget asks for (`WaitKind.BUDGET`).
+    """The budget that a waiting task asks for (`WaitKind.BUDGET`).
 
     `limit`: TOKEN_LIMIT or MONEY_LIMIT. `needed_…`: the least that the next model call needs. `suggested_…`: what
     `approve` grants if it names no amount.

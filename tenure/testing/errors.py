@@ -1,4 +1,4 @@
-"""What goes wrong in a test: a point that is not reached, a violated invariant, tasks that do not end."""
+"""The errors of tests: a point that is not reached, a violated invariant, tasks that do not end."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class UnknownPoint(ValueError):  # noqa: N818  the name says what happened
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a task is: its entries so far, and the step that the worker says it is in, 0 where it says none."""
+    """The position of a task: its entries so far, and the step that its worker reports, 0 if it reports none."""
 
     entries: Sequence[Event]
     step: int = 0

@@ -1,4 +1,4 @@
-"""Who owns what, as workers come to know it: each grant is opened as it comes, and remembered.
+"""Tracks the claims that workers receive: opens each grant as it comes, and keeps its owner.
 
 async with Owners(fleet) as owners:
     await owners.add(replica, slots=6)
@@ -86,7 +86,7 @@ class Owners:
             await self._opened.wait_for(lambda: all(len(self.by_task.get(each, ())) >= times for each in wanted))
 
     def newest(self, task_id: str) -> Owned:
-        """Who opened it last."""
+        """Returns the owner that opened it last."""
         return self.by_task[task_id][-1]
 
     async def settled(self, replica: ServiceProcess) -> None:

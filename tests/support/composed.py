@@ -62,7 +62,7 @@ class Composed:
         return self.folder / "secrets"
 
     def dsn(self, role: str, **changes: str) -> str:
-        """How a role of the database connects."""
+        """Returns the DSN of a role of the database."""
         given = {
             "host": "postgres",
             "hostaddr": HOST,
@@ -131,7 +131,7 @@ async def composed(folder: Path) -> AsyncIterator[Composed]:
 
 
 async def _start_postgres(one: Composed, opened: AsyncExitStack) -> None:
-    """As the image's entrypoint: makes the database and runs roles.sql, then starts the server as the file says."""
+    """Works as the entrypoint: makes the database and runs roles.sql, then starts the server as the file says."""
     process = PostgresProcess(one.folder / "postgres", binaries_directory=_system_postgres())
     async with process as first:
         async with await psycopg.AsyncConnection.connect(first.dsn(), autocommit=True) as superuser:

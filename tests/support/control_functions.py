@@ -132,7 +132,7 @@ async def changed(work: Work, given: dict[str, Any]) -> None:
 
 
 async def returning(work: Work, given: Any) -> Any:
-    """What it is given; or what cannot be kept."""
+    """Returns its argument, or a value that cannot be recorded."""
     match given:
         case "no JSON":
             return object()

@@ -33,7 +33,7 @@ WATCHING: Final = """
 
 @dataclass(slots=True)
 class Misdeeds:
-    """What a page did that it must not do."""
+    """The forbidden actions of a page."""
 
     host: str
     errors: list[str] = field(default_factory=list)

@@ -409,7 +409,7 @@ def reserve(
 
 
 def kinds(entries: Sequence[ledger_pb2.Entry]) -> list[str]:
-    """What the entries are; transitions as "FROM>TO"."""
+    """Returns the kinds of the entries; transitions as "FROM>TO"."""
     return [_kind(one) for one in entries]
 
 

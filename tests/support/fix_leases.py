@@ -96,7 +96,7 @@ class Leases:
 
 
 def reference(lease: pb.Lease) -> pb.LeaseReference:
-    """As an operator names it."""
+    """Returns the name that an operator uses."""
     return pb.LeaseReference(resource=lease.resource, epoch=lease.epoch)
 
 

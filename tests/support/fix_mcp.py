@@ -32,7 +32,7 @@ SCRIPTED = Path(__file__).with_name("scripted_mcp_server.py")
 
 @dataclass(frozen=True)
 class McpServers:
-    """How each server is started: its part of the config file."""
+    """The start of each server: its part of the config file."""
 
     node: Path
 

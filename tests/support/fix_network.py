@@ -36,13 +36,13 @@ def reason_for_proxies() -> str:
 
 
 def pytest_report_header() -> str:
-    """Which of the two a run's partitions are made of."""
+    """States which of the two makes the partitions of a run."""
     reason = reason_for_proxies()
     return f"partitions: by TCP proxies ({reason})" if reason else "partitions: of network namespaces"
 
 
 class Host(ABC):
-    """Where one process runs, and its lines to others."""
+    """The host of one process, and its lines to others."""
 
     def __init__(self, opened: AsyncExitStack) -> None:
         self._opened = opened

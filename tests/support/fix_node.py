@@ -24,7 +24,7 @@ def node() -> Path:
 
 
 def packages(folder: Path = PACKAGES) -> Path:
-    """Where Node finds the packages of tests/node. Skips the test where their registry could not be reached."""
+    """Returns the folder of the packages of tests/node. Skips the test where their registry could not be reached."""
     if (folder / ".package-lock.json").exists():
         return folder
     unreachable = folder / ".unreachable"

@@ -67,7 +67,7 @@ class Letters:
         return [line.split() for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
 
     def counts(self) -> Counter[str]:
-        """How often each effect happened, and how often it began."""
+        """Returns how often each effect happened, and how often it began."""
         return Counter(line[0] for line in self.lines())
 
     def keys(self, effect: str) -> set[str]:
@@ -79,7 +79,7 @@ class Letters:
                 await asyncio.sleep(0.02)
 
     async def result(self, task_id: str) -> list[str]:
-        """What a task that SUCCEEDED returned. Its history breaks no invariant."""
+        """Returns the result of a task that SUCCEEDED. Its history breaks no invariant."""
         task = await self.bench.ended(task_id)
         assert state_name(task.state) == TaskState.SUCCEEDED, task.message
         async with Client(self.bench.stack.gateway_address) as auditor:

@@ -23,7 +23,7 @@ _ABORT = struct.pack("ii", 1, 0)  # linger for 0 s: closing sends RST instead of
 
 
 class Lost(Enum):
-    """What of a conversation does not arrive, seen from the side that connects."""
+    """The direction of a conversation that does not arrive, seen from the side that connects."""
 
     EVERYTHING = "everything"
     REQUESTS = "requests"
@@ -52,7 +52,7 @@ class TcpProxy:
 
     @property
     def connection_count(self) -> int:
-        """How many connections are open now."""
+        """Returns the number of open connections."""
         return len(self._connections)
 
     async def start(self) -> None:
@@ -62,12 +62,12 @@ class TcpProxy:
             self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """As when the other side is gone: connections end in order, new ones are refused."""
+        """Acts as if the other side were gone: connections end in order, new ones are refused."""
         await self._close_listener()
         await self._end_connections()
 
     def deaf(self, lost: Lost = Lost.EVERYTHING) -> None:
-        """As when a cable is cut or a process frozen: connections stay, and nothing gets through, or only one way."""
+        """Acts like a cut cable or a frozen process: connections stay, and nothing gets through, or only one way."""
         if lost is not Lost.ANSWERS:
             self._requests_pass.clear()
         if lost is not Lost.REQUESTS:

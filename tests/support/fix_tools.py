@@ -109,7 +109,7 @@ class ToolReplica:
         return [response async for response in self.stub.Execute(request, timeout=CALL_SECONDS)]
 
     async def outcome(self, owner: Owner, call_id: str, tool: str, **arguments: Any) -> Outcome:
-        """What an Execute came to."""
+        """Returns the outcome of an Execute."""
         events = await self.events(owner, call_id, tool, **arguments)
         assert events[-1].HasField("outcome")
         return outcome_to_domain(events[-1].outcome)
@@ -121,7 +121,7 @@ class ToolReplica:
         return task
 
     async def fence(self, owner: Owner, *, close: bool = False) -> dict[str, Any]:
-        """How the task's calls stand, by call_id."""
+        """Returns the states of the task's calls, by call_id."""
         request = tool_service_pb2.FenceRequest(token=owner.token, close=close)
         return {call.call_id: call for call in (await self.stub.Fence(request, timeout=CALL_SECONDS)).calls}
 
@@ -190,7 +190,7 @@ def execute_request(
 
 
 async def listed_sources(tools: ToolReplica, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
-    """What the replica tells this tenant of what has tools, by name."""
+    """Returns the sources of tools that the replica lists for this tenant, by name."""
     with as_tenant(tenant):
         list_sources = await tools.stub.ListSources(tool_service_pb2.ListSourcesRequest(), timeout=CALL_SECONDS)
     return {source.name: source for source in list_sources.sources}

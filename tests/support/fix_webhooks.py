@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """What the endpoint answers."""
+    """The answer of the endpoint."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -70,11 +70,11 @@ class Receiver:
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, count: int, of: Callable[[Delivery], bool] = lambda _delivery: True) -> list[Delivery]:
-        """What it took, once it is so many."""
+        """Waits for so many deliveries that it accepted, and returns them."""
         return await self._until(self.took, count, of)
 
     async def until_came(self, count: int, of: Callable[[Delivery], bool] = lambda _delivery: True) -> list[Delivery]:
-        """What came, once it is so many."""
+        """Waits for so many deliveries, and returns them."""
         return await self._until(self.came, count, of)
 
     async def _until(self, where: list[Delivery], count: int, of: Callable[[Delivery], bool]) -> list[Delivery]:

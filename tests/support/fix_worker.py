@@ -265,7 +265,7 @@ class WorkerBench:
         await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
     async def live_pieces(self, task_id: str, worker: ServiceProcess) -> AsyncGenerator[live_pb2.Delta]:
-        """What the worker shows of the task's model calls, until it no longer holds the task."""
+        """Yields the live text of the task's model calls, until the worker no longer holds the task."""
         request = worker_pb.WatchLiveRequest(task_id=task_id, epoch=(await self.task(task_id)).epoch)
         async with open_channel(worker.address) as channel:
             async for piece in WorkerServiceStub(channel).WatchLive(request, timeout=PATIENCE_SECONDS):
@@ -348,7 +348,7 @@ class WorkerBench:
         return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:
-        """What the simulator was asked for this task, and billed."""
+        """Returns the calls that the simulator got for this task, with their bills."""
         calls = [*self.simulator.calls(), *self.simulator.calls("chat")]
         return [call for call in calls if (call["attempt"] or "").startswith(f"{task_id}/")]
 

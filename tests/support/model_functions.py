@@ -32,7 +32,7 @@ def usage_of(usage: Any) -> TokenUsage:
 
 
 def ask(given: dict[str, Any], prompt: str) -> Callable[[ModelCallReport], Awaitable[ModelCallAnswer]]:
-    """What makes one call: it streams the answer, and retries nothing."""
+    """Returns a function that makes one call: it streams the answer, and retries nothing."""
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:
         trace(given, f"call-{report.attempt.partition('/')[2]}")

@@ -1,4 +1,4 @@
-"""What deploy/ says about metrics: the rules, the alerts and the dashboards."""
+"""Reads the monitoring files of deploy/: the rules, the alerts and the dashboards."""
 
 from __future__ import annotations
 

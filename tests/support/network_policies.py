@@ -1,4 +1,4 @@
-"""Which connections the network policies of rendered manifests allow: as Kubernetes defines it, for our selectors."""
+"""Decides which connections the network policies of rendered manifests allow, as Kubernetes does for our selectors."""
 
 from __future__ import annotations
 

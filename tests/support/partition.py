@@ -52,7 +52,7 @@ class Placed:
 
     @property
     def address(self) -> str:
-        """Where others reach it."""
+        """Returns the address at which others reach it."""
         return self.process.address
 
 
@@ -157,7 +157,7 @@ def openings(entries: Any) -> Any:
 
 
 async def check_whole(bench: Any, task_id: Any, steps: Any = STEADY_STEPS) -> None:
-    """What holds whatever was cut: no gap, no step twice, epochs only grow, every call's effect there once."""
+    """Asserts the rules of every cut: no gap, no step twice, epochs only grow, every call's effect there once."""
     entries = await bench.entries(task_id)
     assert [entry.sequence for entry in entries] == list(range(1, len(entries) + 1))
     answered = [entry.step for entry in entries if isinstance(entry.body, facts.AssistantMessage)]
@@ -168,5 +168,5 @@ async def check_whole(bench: Any, task_id: Any, steps: Any = STEADY_STEPS) -> No
 
 
 def model_calls(bench: Any, task_id: Any) -> list[datetime]:
-    """When the model was asked."""
+    """Returns the times of the model calls."""
     return [datetime.fromisoformat(call["time"]) for call in bench.model_calls(task_id)]

@@ -1,4 +1,4 @@
-"""How long the tests wait for what must come: long enough for a machine many times slower than usual.
+"""The time that tests wait for an event that must come: enough for a machine many times slower than usual.
 
 Only a failure takes so long. What a test waits for in vain, or a deadline that is to pass, has a time of its own.
 """
@@ -23,7 +23,7 @@ MAX_SLOWNESS: Final = 4.0
 
 
 def slowness_now() -> float:
-    """How many times longer than on an idle machine things may take: the load for each core, between 1 and 4.
+    """Returns how many times longer than on an idle machine things may take: the load for each core, between 1 and 4.
 
     For the few times that are promises themselves.
     """

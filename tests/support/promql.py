@@ -31,7 +31,7 @@ class Selector(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What an expression names."""
+    """The names in an expression."""
 
     selectors: tuple[Selector, ...]
     grouped: frozenset[str]

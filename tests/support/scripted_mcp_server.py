@@ -50,7 +50,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def note(file: str, line: object) -> int:
-    """How many lines the file has then."""
+    """Adds a line to the file, and returns the number of its lines."""
     path = OUTSIDE / file
     with path.open("a") as lines:
         lines.write(json.dumps(line) + "\n")
@@ -88,7 +88,7 @@ def garbage(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
 
 
 def look(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
-    """What there is to be seen from here."""
+    """Returns the part of the machine that this process sees."""
     try:
         socket.create_connection(("127.0.0.1", arguments["port"]), timeout=5).close()
         network = "connected"
@@ -99,7 +99,7 @@ def look(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
 
 
 def attack(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
-    """What an attack on the service reaches: its files, its process, other tasks' files, the machine's sockets."""
+    """Attacks the service. Returns what it read: its files, its process, other tasks' files, the machine's sockets."""
     pid, own, reached = arguments["pid"], Path("/proc/self").resolve(), []
     attacks: list[tuple[str, Callable[[], object]]] = [
         ("traced the service", partial(traced, pid)),
@@ -154,7 +154,7 @@ def spawn(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
 
 
 def ask(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
-    """What the client says to a request of the server's."""
+    """Sends a request of the server to the client, and returns the answer."""
     say({"id": "mine", "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}})
     return json.dumps(json.loads(sys.stdin.readline()).get("error"))
 

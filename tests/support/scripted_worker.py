@@ -123,14 +123,14 @@ class ScriptedWorker:
         return list(matching()[0].tokens)
 
     async def ends(self, within_seconds: float = PATIENCE_SECONDS) -> BaseException:
-        """How the stream ended, waited for."""
+        """Waits for the end of the stream and returns its status."""
         async with asyncio.timeout(within_seconds), self._heard_more:
             await self._heard_more.wait_for(lambda: self.ended_with is not None)
         assert self.ended_with is not None
         return self.ended_with
 
     async def open(self, grant: pb.Grant) -> ledger_pb.OpenHeader:
-        """As a worker does, again when the ledger has too much to do."""
+        """Opens as a worker does: again when the ledger is overloaded."""
 
         async def once() -> ledger_pb.OpenHeader:
             header = ledger_pb.OpenHeader()

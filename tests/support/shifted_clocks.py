@@ -31,7 +31,7 @@ class Clocks:
         return {kind: {"PYTHONPATH": str(_SHIM), "TEST_CLOCK_FILE": str(self.folder / kind)} for kind in KINDS}
 
     def shift(self, kind: str, *, wall_seconds: float = 0.0, jump_seconds: float = 0.0) -> None:
-        """How far the wall clock is ahead from now on; by how much the monotonic one jumps, for good and forward."""
+        """Sets how far the wall clock is ahead from now on, and lets the monotonic clock jump forward for good."""
         assert jump_seconds >= 0
         self._monotonic[kind] = self._monotonic.get(kind, 0.0) + jump_seconds
         path = self.folder / kind

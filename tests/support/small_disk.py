@@ -20,7 +20,7 @@ CHUNK = b"\0" * (1024 * 1024)
 
 
 class SmallDisk:
-    """What is left of it can be taken, and given back."""
+    """A small disk whose free space a test can fill and free again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

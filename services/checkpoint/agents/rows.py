@@ -37,7 +37,7 @@ class AgentRow(NamedTuple):
 
     @property
     def routing(self) -> Routing:
-        """Where new tasks go."""
+        """Returns the revisions to which new tasks go."""
         return Routing(self.current_revision, self.ramp_revision, self.ramp_basis_points)
 
     def message(self) -> pb.Agent:

@@ -1,4 +1,4 @@
-"""How much waits for somebody: deliveries of webhooks, and tasks whose calls are in doubt. For metrics only."""
+"""Counts deliveries of webhooks that wait, and tasks whose calls are in doubt. For metrics only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tasks are queued and for how long, for operators and for autoscalers of workers."""
+"""Counts queued tasks and measures how long they wait, for operators and for autoscalers of workers."""
 
 from __future__ import annotations
 

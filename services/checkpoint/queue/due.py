@@ -1,4 +1,4 @@
-"""Which sweeps have work: one statement for all of them, and an event for each.
+"""Finds the sweeps that have work: one statement for all of them, and an event for each.
 
 A sweep that looked for itself would be a statement of its own every time, and mostly nothing is due. The duties of the
 sweeps stay separate, so that one that fails or hangs does not delay the others.

@@ -104,7 +104,7 @@ async def _register(connection: Connection, grants: Sequence[pb.RegisterGrantsRe
 async def inspect_claims(
     pool: Pool, claims: Sequence[pb.InspectClaimsRequest.Claim]
 ) -> list[pb.InspectClaimsResponse.Verdict]:
-    """What is known of each, in the order asked."""
+    """Returns the state of each claim, in the order of the request."""
     parameters = {
         "task_ids": [claim.task_id for claim in claims],
         "claim_ids": [claim.claim_id for claim in claims],

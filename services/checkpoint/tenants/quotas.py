@@ -119,7 +119,7 @@ async def warn_of_submit(connection: Connection, tenant: str, task_id: str, uses
 
 
 class Admission(NamedTuple):
-    """When the task may start, what the tenant used until then, and when the submit counts (None: never)."""
+    """The start of the task, the usage of the tenant until then, and when the submit counts (None: never)."""
 
     start: StartDecision = StartDecision()
     uses: Uses = {}  # noqa: RUF012  never written to

@@ -34,7 +34,7 @@ _KINDS: Final = {SpanKind.INTERNAL: trace.SpanKind.INTERNAL, SpanKind.CLIENT: tr
 
 
 class Sent(Enum):
-    """What became of spans. REFUSED: fewer of them may be taken. LATER: the collector takes none now."""
+    """The result of sending spans. REFUSED: fewer of them may be taken. LATER: the collector takes none now."""
 
     TAKEN = auto()
     REFUSED = auto()

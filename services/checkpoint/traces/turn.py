@@ -1,4 +1,4 @@
-"""Which replica exports traces, and up to where: one row for all replicas, and one for each task.
+"""Records which replica exports traces, and how far they are exported: one row for all replicas, and one for each task.
 
 The turn lasts for a time, by the database's clock, with a number that only grows. Two replicas that export at the same
 time, because one was frozen, send the same spans: only one of them moves the cursor.
@@ -42,7 +42,7 @@ class DueTask(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """How far a task is exported. `is_due`: it is looked at again without a change."""
+    """The part of a task that is exported. `is_due`: it is looked at again without a change."""
 
     sequence: int
     is_due: bool

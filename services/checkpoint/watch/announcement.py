@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Announcement:
-    """What to announce once the transaction is durable.
+    """The news to announce once the transaction is durable.
 
     - task_ids: tasks with new entries; `appended` has the entries where they are known
     - claimable: a task may have become claimable

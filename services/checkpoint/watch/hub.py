@@ -78,7 +78,7 @@ _Watch = TypeVar("_Watch")
 
 
 class QueueWatch:
-    """What one coordinator has not been told yet. A message may be lost: the lists of the ledger decide."""
+    """The messages that one coordinator has not received yet. A message may be lost: the lists of the ledger decide."""
 
     def __init__(self) -> None:
         self._has_hints = asyncio.Event()

@@ -55,7 +55,7 @@ class WebhookEvent(NamedTuple):
 
 
 class FeedReader(NamedTuple):
-    """What one webhook reads of the feed. `patterns`: of event types. `webhook_name`: reminders name webhooks."""
+    """Reads the feed for one webhook. `patterns`: of event types. `webhook_name`: reminders name webhooks."""
 
     pool: Pool
     lease_key: SenderLeaseKey

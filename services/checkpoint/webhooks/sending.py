@@ -73,7 +73,7 @@ class WebhookSettings:
 
 
 class WebhookPolicy(NamedTuple):
-    """What the installation allows of webhooks."""
+    """The limits that the installation sets for webhooks."""
 
     networks: Networks
     smtp: SmtpSettings

@@ -148,7 +148,7 @@ Operation: TypeAlias = Put | Get | Delete | Txn
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """What a transaction did. `results` has one entry per operation of the branch taken, in order:
+    """The result of a transaction. `results` has one entry per operation of the branch taken, in order:
     key-values for a Get, the number of deleted keys for a Delete, None for a Put, a TxnResult for a Txn.
 
     `revision` is the store's after the request. It is the `create_revision` of a key only if this very transaction

@@ -48,7 +48,7 @@ MAX_ID: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatBody:
-    """What DefaultChatTransport sends. `task` is yours: set it as `body: {task: {model: …}}` of the transport."""
+    """The body of DefaultChatTransport. `task` is yours: set it as `body: {task: {model: …}}` of the transport."""
 
     id: str = given("the chat")
     messages: tuple[Any, ...] = given("UI messages: the last one is the user's, or has the answers of approvals")

@@ -1,4 +1,4 @@
-"""What answers have, besides the public dataclasses of tenure/sdk. All of it is public JSON (docs/json.md)."""
+"""The answers that are not public dataclasses of tenure/sdk. All of it is public JSON (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ class DeliveryPage(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class Deleted(PublicValue):
-    """What was deleted."""
+    """The answer to a deletion."""
 
     deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed(PublicValue):
-    """How many deliveries are sent again, and how many dead ones remain: repeat the request for these."""
+    """The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these."""
 
     replayed: int
     remaining: int

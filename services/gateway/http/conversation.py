@@ -33,7 +33,7 @@ _ANSWERED_BY_TEXT: Final = frozenset({task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """What a message began: the events of the task after this sequence, until the task has ended or waits."""
+    """The answer to a message: the events of the task after this sequence, until the task has ended or waits."""
 
     task_id: str
     after_sequence: int

@@ -84,7 +84,7 @@ class _CallersClient(Client):
 
 
 class _CallersConnection:
-    """As GatewayConnection, without a channel of its own."""
+    """Does the same as GatewayConnection, without a channel of its own."""
 
     def __init__(self, call: HttpCall) -> None:
         self._client = _CallersGateway(call)

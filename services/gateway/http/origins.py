@@ -1,4 +1,4 @@
-"""Which web pages may call.
+"""Decides which web pages may call the gateway.
 
 A browser sends what a page of any site tells it to, with its cookies, and from inside of the network. So a request that
 changes something is refused if it comes from a page of another origin that is not in CORS_ORIGINS. Without

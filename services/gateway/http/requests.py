@@ -1,4 +1,4 @@
-"""What requests have, beside the path: the fields of their bodies, and the parameters of their query strings.
+"""The contents of requests besides the path: the fields of their bodies, and the parameters of their query strings.
 
 The fields of a submit are the arguments of `client.submit(…)`.
 """
@@ -120,7 +120,7 @@ class EventsQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitQuery:
-    """How long to wait for the end."""
+    """The time to wait for the end."""
 
     timeout_seconds: float = given("0 to 600", 30.0)
 
@@ -234,7 +234,7 @@ class ScheduleChangeBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleQuery:
-    """What to read of a schedule."""
+    """The parts of a schedule to read."""
 
     runs: int = given("how many of its newest runs; 0: 20", 0)
 
@@ -296,7 +296,7 @@ class InDoubtQuery(Page):
 
 
 class ResolutionKind(StrEnum):
-    """What a person found out about a call in doubt."""
+    """The finding of a person about a call in doubt."""
 
     HAPPENED = "HAPPENED"
     DID_NOT_HAPPEN = "DID_NOT_HAPPEN"
@@ -317,7 +317,7 @@ class ResolutionBody:
 
 
 class UsageBy(StrEnum):
-    """What a line of a usage report sums up."""
+    """The key by which a usage report sums up."""
 
     TENANT = "TENANT"
     ROOT = "ROOT"

@@ -1,4 +1,4 @@
-"""What an operator does to call records after a restore: lists them for the ledger, and puts lost calls in doubt.
+"""Lists call records for the ledger after a restore, and puts lost calls in doubt, for an operator.
 
 A restored database may lack the record of a call that ran. Without the record the call would run again. So the record
 is made anew, in doubt: then a person decides, as for a call whose runner was lost.

@@ -150,7 +150,7 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What every run needs: bubblewrap, an interpreter, and the system-call filter as BPF.
+    """The programs that every run needs: bubblewrap, an interpreter, and the system-call filter as BPF.
 
     `network_filter`: the filter of the programs that have the host's network.
     """

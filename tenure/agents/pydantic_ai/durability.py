@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class DurableSettings:
-    """How an agent's operations become steps, model calls and tool calls.
+    """The settings by which an agent's operations become steps, model calls and tool calls.
 
     `effects`: the effect classes of tools by name, before those in the tools' metadata. `max_output_tokens`: of a model
     call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own.

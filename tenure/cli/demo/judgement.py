@@ -72,7 +72,7 @@ MIN_TAKEOVERS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was observed. `effects` counts each line in the outside files, expected or not.
+    """The observations of a run. `effects` counts each line in the outside files, expected or not.
 
     `answers` counts the committed model answers of each step. The resume times are the seconds from the signal to the
     next owner's Open; None: there was no next owner.
