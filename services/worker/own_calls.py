@@ -204,7 +204,9 @@ class _Run:
             if _is_cancelled():
                 raise
             return _failure(name, error)  # the tool cancelled a coroutine of its own
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's tool may raise anything
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  the user's tool may raise anything, and the call waits for it
             _log.warning("an own tool failed", exc_info=True, extra={"tool": name, "call": self.call.intent.call_id})
             return _failure(name, error)
         if not _is_text(content):
