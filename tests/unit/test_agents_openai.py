@@ -115,6 +115,23 @@ async def test_a_tool_waits_for_its_approval() -> None:
     assert "denied" in str(told(script, "credit"))
 
 
+@pytest.mark.parametrize("price", ["NaN", "1e999", f'"{"x" * 300_000}"', "[" * 300 + "]" * 300])
+async def test_arguments_that_cannot_be_recorded_are_told(price: str) -> None:
+    @function_tool(strict_mode=False)
+    def order(price: Any) -> str:
+        raise AssertionError(f"the call has no arguments: {price}")
+
+    @function_tool
+    def weigh(item: str) -> str:
+        return f"weighed {item}"
+
+    script = Script([call("order", f'{{"price": {price}}}'), call("weigh", '{"item": "tea"}')], said("Done."))
+    agent = Agent(name="shop", model=script, tools=[order, weigh])
+    assert await durable(agent).run(JournalWork("Order"), None) == "Done."
+    assert told(script, "order")[0].startswith("INVALID_ARGUMENTS: The arguments of order cannot be recorded: ")
+    assert told(script, "weigh") == ["weighed tea"]
+
+
 class Price(BaseModel):
     cents: int
 

@@ -132,6 +132,21 @@ async def test_a_result_that_a_person_gave_is_told(given: str, seen: Any) -> Non
     assert script.seen[1] == [seen]
 
 
+async def test_arguments_that_cannot_be_recorded_are_told() -> None:
+    wrong = ModelResponse(parts=[ToolCallPart("order", '{"price": NaN}', tool_call_id="1")])
+    script = Script(wrong, said("Sorry."))
+    agent = Agent("shop", model=FunctionModel(script))
+
+    @agent.tool_plain
+    def order(price: float) -> str:
+        raise AssertionError(f"the call has no arguments: {price}")
+
+    work = JournalWork("Order")
+    assert await agent.durable_function.run(work, None) == "Sorry."
+    assert "INVALID_ARGUMENTS: The arguments of order cannot be recorded" in str(script.seen[1])
+    assert work.kinds == ["shop: model", "shop: model"]
+
+
 async def test_a_tool_may_ask_the_model_to_try_again() -> None:
     script = Script(call("refund", cents=-1), call("refund", cents=1), said("Done."))
     agent = Agent("support", model=FunctionModel(script))
