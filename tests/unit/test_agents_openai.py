@@ -115,6 +115,28 @@ async def test_a_tool_waits_for_its_approval() -> None:
     assert "denied" in str(told(script, "credit"))
 
 
+def test_a_revision_says_which_tools_need_an_approval() -> None:
+    async def is_large(_context: Any, arguments: dict[str, Any], _call_id: str) -> bool:
+        return bool(arguments["cents"] > 100)
+
+    @function_tool(needs_approval=True)
+    def refund() -> str:
+        return ""
+
+    @function_tool(needs_approval=is_large)
+    def credit(cents: int) -> str:
+        return ""
+
+    @function_tool
+    def look_up() -> str:
+        return ""
+
+    describe = durable(Agent(name="support", model=Script(), tools=[refund, credit, look_up])).describe
+    assert describe is not None
+    approvals = {tool.name: tool.needs_approval for tool in describe().tools}
+    assert approvals == {"refund": True, "credit": True, "look_up": False}
+
+
 @pytest.mark.parametrize("price", ["NaN", "1e999", f'"{"x" * 300_000}"', "[" * 300 + "]" * 300])
 async def test_arguments_that_cannot_be_recorded_are_told(price: str) -> None:
     @function_tool(strict_mode=False)
