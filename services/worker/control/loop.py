@@ -189,7 +189,7 @@ class ControlLoop(Loop):
                 return await self._after_failed_attempt(request)
             case CancelModelCall(step=step, name=name):
                 self._watch.end()
-                if step not in self._point.control_steps:
+                if recorded_step(self._point, step, name, is_model_call=True) is None:
                     cancelled = entries.ControlStep(name, failure=CANCELLED)
                     await self._write([*self._watch.settlement(), (step, cancelled)])
                 return None
