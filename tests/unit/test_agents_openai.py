@@ -10,11 +10,18 @@ from agents.items import ModelResponse
 from agents.models.interface import Model
 from agents.tool import LocalShellTool
 from agents.usage import Usage
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses import (
+    ResponseErrorEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
 from pydantic import BaseModel
 
 from tenure.agents import Effect, tool_call
 from tenure.agents.openai_agents import durable
+from tenure.control import StepFailed
 from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
 
@@ -38,6 +45,14 @@ class Script(Model):
 
     def stream_response(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError
+
+
+class Stream(Script):
+    """Answers with these events."""
+
+    async def stream_response(self, *arguments: Any, **options: Any) -> Any:
+        for event in self.answers:
+            yield event
 
 
 def said(text: str) -> list[Any]:
@@ -91,6 +106,23 @@ async def test_the_model_gets_the_output_that_the_budget_granted() -> None:
     assert await durable(agent).run(work, None) == "Short."
     assert (work.requests[0].max_output_tokens, script.settings[0].max_tokens) == (4000, 77)
     assert work.requests[0].input_tokens > 700
+
+
+async def test_an_error_in_a_stream_is_told_and_its_output_is_counted() -> None:
+    arguments = ResponseFunctionCallArgumentsDeltaEvent(
+        delta='{"cents": 5',
+        item_id="i",
+        output_index=0,
+        sequence_number=1,
+        type="response.function_call_arguments.delta",
+    )
+    error = ResponseErrorEvent(code="server_error", message="too busy", sequence_number=2, type="error")
+    events: list[Any] = [arguments, error]
+    work = JournalWork("Refund")
+    with pytest.raises(StepFailed, match="too busy") as failed:
+        await durable(Agent(name="support", model=Stream(*events))).run(work, None)
+    assert failed.value.failure.retryable
+    assert work.reports[0].usages == [TokenUsage(output_tokens=3)]
 
 
 async def test_a_tool_waits_for_its_approval() -> None:

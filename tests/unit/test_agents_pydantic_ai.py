@@ -17,6 +17,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
 from tenure.control import StepFailed, Work
+from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
 
 
@@ -91,6 +92,35 @@ async def test_text_is_shown_as_it_comes() -> None:
     assert await agent.durable_function.run(work, None) == "All is well."
     assert "".join(work.reports[0].texts) == "All is well."
     assert work.reports[0].usages[-1].output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "estimated"),
+    [
+        (["All ", "is well."], []),
+        ([{0: DeltaToolCall("refund", '{"cents"', tool_call_id="a")}, {0: DeltaToolCall(json_args=": 5}")}], [2, 3]),
+    ],
+    ids=["text", "arguments"],
+)
+async def test_usage_that_comes_at_the_end_erases_no_estimate(
+    monkeypatch: pytest.MonkeyPatch, pieces: list[Any], estimated: list[int]
+) -> None:
+    """OpenAI states all of it in the last event. Text is estimated by the report itself."""
+    monkeypatch.setattr("tenure.agents.pydantic_ai.model_calls.token_usage", lambda _usage: TokenUsage())
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        for piece in pieces if len(messages) == 1 else ["Done."]:
+            yield piece
+
+    agent = Agent("support", model=FunctionModel(stream_function=stream))
+
+    @agent.tool_plain
+    def refund(cents: int) -> str:
+        return f"refunded {cents}"
+
+    work = JournalWork("How is it?")
+    await agent.durable_function.run(work, None)
+    assert [usage.output_tokens for usage in work.reports[0].usages] == estimated
 
 
 async def test_a_failed_tool_is_told_to_the_model() -> None:

@@ -20,9 +20,13 @@ from agents.usage import Usage, deserialize_usage, serialize_usage
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
+    ResponseErrorEvent,
     ResponseFailedEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
     ResponseIncompleteEvent,
     ResponseOutputItemDoneEvent,
+    ResponseReasoningSummaryTextDeltaEvent,
+    ResponseReasoningTextDeltaEvent,
     ResponseTextDeltaEvent,
 )
 from openai.types.responses.response_prompt_param import ResponsePromptParam
@@ -30,6 +34,7 @@ from pydantic import TypeAdapter
 
 from tenure.agents.execution import Execution, execution_of_agent, unit
 from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.output_report import OutputReport
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
@@ -138,22 +143,20 @@ class Request:
         """Returns the answer, and reports its text as it comes. A model that cannot stream is asked for the whole."""
         counting = settings if settings.include_usage is not None else replace(settings, include_usage=True)
         items: list[TResponseOutputItem] = []
-        has_begun = False
+        output, has_begun = OutputReport(report), False
         try:
             events = self.stream(counting)
             async with aclosing(cast("AsyncGenerator[TResponseStreamEvent]", events)):
                 async for event in events:
                     has_begun = True
+                    _report_output(event, output)
                     match event:
-                        case ResponseTextDeltaEvent(output_index=block, delta=text):
-                            report.on_text(block, text)
                         case ResponseOutputItemDoneEvent(item=item):
                             items.append(item)
                         case ResponseCompletedEvent(response=response) | ResponseIncompleteEvent(response=response):
                             return _complete(response, items)
-                        case ResponseFailedEvent(response=response):
-                            message = "" if response.error is None else response.error.message
-                            raise ModelRequestFailed(f"the provider failed: {message}", retryable=True)
+                        case ResponseFailedEvent() | ResponseErrorEvent():
+                            raise ModelRequestFailed(f"the provider failed: {_message_of(event)}", retryable=True)
         except NotImplementedError:
             if has_begun:
                 raise
@@ -161,6 +164,27 @@ class Request:
             report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
             return whole
         raise ModelRequestFailed("the answer ended before it was complete", retryable=True)
+
+
+def _report_output(event: TResponseStreamEvent, output: OutputReport) -> None:
+    """Reports the new output of an event, if it has any."""
+    match event:
+        case ResponseTextDeltaEvent(output_index=block, delta=text):
+            output.on_text(block, text)
+        case (
+            ResponseFunctionCallArgumentsDeltaEvent(delta=text)
+            | ResponseReasoningTextDeltaEvent(delta=text)
+            | ResponseReasoningSummaryTextDeltaEvent(delta=text)
+        ):
+            output.on_hidden(text)
+        case _:
+            pass
+
+
+def _message_of(event: ResponseFailedEvent | ResponseErrorEvent) -> str:
+    if isinstance(event, ResponseErrorEvent):
+        return event.message
+    return "" if event.response.error is None else event.response.error.message
 
 
 def _complete(response: Response, items: list[TResponseOutputItem]) -> ModelResponse:

@@ -18,6 +18,10 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.function import FunctionModel
@@ -27,6 +31,7 @@ from pydantic_ai.usage import RequestUsage
 
 from tenure.agents.execution import Execution, unit
 from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.output_report import OutputReport
 from tenure.agents.pydantic_ai.prompts import input_bound
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
@@ -150,11 +155,13 @@ class ReportingModel(WrapperModel):
         if report is None or not _streams(self.wrapped):
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
+            output = OutputReport(report)
             async for event in stream:
                 block, text = _text_of(event)
                 if text:
-                    report.on_text(block, text)
-                report.on_usage(token_usage(stream.usage))
+                    output.on_text(block, text)
+                output.on_hidden(_hidden_text_of(event))
+                output.on_usage(token_usage(stream.usage))
             return stream.get()
 
 
@@ -193,3 +200,15 @@ def _text_of(event: ModelResponseStreamEvent) -> tuple[int, str]:
             return index, text
         case _:
             return 0, ""
+
+
+def _hidden_text_of(event: ModelResponseStreamEvent) -> str:
+    """Returns the new output of an event that nobody is shown: thoughts, and the arguments of tools as far as text."""
+    match event:
+        case (
+            PartStartEvent(part=ThinkingPart(content=str(text)) | ToolCallPart(args=str(text)))
+            | PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text)) | ToolCallPartDelta(args_delta=str(text)))
+        ):
+            return text
+        case _:
+            return ""
