@@ -16,8 +16,10 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
+from tenure.agents.pydantic_ai.durability import approval_request
 from tenure.control import StepFailed, Work
 from tenure.domain.budget import TokenUsage
+from tenure.domain.waits import MAX_CONTEXT_CHARACTERS
 from tests.support.journal_work import JournalWork
 
 
@@ -233,6 +235,16 @@ async def test_a_tool_may_ask_for_an_approval_while_it_runs(answer: str, ran: li
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert made == ran
+
+
+def test_a_person_sees_what_they_approve() -> None:
+    """Or how much of it they do not see: what a model hides behind a long text must not pass."""
+    assert approval_request("pay", '{"cents": 5}') == {"question": 'May pay be called with {"cents": 5}?'}
+    arguments = json.dumps({"why": "x" * 3000, "cents": 10**6})
+    assert approval_request("pay", arguments)["context"] == arguments
+    long = approval_request("pay", "x" * 20_000)
+    assert long["context"].endswith("4100 more characters are not shown")
+    assert len(long["context"]) <= MAX_CONTEXT_CHARACTERS
 
 
 class Price(BaseModel):
