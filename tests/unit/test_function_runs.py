@@ -119,7 +119,7 @@ async def test_a_wait_for_a_former_record_may_be_cancelled(second: Callable[[Wor
     assert names[-1] == "last"
 
 
-async def test_steps_that_are_cancelled_before_they_begin_keep_their_numbers() -> None:
+async def test_steps_cancelled_before_they_begin_keep_their_numbers() -> None:
     cancel = asyncio.Event()
 
     async def function(work: Work, _given: Any) -> None:
