@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from tenure.agents import Effect, tool_call
 from tenure.agents.openai_agents import durable
+from tenure.agents.openai_agents.models import input_bound
 from tenure.control import StepFailed
 from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
@@ -106,6 +107,16 @@ async def test_the_model_gets_the_output_that_the_budget_granted() -> None:
     assert await durable(agent).run(work, None) == "Short."
     assert (work.requests[0].max_output_tokens, script.settings[0].max_tokens) == (4000, 77)
     assert work.requests[0].input_tokens > 700
+
+
+def test_a_picture_reserves_an_estimate_and_not_its_letters() -> None:
+    picture = {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{'iVBORw0K' * 100_000}"}
+    seen: Any = {"role": "user", "content": [{"type": "input_text", "text": "What is it? " * 1000}, picture]}
+    returned: Any = {"type": "function_call_output", "call_id": "c", "output": [picture]}
+    without: Any = {"role": "user", "content": [{"type": "input_text", "text": "What is it? " * 1000}]}
+    text, both = (input_bound("Help.", given, [], None, []) for given in ([without], [seen, returned]))
+    assert text > 3000, "the text counts as before"
+    assert text + 2 * 5000 < both < text + 2 * 30_000
 
 
 async def test_an_error_in_a_stream_is_told_and_its_output_is_counted() -> None:

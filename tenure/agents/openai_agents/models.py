@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -44,6 +44,11 @@ DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 ATTEMPT_HEADER: Final = "x-tenure-attempt"
 TOKENS_PER_REQUEST: Final = 512
 TOKENS_PER_ITEM: Final = 16
+TOKENS_PER_MEDIUM: Final = 5_000
+CHARACTERS_PER_MEDIUM_TOKEN: Final = 42
+"""Of base64: images have at most the figure before, documents grow. An estimate, which no provider states."""
+_MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
+"""The members of an input's items that are an image, a sound or a file: base64, or an address."""
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
 
 
@@ -90,7 +95,7 @@ class DurableModel(Model):
         current = execution_of_agent(self._name)
         if current is None:
             return await send(model_settings)
-        bound = _input_bound(system_instructions, input, tools, output_schema, handoffs)
+        bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
         return await self._call(current, bound, model_settings, Request(send, stream))
 
     async def _call(self, current: Execution, bound: int, settings: ModelSettings, sending: Request) -> ModelResponse:
@@ -243,21 +248,40 @@ def _token_usage(usage: Usage) -> TokenUsage:
     return TokenUsage(max(0, usage.input_tokens - read - written), usage.output_tokens, written, read)
 
 
-def _input_bound(
+def input_bound(
     system: str | None,
     given: str | list[TResponseInputItem],
     tools: list[Tool],
     output_schema: AgentOutputSchemaBase | None,
     handoffs: list[Handoff],
 ) -> int:
-    """Returns an upper bound of the input in tokens."""
-    texts = [system or ""]
-    texts += [given] if isinstance(given, str) else [json.dumps(item, default=str) for item in given]
+    """Returns an upper bound of the input in tokens. Images, sounds and files count with an estimate."""
+    items: list[Any] = [given] if isinstance(given, str) else list(given)
+    texts = [system or "", *(json.dumps(_without_media(item), default=str) for item in items)]
     texts += [f"{tool.name}{tool.description}{json.dumps(tool.params_json_schema)}" for tool in _functions(tools)]
     texts += [f"{each.tool_name}{each.tool_description}{json.dumps(each.input_json_schema)}" for each in handoffs]
     if output_schema is not None and not output_schema.is_plain_text():
         texts.append(json.dumps(output_schema.json_schema()))
-    return sum(text_tokens(text) + TOKENS_PER_ITEM for text in texts) + TOKENS_PER_REQUEST
+    return sum(text_tokens(text) + TOKENS_PER_ITEM for text in texts) + _media_tokens(items) + TOKENS_PER_REQUEST
+
+
+def _is_medium(name: str, value: Any) -> bool:
+    return name in _MEDIA and isinstance(value, str)
+
+
+def _without_media(value: Any) -> Any:
+    """Returns an item of the input without its images, sounds and files."""
+    if isinstance(value, Mapping):
+        return {name: _without_media(inner) for name, inner in value.items() if not _is_medium(name, inner)}
+    return [_without_media(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _media_tokens(value: Any) -> int:
+    if isinstance(value, Mapping):
+        media = [inner for name, inner in value.items() if _is_medium(name, inner)]
+        own = sum(TOKENS_PER_MEDIUM + len(medium) // CHARACTERS_PER_MEDIUM_TOKEN for medium in media)
+        return own + sum(map(_media_tokens, value.values()))
+    return sum(map(_media_tokens, value)) if isinstance(value, list) else 0
 
 
 def _functions(tools: list[Tool]) -> list[FunctionTool]:
