@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 from agents import Agent, ModelSettings, RunContextWrapper, Runner, function_tool, set_tracing_disabled
 from agents.items import ModelResponse
@@ -134,6 +136,23 @@ async def test_an_error_in_a_stream_is_told_and_its_output_is_counted() -> None:
         await durable(Agent(name="support", model=Stream(*events))).run(work, None)
     assert failed.value.failure.retryable
     assert work.reports[0].usages == [TokenUsage(output_tokens=3)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [({"Retry-After": "30"}, 30.0), ({"retry-after-ms": "1500"}, 1.5), ({"Retry-After": "soon"}, None)],
+)
+async def test_the_wait_that_the_provider_asks_for_is_kept(headers: dict[str, str], seconds: float | None) -> None:
+    class Busy(Script):
+        async def stream_response(self, *arguments: Any, **options: Any) -> Any:
+            response = httpx2.Response(429, headers=headers, request=httpx2.Request("POST", "http://model"))
+            for event in self.answers:
+                yield event
+            raise openai.RateLimitError("slow down", response=response, body=None)
+
+    with pytest.raises(StepFailed) as failed:
+        await durable(Agent(name="support", model=Busy())).run(JournalWork("Refund"), None)
+    assert (failed.value.failure.retryable, failed.value.failure.retry_after_seconds) == (True, seconds)
 
 
 async def test_a_tool_waits_for_its_approval() -> None:

@@ -33,7 +33,7 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
 from tenure.agents.execution import Execution, execution_of_agent, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
 from tenure.agents.output_report import OutputReport
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
@@ -235,8 +235,8 @@ def _named_failures() -> Iterator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        retryable = is_temporary(error.status_code)
-        raise ModelRequestFailed(str(error), retryable=retryable) from error
+        retryable, after = is_temporary(error.status_code), retry_after_of(error.response.headers)
+        raise ModelRequestFailed(str(error), retryable=retryable, retry_after_seconds=after) from error
     except (openai.APIError, httpx2.TransportError) as error:  # the connection, or an error within a stream
         raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
 

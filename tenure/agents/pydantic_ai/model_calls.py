@@ -30,7 +30,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from tenure.agents.execution import Execution, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
 from tenure.agents.output_report import OutputReport
 from tenure.agents.pydantic_ai.prompts import input_bound
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
@@ -127,18 +127,10 @@ def _named_failures() -> Iterator[None]:
     except ModelHTTPError as error:
         retryable = is_temporary(error.status_code)
         raise ModelRequestFailed(
-            str(error), retryable=retryable, retry_after_seconds=_retry_after(error.headers or {})
+            str(error), retryable=retryable, retry_after_seconds=retry_after_of(error.headers or {})
         ) from error
     except ModelAPIError as error:
         raise ModelRequestFailed(str(error), retryable=True) from error
-
-
-def _retry_after(headers: dict[str, str]) -> float | None:
-    """Returns the seconds that the provider asks to wait; None if it names none, or a date."""
-    try:
-        return float(headers["retry-after"])
-    except (KeyError, ValueError):
-        return None
 
 
 class ReportingModel(WrapperModel):
