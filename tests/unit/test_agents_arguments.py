@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import string
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, field_serializer
+from pydantic import BaseModel, Field, Strict, field_serializer
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -49,6 +50,29 @@ def test_sets_are_sorted_wherever_they_are() -> None:
         "price": "1.50",
         "joined": {"tags": "a"},
     }
+
+
+async def test_edited_arguments_are_read_as_the_model_s() -> None:
+    """A person edited them at the approval, as JSON. A strict date accepts no text but there."""
+    booked: list[date] = []
+
+    class Edited(JournalWork):
+        async def call_own_tools(self, calls: Any) -> Any:
+            return await super().call_own_tools([(tool, {"day": "2026-11-27"}) for tool, _ in calls])
+
+    def answer(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        if len(messages) > 1:
+            return ModelResponse(parts=[TextPart("Done.")])
+        return ModelResponse(parts=[ToolCallPart("book", '{"day": "2026-11-26"}', tool_call_id="1")])
+
+    agent = Agent("travel", model=FunctionModel(answer))
+
+    @agent.tool_plain(requires_approval=True)
+    def book(day: Annotated[date, Strict()]) -> None:
+        booked.append(day)
+
+    assert await agent.durable_function.run(Edited("Book"), None) == "Done."
+    assert booked == [date(2026, 11, 27)]
 
 
 async def test_a_tool_with_a_set_is_recorded_in_order() -> None:

@@ -117,7 +117,8 @@ def _framed(operation: DurableOperation[Any, Any, Any], value: Any) -> Any:
 def _edited(params: CallParams, arguments: Mapping[str, Any]) -> CallParams:
     """Returns the call with the arguments that a person changed at the approval."""
     if isinstance(params, ToolsetCallToolParams) and params.tool is not None:
-        return replace(params, tool_args=params.tool.args_validator.validate_python(dict(arguments)))
+        edited = json.dumps(dict(arguments))  # as the model's own: a strict type accepts a date as JSON only
+        return replace(params, tool_args=params.tool.args_validator.validate_json(edited))
     return replace(params, tool_args=dict(arguments))
 
 
