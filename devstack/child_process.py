@@ -233,17 +233,25 @@ class ChildProcess(ABC):
             self._process.kill()
             self._process.wait()
 
-    async def drain(self, timeout_seconds: float = DRAIN_SECONDS) -> int:
-        """Sends SIGTERM and returns the exit code. Kills the process if it takes longer."""
-        if self._process is None:
-            return 0
-        if self._process.poll() is None:
+    def terminate(self) -> None:
+        """Sends SIGTERM, and returns at once."""
+        if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)  # a frozen process does not handle SIGTERM
-            try:
-                await asyncio.to_thread(self._process.wait, timeout_seconds)
-            except subprocess.TimeoutExpired:
-                self.kill()
+
+    async def drain(self, timeout_seconds: float = DRAIN_SECONDS) -> int:
+        """Sends SIGTERM and returns the exit code. Kills the process if it takes longer."""
+        self.terminate()
+        return await self.ended(timeout_seconds)
+
+    async def ended(self, timeout_seconds: float = DRAIN_SECONDS) -> int:
+        """Waits for the end of a process that was told to end, and returns the exit code. Kills it at the timeout."""
+        if self._process is None:
+            return 0
+        try:
+            await asyncio.to_thread(self._process.wait, timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
         return int(self._process.returncode)
 
     async def restart(self, extra: Mapping[str, str] | None = None) -> None:

@@ -81,7 +81,10 @@ class AttemptWatch:
             self.end()
 
     def settlement(self) -> list[StepEntry]:
-        """Returns the end of the open attempt, which this worker cancelled or never sent, with the known usage."""
+        """Returns the end of the open attempt, which this worker cancelled or never sent, with the known usage.
+
+        Some providers state the input at the end of the answer only, and bill it from the beginning.
+        """
         attempt = self._ledger.point.open_attempt
         if attempt is None:
             return []
@@ -93,7 +96,8 @@ class AttemptWatch:
         )
         if self._newest is not None and self._newest.attempt is attempt:
             call = self._newest.call
-            failure = replace(failure, usage=call.usage, provider_request_id=call.request_id)
+            usage = billed(attempt, call.usage) if call.usage.total else call.usage
+            failure = replace(failure, usage=usage, provider_request_id=call.request_id)
         return [(self._ledger.point.step, failure)]
 
     @property

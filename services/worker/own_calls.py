@@ -206,7 +206,7 @@ class _Run:
             if _is_cancelled():
                 raise
             return _failure(name, error)  # the tool cancelled a coroutine of its own
-        except GeneratorExit:
+        except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  the user's tool may raise anything, and the call needs an outcome
             _log.warning("an own tool failed", exc_info=True, extra={"tool": name, "call": self.call.intent.call_id})

@@ -16,6 +16,7 @@ execution.py      the execution of a function that code runs in; current_work
 prompts.py        the prompt and the dependencies of a run, from the task
 effects.py        the effect class that a program gives a tool
 own_calls.py      the tool calls of one answer of a model as one step: in parallel
+output_report.py  the report of a model call while it runs: its usage, stated or estimated
 failures.py       failures of model requests, and whether another attempt may succeed
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 _BUSY_STATUS: Final = frozenset({408, 409, 425, 429})
@@ -18,3 +19,13 @@ class ModelRequestFailed(Exception):  # noqa: N818  reads well in a ledger entry
 def is_temporary(status_code: int) -> bool:
     """Whether another request may succeed after this HTTP status."""
     return status_code in _BUSY_STATUS or status_code >= 500
+
+
+def retry_after_of(headers: Mapping[str, str]) -> float | None:
+    """Returns the seconds that the provider asks to wait; None if it names none, or a date."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return float(headers[name]) * scale
+        except (KeyError, ValueError):
+            continue
+    return None

@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.control.work import RecordedCall, Work
-from tenure.domain.tools import Outcome
+from tenure.domain.tool_arguments import storable_json
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.validators import MAX_CONTROL_JSON_BYTES
 
 MAX_CALLS: Final = 64
 """Of one step."""
@@ -36,6 +38,18 @@ def value_of(content: str) -> Any:
         return json.loads(content)
     except ValueError:
         return content
+
+
+def _problem_of(arguments: Mapping[str, Any]) -> str:
+    """Returns why the ledger cannot have these arguments; "": it can. A model may write NaN, for example."""
+    try:
+        text = json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+        storable_json(text)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    is_small = size <= MAX_CONTROL_JSON_BYTES
+    return "" if is_small else f"they have {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are allowed"
 
 
 def _future() -> asyncio.Future[Outcome]:
@@ -65,7 +79,13 @@ class OwnCalls:
         self._making: asyncio.Task[None] | None = None
 
     async def call(self, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
-        """Returns the outcome of a call, which is made together with those that other coroutines make now."""
+        """Returns the outcome of a call, which is made together with those that other coroutines make now.
+
+        A call whose arguments cannot be recorded is not made: the model is told, and may call again.
+        """
+        if problem := _problem_of(arguments):
+            message = f"The arguments of {tool.name} cannot be recorded: {problem}."
+            return Outcome(OutcomeStatus.INVALID_ARGUMENTS, message)
         call = _Call(tool, arguments)
         self._waiting.append(call)
         if self._making is None:

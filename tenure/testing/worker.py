@@ -70,10 +70,9 @@ class WorkerHandle:
 
     def drain(self, at: str = "", *, timeout: float = REACH_SECONDS) -> None:
         """Sends SIGTERM: the worker gives its tasks back and ends. Returns when the process is gone."""
-        if at:
-            self._do(lambda: None, at, timeout)
+        self._do(self._process.terminate, at, timeout)
         self._go()
-        self._calls.run(lambda: self._process.drain(timeout))
+        self._calls.run(lambda: self._process.ended(timeout))
 
     def _do(self, act: Callable[[], None], at: str, timeout: float) -> None:
         if not at:

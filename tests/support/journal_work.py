@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.worker.control.json_values import encode
 from tenure.control.failures import StepFailed, failure_of
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.control.own_tools import OwnTool, OwnToolContext
@@ -122,7 +123,7 @@ class JournalWork:
 
         async def made() -> Any:
             self.tools.append(tool)
-            json.dumps(dict(arguments))
+            encode(dict(arguments), "the arguments")
             if tool.needs_approval and tool.name in self.denied:
                 return [OutcomeStatus.NOT_ALLOWED, "A person denied the call."]
             if tool.name in self.outcomes:

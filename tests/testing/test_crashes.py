@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure import InDoubtPolicy, OutcomeStatus, TaskPolicy, TaskState, ToolOutcomeEvent
+from tenure import InDoubtPolicy, OutcomeStatus, TaskPolicy, TaskState, ToolOutcomeEvent, TransitionEvent
 from tenure.testing import POINTS, PointNotReached, Tenure, UnknownPoint, error, tool, turn
 from tenure.testing.pytest_plugin import SharedStack
 from tests.testing.functions import payments
@@ -107,6 +107,8 @@ def test_a_drained_worker_gives_its_task_back(tenure: Tenure) -> None:
     worker = tenure.worker()
     task = tenure.submit("Buy tea", tools=["append_record"])
     worker.drain(at="before model 2")
+    drained = [entry.reason for entry in task.entries() if isinstance(entry, TransitionEvent)]
+    assert drained[-1] == "WORKER_DRAINED", "the signal came at the point, not when the task had gone on"
     tenure.worker()
     assert task.result().text == "Done."
     assert tenure.records("books") == ["tea"]

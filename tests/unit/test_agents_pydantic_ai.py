@@ -16,7 +16,10 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
+from tenure.agents.pydantic_ai.durability import approval_request
 from tenure.control import StepFailed, Work
+from tenure.domain.budget import TokenUsage
+from tenure.domain.waits import MAX_CONTEXT_CHARACTERS
 from tests.support.journal_work import JournalWork
 
 
@@ -93,6 +96,35 @@ async def test_text_is_shown_as_it_comes() -> None:
     assert work.reports[0].usages[-1].output_tokens > 0
 
 
+@pytest.mark.parametrize(
+    ("pieces", "estimated"),
+    [
+        (["All ", "is well."], []),
+        ([{0: DeltaToolCall("refund", '{"cents"', tool_call_id="a")}, {0: DeltaToolCall(json_args=": 5}")}], [2, 3]),
+    ],
+    ids=["text", "arguments"],
+)
+async def test_usage_that_comes_at_the_end_erases_no_estimate(
+    monkeypatch: pytest.MonkeyPatch, pieces: list[Any], estimated: list[int]
+) -> None:
+    """OpenAI states all of it in the last event. Text is estimated by the report itself."""
+    monkeypatch.setattr("tenure.agents.pydantic_ai.model_calls.token_usage", lambda _usage: TokenUsage())
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        for piece in pieces if len(messages) == 1 else ["Done."]:
+            yield piece
+
+    agent = Agent("support", model=FunctionModel(stream_function=stream))
+
+    @agent.tool_plain
+    def refund(cents: int) -> str:
+        return f"refunded {cents}"
+
+    work = JournalWork("How is it?")
+    await agent.durable_function.run(work, None)
+    assert [usage.output_tokens for usage in work.reports[0].usages] == estimated
+
+
 async def test_a_failed_tool_is_told_to_the_model() -> None:
     script = Script(call("refund"), said("Sorry."))
     agent = Agent("support", model=FunctionModel(script))
@@ -130,6 +162,21 @@ async def test_a_result_that_a_person_gave_is_told(given: str, seen: Any) -> Non
     work.outcomes["refund"] = given
     assert await agent.durable_function.run(work.begin(), None) == "Refunded."
     assert script.seen[1] == [seen]
+
+
+async def test_arguments_that_cannot_be_recorded_are_told() -> None:
+    wrong = ModelResponse(parts=[ToolCallPart("order", '{"price": NaN}', tool_call_id="1")])
+    script = Script(wrong, said("Sorry."))
+    agent = Agent("shop", model=FunctionModel(script))
+
+    @agent.tool_plain
+    def order(price: float) -> str:
+        raise AssertionError(f"the call has no arguments: {price}")
+
+    work = JournalWork("Order")
+    assert await agent.durable_function.run(work, None) == "Sorry."
+    assert "INVALID_ARGUMENTS: The arguments of order cannot be recorded" in str(script.seen[1])
+    assert work.kinds == ["shop: model", "shop: model"]
 
 
 async def test_a_tool_may_ask_the_model_to_try_again() -> None:
@@ -188,6 +235,16 @@ async def test_a_tool_may_ask_for_an_approval_while_it_runs(answer: str, ran: li
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert made == ran
+
+
+def test_a_person_sees_what_they_approve() -> None:
+    """Or how much of it they do not see: what a model hides behind a long text must not pass."""
+    assert approval_request("pay", '{"cents": 5}') == {"question": 'May pay be called with {"cents": 5}?'}
+    arguments = json.dumps({"why": "x" * 3000, "cents": 10**6})
+    assert approval_request("pay", arguments)["context"] == arguments
+    long = approval_request("pay", "x" * 20_000)
+    assert long["context"].endswith("4100 more characters are not shown")
+    assert len(long["context"]) <= MAX_CONTEXT_CHARACTERS
 
 
 class Price(BaseModel):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http import ag_ui, ai_chat
+from services.gateway.http import a2a, ag_ui, ai_chat
 from services.gateway.http.ai_chat import UiMessageWriter
 from services.gateway.http.chat_text import ChatText, TextPart
 from services.gateway.http.conversation import ChatThread, message_request_id
@@ -235,6 +235,43 @@ async def test_a_text_answers_the_wait_of_its_interrupt_and_no_other() -> None:
     assert (turn.task_id, turn.after_sequence) == (ROOT, 8)
     (request,) = call.sent("ResumeTask")
     assert (request.task_id, request.wait_id, request.reply) == (ROOT, "w7", "blue")
+
+
+@pytest.mark.parametrize("protocol", ["a2a", "ag_ui"])
+async def test_a_denial_with_edited_arguments_is_a_denial(protocol: str) -> None:
+    """A form sends its fields with each answer."""
+    resolution = ledger_pb2.WaitResolution(wait_id="w7")
+    entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
+    entries = api.ListTaskEntriesResponse(entries=[entry])
+    call = ToldCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
+    told: Any = call
+    answer = {"approved": False, "editedArgs": {"cents": 1}}
+    if protocol == "a2a":
+        data = {"approvalId": f"{ROOT}/w7/d1", **answer}
+        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+    else:
+        resumed = {"interruptId": f"{ROOT}/w7/d1", "status": "resolved", "payload": answer}
+        await ag_ui._turn(told, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=(resumed,)))
+    (request,) = call.sent("ResumeTask")
+    assert (request.decision, request.edited_arguments_json, request.call_digest) == ("deny", "", "d1")
+
+
+async def test_an_approval_of_another_task_is_refused() -> None:
+    call = ToldCall(ListTaskEntries=[api.ListTaskEntriesResponse()])
+    told: Any = call
+    data = {"approvalId": f"{CHILD}/w7/d1", "approved": True}
+    with pytest.raises(InvalidRequest, match="approvalId"):
+        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+    assert call.sent("ResumeTask") == []
+
+
+async def test_a_run_without_a_thread_is_refused() -> None:
+    """The tasks of the thread "" would be those of all conversations of the tenant."""
+    call = ToldCall(ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])])
+    body = ag_ui.RunBody(threadId="", runId="r1", messages=({"role": "user", "id": "m1", "content": "hello"},))
+    told: Any = call
+    with pytest.raises(InvalidRequest, match="threadId"):
+        await ag_ui._turn(told, thread(call), body)
 
 
 @pytest.mark.parametrize("parts", [5, "text", {"type": "text"}, None])

@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.claim_ledger import size_bytes
 from services.worker.control.model_calls import AttemptReport, answer_entries, check_request, failure_entry
+from tenure.agents.output_report import OutputReport
 from tenure.control import ModelCallAnswer, ModelCallReport, ModelCallRequest, TokenUsage
 from tenure.control.failures import failure_of_call
 from tenure.domain.control import Diverged, FunctionToolCall, missing_calls, next_attempt, recorded_step
@@ -180,6 +181,21 @@ def test_text_after_the_newest_usage_is_estimated() -> None:
     assert (report.usage, report.request_id) == (TokenUsage(9, 2), "req_1")
     entry = failure_entry(report, failure_of_call(Refused(529)))
     assert (entry.usage, entry.provider_request_id) == (TokenUsage(9, 2), "req_1")
+
+
+def test_a_usage_that_is_stated_again_erases_no_estimate() -> None:
+    """Anthropic states the input first and the output last: in between its libraries have the first usage."""
+    report = report_of()
+    output, first = OutputReport(report), TokenUsage(9, 1)
+    output.on_usage(first)
+    for _ in range(2):
+        output.on_text(0, "12345678")
+        output.on_usage(first)
+    assert report.usage == TokenUsage(9, 4)
+    output.on_hidden("12345678")
+    assert report.usage == TokenUsage(9, 7)
+    output.on_usage(TokenUsage(9, 5))
+    assert report.usage == TokenUsage(9, 5)
 
 
 def test_a_begun_answer_without_usage_bills_the_reserved_input() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -171,6 +172,21 @@ async def test_a_tool_that_ignores_its_timeout_is_reported(desk: Desk) -> None:
     assert outcome.status == tool_pb2.OUTCOME_STATUS_TIMED_OUT
     assert "has not stopped yet" in outcome.content
     desk.press.may_print.set()
+
+
+class Halt(BaseException):
+    """Not an Exception, as what pytest.fail raises."""
+
+
+async def test_whatever_a_tool_raises_is_its_outcome(desk: Desk) -> None:
+    async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        raise Halt("enough")
+
+    desk.open_trust()
+    call = desk.call()
+    desk.order(replace(call, tool=replace(call.tool, run=run)), 1)
+    outcome = await desk.outcome()
+    assert (outcome.status, outcome.content) == (tool_pb2.OUTCOME_STATUS_FAILED, "print failed: Halt: enough")
 
 
 async def test_an_ended_call_is_stopped_and_forgotten(desk: Desk) -> None:

@@ -38,7 +38,7 @@ from services.gateway.http.json_text import json_bytes
 from services.gateway.http.requests import SubmitBody
 from services.gateway.http.shapes import read_json
 from services.gateway.http.streams import EventWatch, first_parts
-from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
+from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
 from tenure.domain.tool_arguments import storable_json
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
@@ -188,6 +188,8 @@ async def _turn_of_task(call: HttpCall, task: task_pb2.Task, message_id: str, te
     if (begun := await thread.turn_of(task, request_id)) is not None:
         return begun
     if isinstance(data, dict) and isinstance(data.get("approvalId"), str):
+        if not data["approvalId"].startswith(f"{task.task_id}/"):
+            raise InvalidRequest(violations=[("message.parts", "the approvalId is not of the task")])
         wait_id = await answer_approval(
             call,
             data["approvalId"],
@@ -257,7 +259,10 @@ async def _cancel(call: HttpCall) -> Response:
     task = await _task(call, call.path("task_id"))
     if task.state in TERMINAL_STATES:
         raise refusal(NOT_CANCELABLE, "the task has ended")
-    await call.one(call.stubs.tasks.CancelTask, api.CancelTaskRequest(task_id=task.task_id, reason="by A2A"))
+    try:
+        await call.one(call.stubs.tasks.CancelTask, api.CancelTaskRequest(task_id=task.task_id, reason="by A2A"))
+    except WrongState:
+        raise refusal(NOT_CANCELABLE, "the task has ended") from None
     wait = api.WaitTaskRequest(task_id=task.task_id, timeout=duration(CANCEL_SECONDS))
     ended = await call.one(call.stubs.tasks.WaitTask, wait, timeout=CANCEL_SECONDS + 15)
     return _answer(task_json(ended.task))

@@ -81,6 +81,8 @@ async def run(call: HttpCall, _query: NoQuery, body: RunBody) -> Response:
 
 
 async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> ChatTurn:
+    if not body.threadId:  # the tasks of "" would be those of all conversations
+        raise InvalidRequest(violations=[("threadId", "must be the id of the conversation")])
     turn: ChatTurn | None = None
     for entry in body.resume:
         if not isinstance(entry, dict) or not isinstance(entry.get("interruptId"), str):
@@ -96,7 +98,7 @@ async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> Chat
                 identity,
                 approved=is_approved,
                 comment=str(answer.get("comment") or ""),
-                edited=answer.get("editedArgs") if is_approved else None,
+                edited=answer.get("editedArgs"),
             )
         turn = await conversation.after_answer(identity.partition("/")[0], wait_id)
     if turn is not None:

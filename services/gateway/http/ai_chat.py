@@ -117,10 +117,13 @@ def approval_id(task_id: str, wait: TaskWait) -> str:
 
 
 async def answer_approval(call: HttpCall, approval: str, *, approved: bool, comment: str, edited: Any = None) -> str:
-    """Answers the wait that the approval is for, once, also when it is repeated. Returns the wait's id."""
+    """Answers the wait that the approval is for, once, also when it is repeated. Returns the wait's id.
+
+    `edited`: the arguments of the call as the person approves them; a denial has none.
+    """
     request = _answer_of(approval, comment)
     request.decision = (ALLOW if request.call_digest else "approve") if approved else DENY
-    if edited is not None:
+    if approved and edited is not None:
         request.decision, request.edited_arguments_json = "edit", json.dumps(edited, ensure_ascii=False)
     await call.one(call.stubs.tasks.ResumeTask, request)
     return request.wait_id

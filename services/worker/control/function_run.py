@@ -178,20 +178,25 @@ class FunctionWork:
         """Returns the result of the step, recorded now or earlier. Raises StepFailed."""
         _check_step(name, timeout_seconds)
         with self._one_at_a_time():
-            step = await self._next()
+            self.steps += 1
+            step = self.steps
             try:
+                await self.settle()
                 recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
                 if recorded is None:
                     recorded, error = await self._make(name, run, args, timeout_seconds)
                     if recorded.failure is not None:
-                        self._unrecorded = [RecordStep(step, recorded)]
+                        self._unrecorded.append(RecordStep(step, recorded))
                         raise StepFailed(name, recorded.failure) from error
                     unkept: ControlFailure | None = await self._ask(RecordStep(step, recorded))
                     if unkept is not None:
-                        self._unrecorded = [RecordStep(step, ControlStep(name, failure=unkept))]
+                        self._unrecorded.append(RecordStep(step, ControlStep(name, failure=unkept)))
                         raise StepFailed(name, unkept)
             except asyncio.CancelledError:  # by the function: at the end of the run nothing is recorded
-                self._unrecorded = [RecordStep(step, ControlStep(name, failure=CANCELLED))]
+                self._unrecorded.append(RecordStep(step, ControlStep(name, failure=CANCELLED)))
+                raise
+            except SystemExit as error:  # the function may catch it, and go on
+                self._unrecorded.append(RecordStep(step, ControlStep(name, failure=failure_of(error))))
                 raise
         return result_of(recorded)
 
@@ -202,15 +207,23 @@ class FunctionWork:
         for name, *_ in steps:
             _check_step(name, timeout_seconds)
         with self._one_at_a_time():
-            await self.settle()
             requests = [
                 BeginStep(number, name, timeout_seconds) for number, (name, *_) in enumerate(steps, self.steps + 1)
             ]
             self.steps += len(steps)
-            recorded = [await self._ask(begin) for begin in requests]
+            recorded = await self._recorded_ones(requests)
             made = recorded.index(None) if None in recorded else len(recorded)
             recorded[made:] = await self._make_in_parallel(requests[made:], steps[made:])
         return [result_of(step) for step in recorded]
+
+    async def _recorded_ones(self, requests: Sequence[BeginStep]) -> list[Any]:
+        """Returns the recorded step of each request, or None: this one and all after it are to be made."""
+        try:
+            await self.settle()
+            return [await self._ask(begin) for begin in requests]
+        except asyncio.CancelledError:  # by the function: a step that has its record keeps it
+            self._unrecorded += _records(requests, [ControlStep(begin.name, failure=CANCELLED) for begin in requests])
+            raise
 
     async def _make_in_parallel(self, requests: Sequence[BeginStep], steps: Sequence[NamedStep]) -> list[ControlStep]:
         """Makes steps in parallel and records them in the order of their numbers, up to the first that failed.
@@ -245,14 +258,14 @@ class FunctionWork:
                     failed.__cause__ = error
         except (asyncio.CancelledError, SystemExit):  # by the function: at the end of the run nothing is recorded
             rest = (ControlStep(begin.name, failure=CANCELLED) for begin in requests[len(made) :])
-            self._unrecorded = _records(requests, [*made, *rest])
+            self._unrecorded += _records(requests, [*made, *rest])
             raise
         finally:
             for step in running:
                 step.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         if failed is not None:
-            self._unrecorded = _records(requests, made)
+            self._unrecorded += _records(requests, made)
             raise failed
         return made
 
@@ -262,13 +275,15 @@ class FunctionWork:
             raise ValueError(f"a model call needs a name of 1 to {MAX_NAME_CHARACTERS} characters")
         check_request(request)
         with self._one_at_a_time():
-            begin = BeginModelCall(await self._next(), name, request)
+            self.steps += 1
+            begin = BeginModelCall(self.steps, name, request)
             try:
+                await self.settle()
                 made: ControlStep | AttemptReport = await self._ask(begin)
                 while isinstance(made, AttemptReport):
                     made = await self._attempt(begin, made, run)
             except (asyncio.CancelledError, SystemExit):  # by the function: at the end of the run nothing is settled
-                self._unrecorded = [CancelModelCall(begin.step, name)]
+                self._unrecorded.append(CancelModelCall(begin.step, name))
                 raise
         return result_of(made)
 
@@ -304,21 +319,22 @@ class FunctionWork:
             FunctionToolCall(tool, encode(dict(arguments), "the arguments")) for tool, arguments in calls
         )
         with self._one_at_a_time():
-            outcomes: list[Outcome] = await self._ask(CallTools(await self._next(), wanted_calls, own))
+            await self.settle()
+            self.steps += 1
+            outcomes: list[Outcome] = await self._ask(CallTools(self.steps, wanted_calls, own))
         return outcomes
 
     async def settle(self) -> None:
-        """Records the failures of steps that the function caught or cancelled, before the next request."""
-        unrecorded, self._unrecorded = self._unrecorded, []
-        for request in unrecorded:
+        """Records the failures of steps that the function caught or cancelled, before the next request.
+
+        The function may cancel this wait, too. What has no answer then is asked again: the loop records a step once.
+        """
+        while self._unrecorded:
+            request = self._unrecorded[0]
             unkept: ControlFailure | None = await self._ask(request)
             if unkept is not None and isinstance(request, RecordStep):
                 await self._ask(RecordStep(request.step, ControlStep(request.entry.name, failure=unkept)))
-
-    async def _next(self) -> int:
-        await self.settle()
-        self.steps += 1
-        return self.steps
+            del self._unrecorded[0]
 
     async def _make(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float) -> _Made:
         """Makes a step. Returns its entry, and the exception if it failed."""
@@ -345,7 +361,7 @@ class FunctionWork:
             if following is not None:
                 return following
             entry = ControlStep(begin.name, failure=failed.failure, duration_seconds=report.seconds)
-            self._unrecorded = [RecordStep(begin.step, entry)]
+            self._unrecorded.append(RecordStep(begin.step, entry))
             raise StepFailed(begin.name, failed.failure) from error
         entry = ControlStep(begin.name, result_json, duration_seconds=report.seconds)
         unkept: ControlFailure | None = await self._ask(RecordModelCall(report, answer, entry))
@@ -405,7 +421,7 @@ class FunctionRun:
     def __init__(self, function: Function, control: ControlWork, task_id: str, goal: str) -> None:
         self._function, self._control = function, control
         self._work = FunctionWork(task_id, goal, self._ask)
-        self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue(maxsize=1)
+        self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue()  # each request has its number: none is lost
         self._is_over = False
         self._running: asyncio.Task[None]
 
@@ -444,8 +460,10 @@ class FunctionRun:
             if self._is_over:
                 raise
             last = Raised(failure_of(error))  # the function cancelled a coroutine of its own
-        except (WorkIsOver, GeneratorExit):
+        except WorkIsOver:
             return
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
         except BaseException as error:  # noqa: BLE001  the user's function may raise anything, and the loop waits for it
             _log.warning("a function failed", exc_info=True, extra={"function": self._control.function})
             last = Raised(failure_of(error))

@@ -132,7 +132,8 @@ class ControlLoop(Loop):
                 return await self._begin_step(request)
             case RecordStep(step=step, entry=entry):
                 await self._executed(step)
-                if step in self._point.control_steps:  # the function may have cancelled the wait for the record
+                # the function may have cancelled the wait for the record, or that for the answer to BeginStep
+                if recorded_step(self._point, step, entry.name, is_model_call=True) is not None:
                     return None
                 stored = await self._stored(entry)
                 if stored.failure is not None and entry.failure is None:
@@ -188,7 +189,7 @@ class ControlLoop(Loop):
                 return await self._after_failed_attempt(request)
             case CancelModelCall(step=step, name=name):
                 self._watch.end()
-                if step not in self._point.control_steps:
+                if recorded_step(self._point, step, name, is_model_call=True) is None:
                     cancelled = entries.ControlStep(name, failure=CANCELLED)
                     await self._write([*self._watch.settlement(), (step, cancelled)])
                 return None

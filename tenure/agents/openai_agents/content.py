@@ -12,6 +12,7 @@ from agents.tool import FunctionTool
 from pydantic import PydanticUserError, TypeAdapter
 
 from tenure.agents.openai_agents.models import name_of
+from tenure.agents.openai_agents.tools import needs_approval
 from tenure.domain.agents import AgentContent, AgentKind, ToolContent
 from tenure.domain.tools import EffectClass
 
@@ -70,7 +71,7 @@ def _tool(tool: FunctionTool, effects: Mapping[str, EffectClass | None]) -> Tool
         description=tool.description,
         input_schema_json=json.dumps(tool.params_json_schema, sort_keys=True),
         effect=effects.get(tool.name, None if is_agent else EffectClass.UNSAFE),
-        needs_approval=bool(getattr(tool, "needs_approval", False)),
+        needs_approval=needs_approval(tool),
     )
 
 

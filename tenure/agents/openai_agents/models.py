@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -20,16 +20,21 @@ from agents.usage import Usage, deserialize_usage, serialize_usage
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
+    ResponseErrorEvent,
     ResponseFailedEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
     ResponseIncompleteEvent,
     ResponseOutputItemDoneEvent,
+    ResponseReasoningSummaryTextDeltaEvent,
+    ResponseReasoningTextDeltaEvent,
     ResponseTextDeltaEvent,
 )
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
 from tenure.agents.execution import Execution, execution_of_agent, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
+from tenure.agents.output_report import OutputReport
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
@@ -39,6 +44,11 @@ DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 ATTEMPT_HEADER: Final = "x-tenure-attempt"
 TOKENS_PER_REQUEST: Final = 512
 TOKENS_PER_ITEM: Final = 16
+TOKENS_PER_MEDIUM: Final = 5_000
+CHARACTERS_PER_MEDIUM_TOKEN: Final = 42
+"""Of base64: images have at most the figure before, documents grow. An estimate, which no provider states."""
+_MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
+"""The members of an input's items that are an image, a sound or a file: base64, or an address."""
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
 
 
@@ -85,7 +95,7 @@ class DurableModel(Model):
         current = execution_of_agent(self._name)
         if current is None:
             return await send(model_settings)
-        bound = _input_bound(system_instructions, input, tools, output_schema, handoffs)
+        bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
         return await self._call(current, bound, model_settings, Request(send, stream))
 
     async def _call(self, current: Execution, bound: int, settings: ModelSettings, sending: Request) -> ModelResponse:
@@ -138,22 +148,20 @@ class Request:
         """Returns the answer, and reports its text as it comes. A model that cannot stream is asked for the whole."""
         counting = settings if settings.include_usage is not None else replace(settings, include_usage=True)
         items: list[TResponseOutputItem] = []
-        has_begun = False
+        output, has_begun = OutputReport(report), False
         try:
             events = self.stream(counting)
             async with aclosing(cast("AsyncGenerator[TResponseStreamEvent]", events)):
                 async for event in events:
                     has_begun = True
+                    _report_output(event, output)
                     match event:
-                        case ResponseTextDeltaEvent(output_index=block, delta=text):
-                            report.on_text(block, text)
                         case ResponseOutputItemDoneEvent(item=item):
                             items.append(item)
                         case ResponseCompletedEvent(response=response) | ResponseIncompleteEvent(response=response):
                             return _complete(response, items)
-                        case ResponseFailedEvent(response=response):
-                            message = "" if response.error is None else response.error.message
-                            raise ModelRequestFailed(f"the provider failed: {message}", retryable=True)
+                        case ResponseFailedEvent() | ResponseErrorEvent():
+                            raise ModelRequestFailed(f"the provider failed: {_message_of(event)}", retryable=True)
         except NotImplementedError:
             if has_begun:
                 raise
@@ -161,6 +169,27 @@ class Request:
             report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
             return whole
         raise ModelRequestFailed("the answer ended before it was complete", retryable=True)
+
+
+def _report_output(event: TResponseStreamEvent, output: OutputReport) -> None:
+    """Reports the new output of an event, if it has any."""
+    match event:
+        case ResponseTextDeltaEvent(output_index=block, delta=text):
+            output.on_text(block, text)
+        case (
+            ResponseFunctionCallArgumentsDeltaEvent(delta=text)
+            | ResponseReasoningTextDeltaEvent(delta=text)
+            | ResponseReasoningSummaryTextDeltaEvent(delta=text)
+        ):
+            output.on_hidden(text)
+        case _:
+            pass
+
+
+def _message_of(event: ResponseFailedEvent | ResponseErrorEvent) -> str:
+    if isinstance(event, ResponseErrorEvent):
+        return event.message
+    return "" if event.response.error is None else event.response.error.message
 
 
 def _complete(response: Response, items: list[TResponseOutputItem]) -> ModelResponse:
@@ -206,8 +235,8 @@ def _named_failures() -> Iterator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        retryable = is_temporary(error.status_code)
-        raise ModelRequestFailed(str(error), retryable=retryable) from error
+        retryable, after = is_temporary(error.status_code), retry_after_of(error.response.headers)
+        raise ModelRequestFailed(str(error), retryable=retryable, retry_after_seconds=after) from error
     except (openai.APIError, httpx2.TransportError) as error:  # the connection, or an error within a stream
         raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
 
@@ -219,21 +248,40 @@ def _token_usage(usage: Usage) -> TokenUsage:
     return TokenUsage(max(0, usage.input_tokens - read - written), usage.output_tokens, written, read)
 
 
-def _input_bound(
+def input_bound(
     system: str | None,
     given: str | list[TResponseInputItem],
     tools: list[Tool],
     output_schema: AgentOutputSchemaBase | None,
     handoffs: list[Handoff],
 ) -> int:
-    """Returns an upper bound of the input in tokens."""
-    texts = [system or ""]
-    texts += [given] if isinstance(given, str) else [json.dumps(item, default=str) for item in given]
+    """Returns an upper bound of the input in tokens. Images, sounds and files count with an estimate."""
+    items: list[Any] = [given] if isinstance(given, str) else list(given)
+    texts = [system or "", *(json.dumps(_without_media(item), default=str) for item in items)]
     texts += [f"{tool.name}{tool.description}{json.dumps(tool.params_json_schema)}" for tool in _functions(tools)]
     texts += [f"{each.tool_name}{each.tool_description}{json.dumps(each.input_json_schema)}" for each in handoffs]
     if output_schema is not None and not output_schema.is_plain_text():
         texts.append(json.dumps(output_schema.json_schema()))
-    return sum(text_tokens(text) + TOKENS_PER_ITEM for text in texts) + TOKENS_PER_REQUEST
+    return sum(text_tokens(text) + TOKENS_PER_ITEM for text in texts) + _media_tokens(items) + TOKENS_PER_REQUEST
+
+
+def _is_medium(name: str, value: Any) -> bool:
+    return name in _MEDIA and isinstance(value, str)
+
+
+def _without_media(value: Any) -> Any:
+    """Returns an item of the input without its images, sounds and files."""
+    if isinstance(value, Mapping):
+        return {name: _without_media(inner) for name, inner in value.items() if not _is_medium(name, inner)}
+    return [_without_media(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _media_tokens(value: Any) -> int:
+    if isinstance(value, Mapping):
+        media = [inner for name, inner in value.items() if _is_medium(name, inner)]
+        own = sum(TOKENS_PER_MEDIUM + len(medium) // CHARACTERS_PER_MEDIUM_TOKEN for medium in media)
+        return own + sum(map(_media_tokens, value.values()))
+    return sum(map(_media_tokens, value)) if isinstance(value, list) else 0
 
 
 def _functions(tools: list[Tool]) -> list[FunctionTool]:

@@ -39,19 +39,24 @@ class DurableInvocation:
         self._plain, self._approval = tool.on_invoke_tool, tool.needs_approval
         self._effect, self._timeout_seconds = effect, tool.timeout_seconds or timeout_seconds
 
+    @property
+    def needs_approval(self) -> bool:
+        """Whether calls need an approval, or may: a function decides it for each."""
+        return self._approval is not False
+
     async def __call__(self, context: ToolContext[Any], arguments: str) -> Any:
         """Returns what the model is told, recorded now or earlier."""
         current = execution()
         if current is not None:
             return await self._call(current, context, arguments)
-        if self._approval is not False:
+        if self.needs_approval:
             raise ApprovalUnavailable(f"the durable tool {self._name} needs an approval, and so runs in tasks only")
         return await self._plain(context, arguments)
 
     async def _call(self, current: Execution, context: ToolContext[Any], arguments: str) -> Any:
         try:
             sent = json.loads(arguments or "{}")
-        except ValueError:  # a model may write broken JSON: it is told, and calls again
+        except (ValueError, RecursionError):  # a model may write broken JSON: it is told, and calls again
             sent = None
         if not isinstance(sent, dict):
             return f"The arguments of {self._name} must be a JSON object."
@@ -82,6 +87,12 @@ class DurableInvocation:
         if isinstance(self._approval, bool):
             return self._approval
         return bool(await self._approval(context, arguments, context.tool_call_id))
+
+
+def needs_approval(tool: FunctionTool) -> bool:
+    """Whether calls of a tool, durable or not, need an approval, or may."""
+    invocation = tool.on_invoke_tool
+    return invocation.needs_approval if isinstance(invocation, DurableInvocation) else tool.needs_approval is not False
 
 
 def make_durable(tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -53,10 +53,13 @@ from tenure.agents.pydantic_ai.tool_calls import (
 from tenure.control.failures import ToolFailed
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import REQUEST_APPROVAL
-from tenure.domain.waits import APPROVE
+from tenure.domain.waits import APPROVE, MAX_CONTEXT_CHARACTERS
 
 DENIED: Final = "A person denied the call."
 MAX_STEP_NAME_CHARACTERS: Final = 200
+MAX_SHOWN_IN_QUESTION: Final = 1000
+MAX_SHOWN_IN_CONTEXT: Final = MAX_CONTEXT_CHARACTERS - 100
+"""Characters of a call's arguments. The rest of the context says how many more there are."""
 
 P = TypeVar("P")
 W = TypeVar("W")
@@ -252,15 +255,26 @@ class TenureDurability(BaseDurabilityCapability[Any]):
             return None
         approvals: dict[str, bool | ToolApproved | ToolDenied] = {}
         for call in requests.approvals:
-            question = f"May {call.tool_name} be called with {call.args_as_json_str()}?"[:1000]
-            approvals[call.tool_call_id] = await _decision(current, question)
+            request = approval_request(call.tool_name, call.args_as_json_str())
+            approvals[call.tool_call_id] = await _decision(current, request)
         return requests.build_results(approvals=approvals)
 
 
-async def _decision(current: Execution, question: str) -> ToolApproved | ToolDenied:
+def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
+    """Returns the arguments of request_approval for a call. What the person is not shown of it is named."""
+    question = f"May {tool} be called with {arguments_json}?"
+    if len(question) <= MAX_SHOWN_IN_QUESTION:
+        return {"question": question}
+    shown = arguments_json[:MAX_SHOWN_IN_CONTEXT]
+    hidden = len(arguments_json) - len(shown)
+    rest = f"\n… {hidden} more characters are not shown" if hidden else ""
+    return {"question": f"May {tool} be called with the arguments in the context?", "context": f"{shown}{rest}"}
+
+
+async def _decision(current: Execution, request: Mapping[str, str]) -> ToolApproved | ToolDenied:
     async with current.lock:
         try:
-            answer = await current.work.call_tool(REQUEST_APPROVAL, {"question": question})
+            answer = await current.work.call_tool(REQUEST_APPROVAL, request)
         except ToolFailed as failed:
             return ToolDenied(failed.outcome.content)
     decided = json.loads(answer)

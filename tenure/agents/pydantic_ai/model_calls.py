@@ -18,6 +18,10 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.function import FunctionModel
@@ -26,7 +30,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from tenure.agents.execution import Execution, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary
+from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
+from tenure.agents.output_report import OutputReport
 from tenure.agents.pydantic_ai.prompts import input_bound
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
@@ -122,18 +127,10 @@ def _named_failures() -> Iterator[None]:
     except ModelHTTPError as error:
         retryable = is_temporary(error.status_code)
         raise ModelRequestFailed(
-            str(error), retryable=retryable, retry_after_seconds=_retry_after(error.headers or {})
+            str(error), retryable=retryable, retry_after_seconds=retry_after_of(error.headers or {})
         ) from error
     except ModelAPIError as error:
         raise ModelRequestFailed(str(error), retryable=True) from error
-
-
-def _retry_after(headers: dict[str, str]) -> float | None:
-    """Returns the seconds that the provider asks to wait; None if it names none, or a date."""
-    try:
-        return float(headers["retry-after"])
-    except (KeyError, ValueError):
-        return None
 
 
 class ReportingModel(WrapperModel):
@@ -150,11 +147,13 @@ class ReportingModel(WrapperModel):
         if report is None or not _streams(self.wrapped):
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
+            output = OutputReport(report)
             async for event in stream:
                 block, text = _text_of(event)
                 if text:
-                    report.on_text(block, text)
-                report.on_usage(token_usage(stream.usage))
+                    output.on_text(block, text)
+                output.on_hidden(_hidden_text_of(event))
+                output.on_usage(token_usage(stream.usage))
             return stream.get()
 
 
@@ -193,3 +192,15 @@ def _text_of(event: ModelResponseStreamEvent) -> tuple[int, str]:
             return index, text
         case _:
             return 0, ""
+
+
+def _hidden_text_of(event: ModelResponseStreamEvent) -> str:
+    """Returns the new output of an event that nobody is shown: thoughts, and the arguments of tools as far as text."""
+    match event:
+        case (
+            PartStartEvent(part=ThinkingPart(content=str(text)) | ToolCallPart(args=str(text)))
+            | PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text)) | ToolCallPartDelta(args_delta=str(text)))
+        ):
+            return text
+        case _:
+            return ""

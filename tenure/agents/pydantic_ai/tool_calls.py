@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolParams, ToolsetCallToolParams
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext, ToolDefinition
-from pydantic_core import to_jsonable_python
 
 from tenure.agents.calls import running_call
 from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import value_of
+from tenure.agents.pydantic_ai.arguments import recordable
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.domain.tools import EffectClass
 
@@ -79,7 +79,7 @@ async def call_tool(
     A tool that raised, that a person did not approve, or that is in doubt has failed for ever: the model decides what
     to do about it.
     """
-    sent = to_jsonable_python(params.tool_args, fallback=str)
+    sent = recordable(params.tool_args)
 
     async def run(call: OwnToolContext, arguments: Mapping[str, Any]) -> str:
         called = params if arguments == sent else _edited(params, arguments)
@@ -117,7 +117,8 @@ def _framed(operation: DurableOperation[Any, Any, Any], value: Any) -> Any:
 def _edited(params: CallParams, arguments: Mapping[str, Any]) -> CallParams:
     """Returns the call with the arguments that a person changed at the approval."""
     if isinstance(params, ToolsetCallToolParams) and params.tool is not None:
-        return replace(params, tool_args=params.tool.args_validator.validate_python(dict(arguments)))
+        edited = json.dumps(dict(arguments))  # as the model's own: a strict type accepts a date as JSON only
+        return replace(params, tool_args=params.tool.args_validator.validate_json(edited))
     return replace(params, tool_args=dict(arguments))
 
 
