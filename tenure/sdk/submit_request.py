@@ -103,11 +103,13 @@ def timeout_of(timeout: Seconds | None) -> Duration | None:
     return message
 
 
-def at_least_one(argument: str, number: int | None) -> int:
-    """Returns the number; 0, which the contract takes for the default, only for None. Raises InvalidRequest."""
+def number_or_default(argument: str, number: int | None) -> int:
+    """Returns the number, or for None 0, which the contract takes for the default. Raises InvalidRequest for 0 itself;
+    the gateway refuses negative numbers, with all other violations.
+    """
     if number is None:
         return 0
-    if number < 1:
+    if number == 0:
         raise invalid_argument(argument, f"must be 1 or more, not {number!r}", "omit it to have the default")
     return number
 
@@ -174,8 +176,8 @@ def limits_of(
 ) -> task_pb2.Limits:
     """Returns the limits but the timeout. Raises InvalidRequest."""
     return task_pb2.Limits(
-        max_tokens=at_least_one("max_tokens", max_tokens),
-        max_steps=at_least_one("max_steps", max_steps),
+        max_tokens=number_or_default("max_tokens", max_tokens),
+        max_steps=number_or_default("max_steps", max_steps),
         max_nano_usd=nano_usd("max_cost", max_cost),
         no_money_cap=no_max_cost,
     )
@@ -189,7 +191,7 @@ def agent_of(
         system=system,
         tools=None if tools is None else allowlist_to_wire(names("tools", tools)),
         approve_tools=names("approve_tools", approve_tools),
-        max_output_tokens=at_least_one("max_output_tokens", max_output_tokens),
+        max_output_tokens=number_or_default("max_output_tokens", max_output_tokens),
     )
 
 

@@ -273,6 +273,8 @@ async def test_schedules(http: httpx2.AsyncClient) -> None:
     assert [run["task_id"] for run in runs] == [task["task_id"]]
     wrong = await answer(http, "POST", "/v1/schedules", 400, json={**body, "task": {"goal": "go", "max_steps": -1}})
     assert wrong["violations"][0]["field"] == "task.max_steps"
+    wrong = await answer(http, "POST", "/v1/schedules", 400, json={**body, "task": {"goal": "go", "max_cost": -1}})
+    assert wrong["violations"][0]["field"] == "task.max_cost"
     assert await answer(http, "DELETE", f"/v1/schedules/{name}") == {"deleted": True}
 
 

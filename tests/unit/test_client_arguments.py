@@ -17,7 +17,6 @@ from tenure.sdk.answers import approval
     ("argument", "given"),
     [
         ("max_tokens", 0),
-        ("max_tokens", -5),
         ("max_steps", 0),
         ("max_output_tokens", 0),
         ("max_cost", 0),

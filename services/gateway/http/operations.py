@@ -48,7 +48,11 @@ def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
     violations = [(f"task.{name}", "is set by the schedule") for name, value in own.items() if value is not None]
     if violations:
         raise InvalidRequest(violations=violations)
-    spec = spec_of(submit_of(body))
+    try:
+        spec = spec_of(submit_of(body))
+    except InvalidRequest as error:
+        in_task = [(f"task.{violation.field}", violation.description) for violation in error.violations]
+        raise InvalidRequest(violations=in_task) from None
     spec.ClearField("source")
     return spec
 
