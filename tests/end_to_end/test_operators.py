@@ -95,7 +95,7 @@ async def test_an_operators_wait_survives_a_killed_ledger(own_installation: Inst
     install, file = own_installation, uuid.uuid4().hex
     checkpoint = install.stack.services["checkpoint"]
     await checkpoint.restart({"TENURE_FAILPOINTS": "checkpoint.after_foreign=1#kill9"})
-    task_id = await install.submit("sim-e2e-keyed-paced", file)
+    task_id = await install.submit("sim-e2e-keyed-late", file)
     await install.until(task_id, "tool_outcome")
     owner = (await install.client.get(task_id)).owner
     arguments = ("admin", "wait", task_id, "--for", "the price list", "--until", "1h", "--reason", "ticket 7")
