@@ -84,7 +84,7 @@ async def _run(environment: Mapping[str, str]) -> int:
 def exit_code(codes: Iterable[int | None], *, is_asked: bool) -> int:
     """Returns the first failure among the exit codes of the services; 1 for a signal.
 
-    Not `is_asked`: a service ended that nobody asked to stop, so the code is never 0, even if the service's is:
+    Not `is_asked`: a service ended without a request to stop, so the code is never 0, even if the service's is:
     systemd's `Restart=on-failure` must start all of them again.
     """
     failure = next((1 if code is None or code < 0 else code for code in codes if code != 0), 0)

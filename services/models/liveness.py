@@ -5,7 +5,7 @@ call as lost. A runner that was only slow notices this when it records the end, 
 on under the same id.
 
 Each replica measures by its own monotonic clock how long it has seen the same renewal. So no runner counts as dead
-because a clock jumped, or because nobody could renew in an outage of Postgres.
+because a clock jumped, or because no runner could renew in an outage of Postgres.
 """
 
 from __future__ import annotations

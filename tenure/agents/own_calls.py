@@ -81,7 +81,7 @@ class OwnCalls:
     async def call(self, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
         """Returns the outcome of a call, which is made together with those that other coroutines make now.
 
-        A call whose arguments cannot be recorded is not made: the model is told, and may call again.
+        A call whose arguments cannot be recorded is not made: the model gets an error, and may call again.
         """
         if problem := _problem_of(arguments):
             message = f"The arguments of {tool.name} cannot be recorded: {problem}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -53,13 +53,25 @@ async def serving(replica: Replica) -> AsyncIterator[RelayCall]:
         await server.stop(None)
 
 
+@asynccontextmanager
+async def relaying(first: Replica) -> AsyncIterator[tuple[Relay, RelayCall, RelayCall]]:
+    """A relay, with calls to this replica and to another one."""
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        serving(first) as to_first,
+        serving(Replica()) as to_other,
+        Relay(NO_SECURITY) as relay,
+    ):
+        yield relay, to_first, to_other
+
+
 async def test_a_used_channel_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "MAX_CHANNELS", 1)
-    first, other = Replica(), Replica()
-    async with AsyncExitStack() as opened, asyncio.timeout(PATIENCE_SECONDS):
-        to_first, to_other = [await opened.enter_async_context(serving(one)) for one in (first, other)]
-        relay = await opened.enter_async_context(Relay(NO_SECURITY))
-        parts = await opened.enter_async_context(aclosing(relay.generate(to_first, pb.GenerateRequest())))
+    first = Replica()
+    async with (
+        relaying(first) as (relay, to_first, to_other),
+        aclosing(relay.generate(to_first, pb.GenerateRequest())) as parts,
+    ):
         await anext(parts)
         await relay.cancel(to_other, pb.CancelGenerationRequest())
         first.goes_on.set()
@@ -69,10 +81,8 @@ async def test_a_used_channel_stays_open(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_an_unused_channel_beyond_the_bound_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call of that replica comes by a new connection."""
     monkeypatch.setattr(relays, "MAX_CHANNELS", 1)
-    first, other = Replica(), Replica()
-    async with AsyncExitStack() as opened, asyncio.timeout(PATIENCE_SECONDS):
-        to_first, to_other = [await opened.enter_async_context(serving(one)) for one in (first, other)]
-        relay = await opened.enter_async_context(Relay(NO_SECURITY))
+    first = Replica()
+    async with relaying(first) as (relay, to_first, to_other):
         for to in (to_first, to_first, to_other, to_first):
             await relay.cancel(to, pb.CancelGenerationRequest())
     assert [first.peers.index(peer) for peer in first.peers] == [0, 0, 2]

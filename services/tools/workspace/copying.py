@@ -109,7 +109,7 @@ class CopiedFiles:
     left_out: int = 0
 
 
-class CopyStopped(Exception):  # noqa: N818  no error: nobody waits for the copy any more
+class CopyStopped(Exception):  # noqa: N818  no error: the caller no longer waits for the copy
     """The copy was stopped because its caller went away."""
 
 

@@ -129,8 +129,8 @@ def create(name: str, directory: int) -> int:
 def write_file(name: str, content: bytes, directory: int, workspace: int, *, temporary: str) -> None:
     """Writes a file, which replaces what has this name. Raises OSError.
 
-    The file is written under the name `temporary`, which belongs to the call, and then renamed: so nobody sees half a
-    file, and when the call runs again it removes what a dead run left.
+    The file is written under the name `temporary`, which belongs to the call, and then renamed: so no reader sees half
+    a file, and when the call runs again it removes what a dead run left.
     """
     try:
         with os.fdopen(create(temporary, directory), "wb") as file:

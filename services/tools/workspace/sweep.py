@@ -1,4 +1,4 @@
-"""Removes the files of forgotten tasks: at once if this replica was told, otherwise in the next sweep.
+"""Removes the files of forgotten tasks: at once if this replica forgot the task, otherwise in the next sweep.
 
 Every replica sweeps the root that it sees, whether it is shared or its own. The sweep lists the directories themselves,
 so it also finds a directory that is half removed, or that a late effect made again.
@@ -44,7 +44,7 @@ class Workspace(NamedTuple):
 
 
 class WorkspaceSweep:
-    """Removes directories as the duty `run`. It has its own `threads`, so that nobody waits for a long removal."""
+    """Removes directories as the duty `run`. It has its own `threads`: no other work waits for a removal."""
 
     def __init__(self, pool: Pool, root: Path, threads: ThreadPoolExecutor, interval_seconds: float) -> None:
         self._pool, self._root, self._threads = pool, root, threads

@@ -56,7 +56,7 @@ class DurableInvocation:
     async def _call(self, current: Execution, context: ToolContext[Any], arguments: str) -> Any:
         try:
             sent = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):  # a model may write broken JSON: it is told, and calls again
+        except (ValueError, RecursionError):  # a model may write broken JSON: it gets an error, and can call again
             sent = None
         if not isinstance(sent, dict):
             return f"The arguments of {self._name} must be a JSON object."
