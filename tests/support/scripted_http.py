@@ -1,8 +1,13 @@
-"""An HTTP server that does to each request what its test says, and keeps what it was asked."""
+"""An HTTP server that does to each request what its test says, and keeps what it was asked.
+
+The kernel gives a free port again at once: a client that repeats its request to a server of an earlier test may
+arrive here. Each server's URL therefore begins with a path of its own, and a request elsewhere is not its test's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """One request; header names in lower case."""
+    """One request, without the server's own path; header names in lower case."""
 
     line: str
     headers: dict[str, str]
@@ -33,10 +38,11 @@ class ScriptedHttp:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     hangs: bool = False
     scheme: str = "http"
+    own_path: str = field(default_factory=lambda: f"/{secrets.token_hex(8)}")
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}{self.own_path}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -45,7 +51,11 @@ class ScriptedHttp:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in head[1:-2])}
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                self.requests.append(ReceivedRequest(head[0], headers, body))
+                if f" {self.own_path}" not in head[0]:
+                    return  # another test's client
+                method, target, version = head[0].split(" ")
+                line = f"{method} {target.removeprefix(self.own_path) or '/'} {version}"
+                self.requests.append(ReceivedRequest(line, headers, body))
                 self.heard.set()
                 if self.hangs:
                     await reader.read()
