@@ -108,6 +108,10 @@ async def test_events_end_for_good(http: httpx2.AsyncClient) -> None:
     assert [event.kind async for event in tail.events()] == ["transition", "end"]
 
 
+CUT_SECONDS = 0.5
+"""For one connection, on a machine many times slower than usual."""
+
+
 def cut_lengths(count: int) -> itertools.chain[int]:
     """Lengths of answers: every one up to where the first event is complete, then any."""
     chosen = random.Random(7)
@@ -123,7 +127,7 @@ async def test_a_client_cut_a_thousand_times_sees_each_event_once(http: httpx2.A
     proxy = CuttingProxy(str(http.base_url.host), int(http.base_url.port or 0), iter(lengths))
     await proxy.start()
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(CUT_SECONDS * 1000):
             while proxy.cuts < 1000:  # each client begins anew when it has seen everything
                 source = EventSource(f"http://{proxy.address}/v1/tasks/{task_id}/events")
                 seen.append([event async for event in source.events()])
