@@ -18,6 +18,7 @@ from tenure.domain.states import Reason
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.validators.admin_service import MAX_WORKERS_A_PAGE
 from tenure.wire.common import duration, timestamp
 
 if TYPE_CHECKING:
@@ -35,19 +36,41 @@ if TYPE_CHECKING:
 
 _MAX_CLAIMS: Final = 10_000
 _LEASES_AT_ONCE: Final = 16
+_WORKERS_PAGE_BYTES: Final = 2_000_000
 
 
-async def list_workers(store: LeaseStore, pools: WorkerPools) -> list[pb.Worker]:
-    """Returns the live sessions of workers, sorted by worker id. Raises Unavailable."""
-    sessions = await store.sessions.list_all()
+async def list_workers(
+    store: LeaseStore, pools: WorkerPools, request: pb.CoordinatorServiceListWorkersRequest
+) -> pb.CoordinatorServiceListWorkersResponse:
+    """Returns a page of the live sessions of workers, by worker id. Raises Unavailable.
+
+    The token is the position of the last session. A page ends before the most bytes, because the queues, loops and
+    tenants of a worker have no common limit; it always has a worker.
+    """
+    sessions = [held for held in await store.sessions.list_all() if not held.record.own]
     counts = Counter(claim.record.session_id for claim in (await store.claims.list_all()).values())
     drains = await store.drains.list_all()
-    workers = [
-        worker_to_wire(session, counts[session.session_id], pools, draining=session.session_id in drains)
-        for session in sessions
-        if not session.record.own
-    ]
-    return sorted(workers, key=lambda worker: (worker.worker_id, worker.session_id))
+    after = _read_token(request.page_token)
+    rest = sorted((held for held in sessions if _position(held) > after), key=_position)
+    page, size_bytes = list[pb.Worker](), 0
+    for held in rest[: request.page_size or MAX_WORKERS_A_PAGE]:
+        worker = worker_to_wire(held, counts[held.session_id], pools, draining=held.session_id in drains)
+        size_bytes += worker.ByteSize()
+        if page and size_bytes > _WORKERS_PAGE_BYTES:
+            break
+        page.append(worker)
+    token = " ".join(_position(rest[len(page) - 1])) if len(page) < len(rest) else ""
+    return pb.CoordinatorServiceListWorkersResponse(workers=page, next_page_token=token)
+
+
+def _position(held: HeldSession) -> tuple[str, str]:
+    return held.record.worker_id, held.session_id
+
+
+def _read_token(token: str) -> tuple[str, str]:
+    """Returns the position after which the page begins. The checks of the request know the form of a token."""
+    worker_id, _, session_id = token.partition(" ")
+    return worker_id, session_id
 
 
 async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:

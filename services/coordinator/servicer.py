@@ -84,9 +84,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Registers the agents and functions of a worker."""
         return await self._worker_agents.register(request, current_principal())
 
-    async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
+    async def ListWorkers(self, request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
         """Lists the live sessions of workers."""
-        return pb.CoordinatorServiceListWorkersResponse(workers=await list_workers(self._store, self._pools))
+        return await list_workers(self._store, self._pools, request)
 
     async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
         """Lists the live claims."""

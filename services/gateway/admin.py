@@ -54,10 +54,12 @@ class AdminServicer(AdminServiceServicer):
             task=await self._intervene(request.task_id, request.request_id, operator_request)
         )
 
-    async def ListWorkers(self, _request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
-        request = coordinator.CoordinatorServiceListWorkersRequest()
-        listed = await with_retries(lambda: self._peers.coordinator.ListWorkers(request))
-        return api.ListWorkersResponse(workers=listed.workers)
+    async def ListWorkers(self, request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
+        page = coordinator.CoordinatorServiceListWorkersRequest(
+            page_size=request.page_size, page_token=request.page_token
+        )
+        listed = await with_retries(lambda: self._peers.coordinator.ListWorkers(page))
+        return api.ListWorkersResponse(workers=listed.workers, next_page_token=listed.next_page_token)
 
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
         coordinator_request = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)

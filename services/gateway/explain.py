@@ -182,8 +182,13 @@ async def _claims(peers: Peers, task_id: str) -> Sequence[coordinator.Claim]:
 
 
 async def _workers(peers: Peers) -> Sequence[coordinator.Worker]:
-    request = coordinator.CoordinatorServiceListWorkersRequest()
-    return (await peers.coordinator.ListWorkers(request, timeout=_TIMEOUT_SECONDS)).workers
+    request, workers = coordinator.CoordinatorServiceListWorkersRequest(), list[coordinator.Worker]()
+    while True:
+        page = await peers.coordinator.ListWorkers(request, timeout=_TIMEOUT_SECONDS)
+        workers += page.workers
+        request.page_token = page.next_page_token
+        if not request.page_token:
+            return workers
 
 
 async def _calls(peers: Peers, task_id: str) -> Sequence[tool_pb2.CallTrail]:

@@ -284,8 +284,14 @@ class Client(
         return (await self._call(self.tasks.SendMessage, request)).task
 
     async def workers(self) -> admin.ListWorkersResponse:
-        """Returns the workers."""
-        return await self._call(self.admin.ListWorkers, admin.ListWorkersRequest())
+        """Returns all workers, as one page."""
+        request, listed = admin.ListWorkersRequest(), admin.ListWorkersResponse()
+        while True:
+            page = await self._call(self.admin.ListWorkers, request)
+            listed.workers.extend(page.workers)
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return listed
 
     async def queues(self) -> admin.ListQueuesResponse:
         """Returns the number of queued tasks of all tenants, by queue and priority."""

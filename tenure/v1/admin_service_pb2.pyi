@@ -1089,26 +1089,38 @@ class ListRefusalsResponse(message.Message):
 
 @typing.final
 class ListWorkersRequest(message.Message):
-    """No parameters."""
+    """The workers to list."""
 
     DESCRIPTOR: descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """The maximum number; 0: 1,000, at most 1,000. A page may have fewer: the token shows whether there are more."""
+    page_token: builtins.str
+    """From the previous page; at most 256 characters."""
     def __init__(
         self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ListWorkersResponse(message.Message):
-    """Live workers."""
+    """A page of live workers."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
     @builtins.property
     def workers(self) -> containers.RepeatedCompositeFieldContainer[coordinator_service_pb2.Worker]:
         """By worker_id."""
@@ -1117,10 +1129,11 @@ class ListWorkersResponse(message.Message):
         self,
         *,
         workers: abc.Iterable[coordinator_service_pb2.Worker] | None = ...,
+        next_page_token: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,7 +38,7 @@ class AdminServiceStub:
     GetCaller: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetCallerRequest, _admin_service_pb2.GetCallerResponse]
     """Says as whom the gateway knows the caller, and what the caller may do."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]
-    """Lists live workers."""
+    """Lists live workers, paged."""
     ListQueues: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]
     """Returns the queue depths of all tenants, by queue and priority, with the age of the oldest task: the signal for
     scaling workers.
@@ -130,7 +130,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetCaller: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetCallerRequest, _admin_service_pb2.GetCallerResponse]  # type: ignore[assignment]
     """Says as whom the gateway knows the caller, and what the caller may do."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """Lists live workers."""
+    """Lists live workers, paged."""
     ListQueues: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
     """Returns the queue depths of all tenants, by queue and priority, with the age of the oldest task: the signal for
     scaling workers.
@@ -231,7 +231,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListWorkersResponse, _abc.Awaitable[_admin_service_pb2.ListWorkersResponse]]:
-        """Lists live workers."""
+        """Lists live workers, paged."""
 
     @_abc_1.abstractmethod
     def ListQueues(

@@ -44,7 +44,7 @@ class CoordinatorServiceStub:
     safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]
-    """Lists live sessions."""
+    """Lists live sessions, paged."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]
     """Lists live claims."""
     ListRenewals: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]
@@ -84,7 +84,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]  # type: ignore[assignment]
-    """Lists live sessions."""
+    """Lists live sessions, paged."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
     ListRenewals: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]  # type: ignore[assignment]
@@ -139,7 +139,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_service_pb2.CoordinatorServiceListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListWorkersResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListWorkersResponse]]:
-        """Lists live sessions."""
+        """Lists live sessions, paged."""
 
     @_abc_1.abstractmethod
     def ListClaims(

@@ -18,7 +18,9 @@ from tenure.validators.common import (
     MAX_CALLS_IN_DOUBT,
     MAX_CHOICES,
     MAX_GOAL_BYTES,
+    MAX_ID_CHARACTERS,
     MAX_IN_DOUBT_A_PAGE,
+    WORKER_ID,
     Check,
     Violations,
     check_duration,
@@ -28,6 +30,8 @@ from tenure.validators.common import (
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 MAX_SEEN_TOOLS: Final = 256
+MAX_WORKERS_A_PAGE: Final = 1000
+_WORKERS_TOKEN: Final = re.compile(WORKER_ID.pattern.removesuffix(r"\Z") + rf" .{{1,{MAX_ID_CHARACTERS}}}\Z")
 
 # Calls in doubt and their resolutions.
 
@@ -225,6 +229,15 @@ def check_prune(request: Any, v: Violations) -> None:
     v.between("limit", request.limit, 0, 500)
 
 
+def _list_workers(request: Any, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, MAX_WORKERS_A_PAGE)
+    v.require(
+        not request.page_token or bool(_WORKERS_TOKEN.match(request.page_token)),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
+
+
 def _aging(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.length("page_token", request.page_token, 0, 512)
@@ -255,6 +268,8 @@ def _accept_source_tools(request: tools.AcceptSourceToolsRequest, v: Violations)
 _OPERATOR_CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
+    admin.ListWorkersRequest: _list_workers,
+    coordinator.CoordinatorServiceListWorkersRequest: _list_workers,
     admin.RequeueTaskRequest: _requeue,
     admin.GrantBudgetRequest: _grant,
     admin.PruneTasksRequest: check_prune,

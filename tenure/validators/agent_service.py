@@ -81,7 +81,11 @@ def _name(name: str, v: Violations, field: str = "name") -> None:
 
 def _list(request: agents.ListAgentsRequest, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
-    v.length("page_token", request.page_token, 0, 64)
+    v.require(
+        not request.page_token or bool(FUNCTION_NAME.match(request.page_token)),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
 
 
 def _get(request: agents.GetAgentRequest, v: Violations) -> None:

@@ -68,7 +68,11 @@ def _get(request: leases.GetLeaseRequest, v: Violations) -> None:
 def _list(request: leases.ListLeasesRequest, v: Violations) -> None:
     _prefix(request.prefix, v)
     v.between("page_size", request.page_size, 0, _MAX_PAGE)
-    v.length("page_token", request.page_token, 0, 200)
+    v.require(
+        not request.page_token or bool(RESOURCE.match(request.page_token)),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
 
 
 def _watch(request: leases.WatchLeasesRequest, v: Violations) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any, Final
 
@@ -18,6 +19,12 @@ _MOST: Final = {
     tenants.QUOTA_KIND_EMAILS_PER_HOUR: 10**6,
 }
 _MAX_SECONDS: Final = 366 * 86_400
+_KEYS: Final[dict[int, re.Pattern[str]]] = {
+    tenants.USAGE_GROUPING_ROOT: re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    tenants.USAGE_GROUPING_MODEL: re.compile(r"[^\0]+"),
+    tenants.USAGE_GROUPING_DAY: re.compile(r"[0-9]{4,6}-[0-9]{2}-[0-9]{2}"),
+}
+_MAX_KEY: Final = 512
 
 
 def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
@@ -63,11 +70,18 @@ def _list(request: tenants.ListTenantsRequest, v: Violations) -> None:
     )
 
 
+def _usage_token(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
+    """Checks that the token can be a key of the grouping. A model may have any name."""
+    form = _KEYS.get(request.group_by, TENANT_NAME)
+    is_key = len(request.page_token) <= _MAX_KEY and bool(form.fullmatch(request.page_token))
+    v.require(not request.page_token or is_key, "page_token", "must be the next_page_token of an earlier answer")
+
+
 def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
     _tenant(request, v)
     v.known("group_by", tenants.UsageGrouping, request.group_by)
     v.between("page_size", request.page_size, 0, 1000)
-    v.length("page_token", request.page_token, 0, 512)
+    _usage_token(request, v)
     given = [name for name in ("begin_time", "end_time") if request.HasField(name)]
     for name in given:
         check_moment(name, getattr(request, name), v)

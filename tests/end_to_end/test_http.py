@@ -286,6 +286,10 @@ async def test_operations(http: httpx2.AsyncClient) -> None:
     await submitted(http, "sim-hello")
     workers = await answer(http, "GET", "/v1/workers")
     assert {one["worker_id"] for one in workers["workers"]} == {"worker-1", "worker-2"}
+    page = await answer(http, "GET", "/v1/workers?page_size=1")
+    rest = await answer(http, "GET", "/v1/workers", params={"page_token": page["next_page_token"]})
+    assert [[one["worker_id"] for one in each["workers"]] for each in (page, rest)] == [["worker-1"], ["worker-2"]]
+    assert rest["next_page_token"] == ""
     for path, name in {
         "/v1/claims": "claims",
         "/v1/queues": "queues",

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+from tests.fuzz import page_tokens
 from tests.fuzz.hostile import NANOS, SECONDS, hostile_value
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -37,7 +38,9 @@ PLAUSIBLE: Final[Known] = {
     "wait_id": st.uuids().map(str),
     "epoch": st.integers(1, 9).map(lambda n: (1 << 40) + n),
     "call_id": st.sampled_from(["1.0", "1.1", "2.0", "3.5"]),
-    "page_token": st.just(""),
+    "page_token": st.just("")
+    | st.sampled_from([*page_tokens.GARBAGE, *page_tokens.POSITIONS])
+    | st.binary(max_size=48).map(page_tokens.encoded),
     "after_cursor": st.just(""),
     "prepared_task_id": st.just(""),
     "page_size": st.integers(1, 50),

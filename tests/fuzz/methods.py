@@ -11,6 +11,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tenure.v1 import (
     admin_service_pb2,
+    agent_service_pb2,
+    api_key_service_pb2,
+    approval_service_pb2,
+    audit_service_pb2,
     checkpoint_service_pb2,
     coordinator_service_pb2,
     lease_service_pb2,
@@ -21,6 +25,13 @@ from tenure.v1 import (
     webhook_service_pb2,
 )
 
+_OF_TENANTS: Final = (
+    agent_service_pb2.DESCRIPTOR,
+    api_key_service_pb2.DESCRIPTOR,
+    approval_service_pb2.DESCRIPTOR,
+    audit_service_pb2.DESCRIPTOR,
+)
+
 _SERVED: Final[dict[str, tuple[FileDescriptor, ...]]] = {
     "gateway": (
         task_service_pb2.DESCRIPTOR,
@@ -29,16 +40,21 @@ _SERVED: Final[dict[str, tuple[FileDescriptor, ...]]] = {
         schedule_service_pb2.DESCRIPTOR,
         tenant_service_pb2.DESCRIPTOR,
         webhook_service_pb2.DESCRIPTOR,
+        *_OF_TENANTS,
     ),
     "checkpoint": (
         checkpoint_service_pb2.DESCRIPTOR,
         schedule_service_pb2.DESCRIPTOR,
         tenant_service_pb2.DESCRIPTOR,
         webhook_service_pb2.DESCRIPTOR,
+        *_OF_TENANTS,
     ),
     "coordinator": (coordinator_service_pb2.DESCRIPTOR, lease_service_pb2.DESCRIPTOR),
     "tools": (tool_service_pb2.DESCRIPTOR,),
 }
+
+_NOT_FORWARDED: Final = frozenset({"GetAnswerLink", "AnswerByLink", "AppendAuditRecords", "LookUpApiKey"})
+"""Methods that the gateway itself calls, and does not serve."""
 
 WAITING: Final = frozenset({"WaitTask"})
 """Answered when something has happened, or when the caller's deadline is over."""
@@ -85,6 +101,7 @@ METHODS: Final = tuple(
     for file in files
     for service in file.services_by_name.values()
     for method in service.methods
+    if process != "gateway" or method.name not in _NOT_FORWARDED
 )
 
 

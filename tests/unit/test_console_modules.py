@@ -139,3 +139,16 @@ def test_the_dearest_of_a_part_are_named_so(node: Path, token: str, note: bool) 
     found = run(node, f"import {{ dearest }} from '{CONSOLE}/sums.js'; say(dearest({page}, 4));")
     assert [one["key"] for one in found["sums"]] == ["t6", "t13", "t20", "t27"]
     assert ("oldest 30" in found["note"]) is note
+
+
+def test_all_pages_of_a_list_are_read(node: Path) -> None:
+    script = f"""
+        const pages = {{ "": [["a", "b"], "2"], 2: [["c"], "3"], 3: [["d"], ""] }};
+        globalThis.fetch = async (address) => {{
+          const [workers, token] = pages[new URL(address, "http://gateway").searchParams.get("page_token") ?? ""];
+          return new Response(JSON.stringify({{ workers, next_page_token: token }}));
+        }};
+        const {{ allOf }} = await import("{CONSOLE}/api.js");
+        say(await allOf("/v1/workers", "workers"));
+    """
+    assert run(node, script) == ["a", "b", "c", "d"]

@@ -117,7 +117,7 @@ def test_racing_programs_cannot_redirect_a_copy(
                         seen.add(file.part(0))
                         file.close()
                 with suppress(OSError):
-                    list_page(workspace, ("dir",), "", 10)
+                    list_page(workspace, ("dir",), (), 10)
                 with suppress(OSError):
                     parent = beneath.open_beneath(("dir",), beneath.DIRECTORY, workspace)
                     write_file("written", b"new", parent, workspace, temporary=".tenure-x")

@@ -102,6 +102,14 @@ class Workers(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerPage(PublicValue):
+    """A page of workers with a session."""
+
+    workers: tuple[info.WorkerInfo, ...]
+    next_page_token: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimList(PublicValue):
     """Live claims."""
 

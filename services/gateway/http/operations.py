@@ -168,9 +168,10 @@ async def replay(call: HttpCall, _query: req.NoQuery, body: req.ReplayBody) -> a
 # Workers, queues and leases.
 
 
-async def workers(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Workers:
-    listed = await call.one(call.stubs.admin.ListWorkers, admin.ListWorkersRequest())
-    return answers.Workers(tuple(map(convert.worker_info, listed.workers)))
+async def workers(call: HttpCall, query: req.Page, _body: None) -> answers.WorkerPage:
+    request = admin.ListWorkersRequest(page_size=query.page_size, page_token=query.page_token)
+    page = await call.one(call.stubs.admin.ListWorkers, request)
+    return answers.WorkerPage(tuple(map(convert.worker_info, page.workers)), page.next_page_token)
 
 
 async def drain(call: HttpCall, _query: req.NoQuery, body: req.ReasonBody) -> answers.Workers:

@@ -237,7 +237,11 @@ ROUTES: Final = (
         **_WEBHOOKS,
     ),
     _route(
-        "GET", "/v1/workers", operations.workers, answers.Workers, "List workers", name="list_workers", **_OPERATIONS
+        *("GET", "/v1/workers", operations.workers, answers.WorkerPage),
+        "List workers",
+        query=req.Page,
+        name="list_workers",
+        **_OPERATIONS,
     ),
     _route(
         *("POST", "/v1/workers/{worker_id}/drain", operations.drain, answers.Workers),

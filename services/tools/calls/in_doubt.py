@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.tools import EffectClass
 from tenure.runtime.postgres import Pool, connection
 from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.validators.common import CALL_ID
 from tenure.wire.common import EFFECT_CLASSES, timestamp
 
 DEFAULT_PAGE: Final = 50
@@ -95,11 +96,18 @@ def _write_token(row: tuple[Any, ...]) -> str:
 
 
 def _read_token(token: str) -> tuple[str, str, str]:
-    """Returns the key of the last call of the previous page."""
+    """Returns the key of the last call of the previous page. Raises InvalidRequest.
+
+    Postgres must not see any other text: it does not read each form of a time that Python reads, and no NUL.
+    """
     if not token:
         return _FIRST
+    refusal = InvalidRequest(violations=[("page_token", "must be a next_page_token of this method")])
     try:
         doubted_at, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split(" ")
-        return datetime.fromisoformat(doubted_at).isoformat(), str(UUID(task_id)), call_id
-    except (binascii.Error, UnicodeError, ValueError):
-        raise InvalidRequest(violations=[("page_token", "must be a next_page_token of this method")]) from None
+        place = datetime.fromisoformat(doubted_at).astimezone(UTC).isoformat(), str(UUID(task_id)), call_id
+    except (binascii.Error, UnicodeError, ValueError, OverflowError):
+        raise refusal from None
+    if not CALL_ID.match(call_id):
+        raise refusal
+    return place

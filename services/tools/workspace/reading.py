@@ -55,9 +55,8 @@ class FilePage:
     next_token: str
 
 
-def list_page(workspace: int, directories: _Names, token: str, most: int) -> FilePage:
-    """Returns at most `most` entries after the entry that the token names. Raises OSError, InvalidRequest. Blocks."""
-    after = _read_token(token)
+def list_page(workspace: int, directories: _Names, after: Sequence[str], most: int) -> FilePage:
+    """Returns at most `most` entries after this path. Raises OSError. Blocks."""
     files: list[ListedFile] = []
     size_bytes = 0
     with entered(workspace, directories) as directory, closing(_walk(directory, (), after)) as listing:
@@ -118,7 +117,8 @@ def _token(path: str) -> str:
     return base64.urlsafe_b64encode(os.fsencode(path)).decode()
 
 
-def _read_token(token: str) -> Sequence[str]:
+def read_token(token: str) -> Sequence[str]:
+    """Returns the path of the last entry of the page before. Raises InvalidRequest."""
     try:
         path = os.fsdecode(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError) as error:

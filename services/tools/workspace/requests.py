@@ -23,7 +23,15 @@ from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import CopiedFiles, CopyStopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, split_path
 from services.tools.workspace.kept import ContentPart, keep_part, read_part
-from services.tools.workspace.reading import FileKind, FilePage, ListedFile, OpenFile, digest_of_file, list_page
+from services.tools.workspace.reading import (
+    FileKind,
+    FilePage,
+    ListedFile,
+    OpenFile,
+    digest_of_file,
+    list_page,
+    read_token,
+)
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
 from tenure.domain.kept_content import KeptContent, kept_path
 from tenure.domain.outputs import FileDigest
@@ -58,13 +66,14 @@ class FileRequests:
 
     async def list(self, tenant: str, task_id: str, path: str, token: str, most: int) -> Contents:
         """Returns a page of a directory. Raises NotFound, WrongState, InvalidRequest."""
+        after = read_token(token)
 
         def work() -> Contents:
             with _reporting_errors(path):
                 directories = split_path(path)
                 try:
                     with self._workspaces.existing(tenant, task_id) as workspace:
-                        page = list_page(workspace, directories, token, most or PAGE)
+                        page = list_page(workspace, directories, after, most or PAGE)
                 except FileNotFoundError:
                     if directories:
                         raise

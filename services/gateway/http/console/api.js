@@ -103,3 +103,15 @@ export function listIn(answer, name) {
   if (Array.isArray(answer)) return answer;
   return answer?.[name] ?? Object.values(answer ?? {}).find(Array.isArray) ?? [];
 }
+
+// Returns the items of all pages of a list.
+export async function allOf(route, name) {
+  const items = [];
+  let token = "";
+  do {
+    const page = await api.get(route, { page_token: token });
+    items.push(...listIn(page, name));
+    token = page.next_page_token ?? "";
+  } while (token);
+  return items;
+}

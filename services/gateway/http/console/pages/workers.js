@@ -1,6 +1,6 @@
 // Who works: workers, their claims and leases, what waits in the queues, and the writes that the fences refused.
 
-import { api, listIn, path } from "../api.js";
+import { allOf, api, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, keyed, setText } from "../dom.js";
 import { count, duration, epoch, number, shortId, words } from "../format.js";
@@ -57,15 +57,14 @@ export default async function workersPage(context) {
 
   const load = throttled(2000, async () => {
     try {
-      const [listed, queued, claimed, leased] = await Promise.all([api.get("/v1/workers"), api.get("/v1/queues"), api.get("/v1/claims"), api.get("/v1/leases").catch(() => ({ leases: [] }))]);
+      const [all, queued, claimed, leased] = await Promise.all([allOf("/v1/workers", "workers"), api.get("/v1/queues"), api.get("/v1/claims"), allOf("/v1/leases", "leases").catch(() => [])]);
       if (!context.isCurrent()) return;
       fill(message);
-      const all = listIn(listed, "workers");
       workers.show(all, (one) => JSON.stringify([one.worker_id, one.draining, one.held_tasks, one.started_at]));
       queues.show(listIn(queued, "queues"), (one) => JSON.stringify(one));
       const held = listIn(claimed, "claims");
       claims.show(held, (one) => JSON.stringify(one));
-      leases.show(listIn(leased, "leases"), (one) => JSON.stringify(one));
+      leases.show(leased, (one) => JSON.stringify(one));
       const waiting = listIn(queued, "queues").reduce((sum, one) => sum + one.queued, 0);
       setText(summary, `${count(all.length, "worker")}, ${count(held.length, "claim")}, ${count(waiting, "queued task")}`);
       await readRefusals(held);
