@@ -153,10 +153,15 @@ async def _send(call: HttpCall) -> Response:
     configuration = body.get("configuration")
     if not (isinstance(configuration, dict) and configuration.get("returnImmediately") is True):
         with suppress(TimeoutError):
-            async with asyncio.timeout(BLOCK_SECONDS), aclosing(_updates(call, turn)) as updates:
-                async for _ in updates:
-                    pass
+            async with asyncio.timeout(BLOCK_SECONDS):
+                await call.while_connected(_until_end(call, turn))
     return _answer({"task": task_json(await _task(call, turn.task_id))})
+
+
+async def _until_end(call: HttpCall, turn: ChatTurn) -> None:
+    async with aclosing(_updates(call, turn)) as updates:
+        async for _ in updates:
+            pass
 
 
 async def _stream(call: HttpCall) -> Response:
@@ -264,7 +269,7 @@ async def _cancel(call: HttpCall) -> Response:
     except WrongState:
         raise refusal(NOT_CANCELABLE, "the task has ended") from None
     wait = api.WaitTaskRequest(task_id=task.task_id, timeout=duration(CANCEL_SECONDS))
-    ended = await call.one(call.stubs.tasks.WaitTask, wait, timeout=CANCEL_SECONDS + 15)
+    ended = await call.while_connected(call.one(call.stubs.tasks.WaitTask, wait, timeout=CANCEL_SECONDS + 15))
     return _answer(task_json(ended.task))
 
 
