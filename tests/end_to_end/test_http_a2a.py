@@ -14,6 +14,7 @@ from a2a.types import a2a_pb2 as a2a
 from a2a.utils.errors import (
     ContentTypeNotSupportedError,
     InvalidParamsError,
+    PushNotificationNotSupportedError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -123,6 +124,30 @@ async def test_an_approval_is_input_that_is_required(installation: Installation,
         assert installation.effects(file) == ["only"]
 
 
+async def test_a_context_is_listed_with_its_history(connect: Any) -> None:
+    agent = await connect(streams=False)
+    first = message("hello", options={"model": "sim-hello"})
+    (begun,) = await agent.send(first)
+    context_id = begun.task.context_id
+    said = begun.task.history
+    assert [one.role for one in said] == [a2a.ROLE_USER, a2a.ROLE_AGENT]
+    assert (said[0].message_id, said[0].parts[0].text) == (first.message.message_id, "hello")
+    assert said[1].parts[0].text == begun.task.artifacts[0].parts[0].text
+    follow_up = message("and now?", contextId=context_id)
+    follow_up.configuration.history_length = 1
+    (second,) = await agent.send(follow_up)
+    assert [one.role for one in second.task.history] == [a2a.ROLE_AGENT]
+    got = await agent.client.get_task(a2a.GetTaskRequest(id=second.task.id))
+    assert got.history[0].message_id == follow_up.message.message_id
+    page = await agent.client.list_tasks(a2a.ListTasksRequest(context_id=context_id, page_size=1, history_length=5))
+    assert ([task.id for task in page.tasks], page.total_size) == ([second.task.id], 2)
+    assert page.tasks[0].history == got.history
+    assert not page.tasks[0].artifacts
+    rest = a2a.ListTasksRequest(context_id=context_id, page_token=page.next_page_token, include_artifacts=True)
+    (last,) = (await agent.client.list_tasks(rest)).tasks
+    assert (last.id, last.artifacts, len(last.history)) == (begun.task.id, begun.task.artifacts, 0)
+
+
 async def test_a_task_is_followed_and_cancelled(installation: Installation, connect: Any) -> None:
     agent = await connect()
     request = message(uuid.uuid4().hex, options=LEAVE)
@@ -154,8 +179,15 @@ async def test_refusals_have_the_errors_of_the_protocol(installation: Installati
         await agent.send(message("hello", options={"modell": "sim-hello"}))
     with pytest.raises(ContentTypeNotSupportedError):
         await agent.send(ParseDict({"message": {"messageId": "m", "parts": [{"url": "https://a"}]}}, message("x")))
-    with pytest.raises(UnsupportedOperationError):
-        await agent.client.list_tasks(a2a.ListTasksRequest())
+    push = {"configuration": {"taskPushNotificationConfig": {"url": "https://a.example.com"}}}
+    with pytest.raises(PushNotificationNotSupportedError):
+        await agent.send(ParseDict(push, message("hello")))
+    with pytest.raises(PushNotificationNotSupportedError):
+        await agent.client.list_task_push_notification_configs(
+            a2a.ListTaskPushNotificationConfigsRequest(task_id=missing)
+        )
+    with pytest.raises(InvalidParamsError):
+        await agent.client.list_tasks(a2a.ListTasksRequest(page_size=101))
     ended = (await agent.send(message("hello", options={"model": "sim-hello"})))[0].task
     with pytest.raises(TaskNotCancelableError):
         await agent.client.cancel_task(a2a.CancelTaskRequest(id=ended.id))

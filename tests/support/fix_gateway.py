@@ -3,6 +3,7 @@
 stub = await gateway(replica.address)                    # nobody coordinates, and no tools are there
 tasks = await stub.ListTasks(api.ListTasksRequest())
 refusals = await stub.admin.ListRefusals(admin.ListRefusalsRequest(task_id=…))
+stub = await gateway(replica.address, http="127.0.0.1:0")    # stub.http is its URL
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
             coordinator: str = nowhere,
             tenant: str = "default",
             heartbeat_seconds: float = 0.3,
+            http: str = "",
         ) -> Any:
             settings = {
                 "LISTEN": "127.0.0.1:0",
@@ -44,6 +46,7 @@ async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
                 "COORDINATOR_ADDRESS": coordinator,
                 "TOOLS_ADDRESS": tools,
                 "HEARTBEAT_SECONDS": str(heartbeat_seconds),
+                "HTTP_LISTEN": http,
             }
             process = ServiceProcess("gateway", settings)
             await process.start()
@@ -52,6 +55,7 @@ async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
             await stack.enter_async_context(channel)
             stub: Any = TaskServiceStub(channel)
             stub.admin, stub.process = AdminServiceStub(channel), process
+            stub.http = (await process.logged("serving HTTP"))["url"] if http else ""
             return stub
 
         yield serve

@@ -19,7 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.gateway.http.a2a_history import history_of
+from services.gateway.http.a2a_list import length_of_text, list_json
 from services.gateway.http.a2a_shapes import (
+    NO_PUSH,
     NOT_CANCELABLE,
     UNSUPPORTED,
     context_of,
@@ -53,6 +56,7 @@ MAX_ID: Final = 128
 BLOCK_SECONDS: Final = 600.0
 """The longest time that message:send waits for the end of the turn; then it answers with the task as it is."""
 CANCEL_SECONDS: Final = 10.0
+_NO_PUSH: Final = "this agent sends no push notifications of A2A: a webhook of Tenure reports ended tasks and waits"
 Check = Callable[[Request], None]
 Handler = Callable[[HttpCall], Awaitable[Response]]
 
@@ -73,6 +77,7 @@ class A2aDoor:
             Route(f"{task}:cancel", self._checked(_cancel), methods=["POST"]),
             Route(f"{task}:subscribe", self._checked(_subscribe), methods=["GET", "POST"]),
             Route(task, self._checked(_get), methods=["GET"]),
+            Route(f"{PATH}/tasks", self._checked(_list), methods=["GET"]),
             Route(f"{PATH}/{{rest:path}}", self._checked(_unsupported), methods=["GET", "POST", "DELETE"]),
         ]
 
@@ -127,6 +132,8 @@ def _answer(document: dict[str, Any], status: int = 200, media_type: str = MEDIA
 
 
 async def _unsupported(call: HttpCall) -> Response:
+    if "/pushNotificationConfigs" in call.request.url.path:
+        raise refusal(NO_PUSH, _NO_PUSH)
     raise refusal(UNSUPPORTED, f"{call.request.method} {call.request.url.path} is not offered: see the agent card")
 
 
@@ -149,18 +156,38 @@ async def _body(call: HttpCall) -> dict[str, Any]:
 
 async def _send(call: HttpCall) -> Response:
     body = await _body(call)
+    configuration = _configuration(body)
     turn = await _turn(call, body)
-    configuration = body.get("configuration")
-    if not (isinstance(configuration, dict) and configuration.get("returnImmediately") is True):
+    if configuration.get("returnImmediately") is not True:
         with suppress(TimeoutError):
-            async with asyncio.timeout(BLOCK_SECONDS), aclosing(_updates(call, turn)) as updates:
-                async for _ in updates:
-                    pass
-    return _answer({"task": task_json(await _task(call, turn.task_id))})
+            async with asyncio.timeout(BLOCK_SECONDS):
+                await call.while_connected(_until_end(call, turn))
+    return _answer({"task": await _task_json(call, turn.task_id, configuration.get("historyLength"))})
+
+
+async def _until_end(call: HttpCall, turn: ChatTurn) -> None:
+    async with aclosing(_updates(call, turn)) as updates:
+        async for _ in updates:
+            pass
+
+
+def _configuration(body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration of a message, {} without one. Raises InvalidRequest and HttpRefusal."""
+    configuration = body.get("configuration") or {}
+    if not isinstance(configuration, dict):
+        raise InvalidRequest(violations=[("configuration", "must be an object")])
+    length = configuration.get("historyLength")
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 0):
+        raise InvalidRequest(violations=[("configuration.historyLength", "must be a number, 0 or more")])
+    if configuration.get("taskPushNotificationConfig"):
+        raise refusal(NO_PUSH, f"{_NO_PUSH}: send the message without taskPushNotificationConfig")
+    return configuration
 
 
 async def _stream(call: HttpCall) -> Response:
-    turn = await _turn(call, await _body(call))
+    body = await _body(call)
+    _configuration(body)
+    turn = await _turn(call, body)
     return EventResponse(await first_parts(_parts(_updates(call, turn, starts=True))))
 
 
@@ -252,7 +279,21 @@ async def _task(call: HttpCall, task_id: str) -> task_pb2.Task:
 
 
 async def _get(call: HttpCall) -> Response:
-    return _answer(task_json(await _task(call, call.path("task_id"))))
+    text = call.request.query_params.get("historyLength", "")
+    try:
+        length = length_of_text(text) if text else None
+    except ValueError:
+        raise InvalidRequest(violations=[("historyLength", "must be a number, 0 or more")]) from None
+    return _answer(await _task_json(call, call.path("task_id"), length))
+
+
+async def _task_json(call: HttpCall, task_id: str, length: int | None) -> dict[str, Any]:
+    task = await _task(call, task_id)
+    return task_json(task, history=await history_of(call, task, length))
+
+
+async def _list(call: HttpCall) -> Response:
+    return _answer(await list_json(call))
 
 
 async def _cancel(call: HttpCall) -> Response:
@@ -264,7 +305,7 @@ async def _cancel(call: HttpCall) -> Response:
     except WrongState:
         raise refusal(NOT_CANCELABLE, "the task has ended") from None
     wait = api.WaitTaskRequest(task_id=task.task_id, timeout=duration(CANCEL_SECONDS))
-    ended = await call.one(call.stubs.tasks.WaitTask, wait, timeout=CANCEL_SECONDS + 15)
+    ended = await call.while_connected(call.one(call.stubs.tasks.WaitTask, wait, timeout=CANCEL_SECONDS + 15))
     return _answer(task_json(ended.task))
 
 

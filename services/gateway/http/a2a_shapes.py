@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -17,7 +17,7 @@ from tenure.sdk.events import AssistantMessageEvent, Event, TransitionEvent
 from tenure.sdk.from_wire import task_info
 from tenure.sdk.task_info import TaskInfo, TaskWait
 from tenure.v1 import task_pb2
-from tenure.wire.common import SOURCES
+from tenure.wire.common import SOURCES, STATES
 
 _STATES: Final = {
     TaskState.WAITING_USER: "TASK_STATE_INPUT_REQUIRED",
@@ -28,12 +28,23 @@ _STATES: Final = {
 SUBMITTED: Final = "TASK_STATE_SUBMITTED"
 WORKING: Final = "TASK_STATE_WORKING"
 """The state of everything else: the agent works, waits for a worker, an event or sub-agents, or will try again."""
+WIRE_STATES: Final = {
+    SUBMITTED: (STATES.to_wire(TaskState.QUEUED),),
+    WORKING: tuple(STATES.to_wire(state) for state in TaskState if state not in _STATES),
+    **{name: tuple(STATES.to_wire(state) for state in _STATES if _STATES[state] == name) for name in _STATES.values()},
+    "TASK_STATE_REJECTED": (),
+    "TASK_STATE_AUTH_REQUIRED": (),
+}
+"""The states of tasks that may have each state of A2A. A queued task may be SUBMITTED or WORKING."""
 _NEW: Final = frozenset({Reason.SUBMITTED, Reason.FORKED})
 """The reasons for which a task that has begun nothing is queued."""
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 UNSUPPORTED: Final = "UNSUPPORTED_OPERATION"
 NOT_CANCELABLE: Final = "TASK_NOT_CANCELABLE"
-_OWN_REASONS: Final = frozenset({UNSUPPORTED, NOT_CANCELABLE, "VERSION_NOT_SUPPORTED", "CONTENT_TYPE_NOT_SUPPORTED"})
+NO_PUSH: Final = "PUSH_NOTIFICATION_NOT_SUPPORTED"
+_OWN_REASONS: Final = frozenset(
+    {UNSUPPORTED, NOT_CANCELABLE, NO_PUSH, "VERSION_NOT_SUPPORTED", "CONTENT_TYPE_NOT_SUPPORTED"}
+)
 _GRPC_NAMES: Final = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -58,15 +69,28 @@ def context_of(task: task_pb2.Task) -> str:
     return task.root_task_id or task.task_id
 
 
-def task_json(task: task_pb2.Task, *, starts: bool = False) -> dict[str, Any]:
+def state_of(task: task_pb2.Task) -> str:
+    """Returns the state of a task in A2A."""
+    return _state(STATES.to_domain(task.state), task.reason)
+
+
+def task_json(
+    task: task_pb2.Task,
+    *,
+    starts: bool = False,
+    history: Sequence[dict[str, Any]] = (),
+    with_artifacts: bool = True,
+) -> dict[str, Any]:
     """Returns a task. `starts`: as it is when a turn begins, whose updates follow."""
     info = task_info(task)
     identity = {"id": task.task_id, "contextId": context_of(task)}
     if starts:
         return {**identity, "status": {"state": SUBMITTED}}
     answer: dict[str, Any] = {**identity, "status": _status(task, info, info.sequence, info.updated_at)}
-    if info.result:
+    if info.result and with_artifacts:
         answer["artifacts"] = [_artifact(info.result, info.result_data)]
+    if history:
+        answer["history"] = list(history)
     return answer
 
 
@@ -75,7 +99,7 @@ def updates_of(task: task_pb2.Task, event: Event) -> Iterator[dict[str, Any]]:
     identity = {"taskId": task.task_id, "contextId": context_of(task)}
     match event:
         case AssistantMessageEvent() if event.text:
-            said = _message(task, f"{event.sequence}", [{"text": event.text}])
+            said = agent_message(task, f"{event.sequence}", [{"text": event.text}])
             yield {"statusUpdate": {**identity, "status": {"state": WORKING, "message": said}}}
         case TransitionEvent():
             if event.state in TERMINAL and event.result:
@@ -85,29 +109,37 @@ def updates_of(task: task_pb2.Task, event: Event) -> Iterator[dict[str, Any]]:
             yield {"statusUpdate": {**identity, "status": status}}
 
 
+def _state(state: TaskState, reason: str) -> str:
+    is_new = state is TaskState.QUEUED and reason in _NEW
+    return SUBMITTED if is_new else _STATES.get(state, WORKING)
+
+
 def _status(task: task_pb2.Task, now: TaskInfo | TransitionEvent, sequence: int, at: datetime | None) -> dict[str, Any]:
     """Returns the status of a task as it is, or after a transition."""
-    is_new = now.state is TaskState.QUEUED and now.reason in _NEW
-    status: dict[str, Any] = {"state": SUBMITTED if is_new else _STATES.get(now.state, WORKING)}
+    status: dict[str, Any] = {"state": _state(now.state, now.reason)}
     if at is not None:
         status["timestamp"] = at.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if now.state is TaskState.WAITING_USER and now.wait is not None:
-        status["message"] = _message(task, f"{sequence}", _question(task, now.wait))
+        status["message"] = question_message(task, now.wait)
     elif now.state in TERMINAL and now.state is not TaskState.SUCCEEDED and now.message:
-        status["message"] = _message(task, f"{sequence}", [{"text": now.message}])
+        status["message"] = agent_message(task, f"{sequence}", [{"text": now.message}])
     return status
 
 
-def _question(task: task_pb2.Task, wait: TaskWait) -> list[dict[str, Any]]:
-    """Returns the parts of a wait: a text for people; for the approval of a call, what would be called, too."""
+def question_message(task: task_pb2.Task, wait: TaskWait) -> dict[str, Any]:
+    """Returns a wait as a message: a text for people; for the approval of a call, what would be called, too.
+
+    Its id is the same in a stream, in the status and in the history.
+    """
     parts: list[dict[str, Any]] = [{"text": wait.question or f"{wait.tool} needs approval"}]
     if wait.kind is WaitKind.TOOL_APPROVAL:
         pending_call = {"approvalId": approval_id(task.task_id, wait), "tool": wait.tool, "arguments": wait.arguments}
         parts.append({"data": pending_call, "mediaType": "application/json"})
-    return parts
+    return agent_message(task, wait.wait_id, parts)
 
 
-def _message(task: task_pb2.Task, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+def agent_message(task: task_pb2.Task, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a message of the agent. `name`: the sequence of its entry, or its wait: unique in the task."""
     identity = {"messageId": f"{task.task_id}/{name}", "taskId": task.task_id, "contextId": context_of(task)}
     return {**identity, "role": "ROLE_AGENT", "parts": parts}
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.sessions import key_of_session
@@ -30,7 +32,7 @@ REQUEST_ID_HEADER: Final = "idempotency-key"
 CALL_SECONDS: Final = 30.0
 MAX_AUTHORIZATION: Final = 6144
 """Characters; gRPC refuses more than 8 KiB of metadata."""
-M = TypeVar("M")
+T = TypeVar("T")
 
 
 class Stubs:
@@ -83,6 +85,29 @@ class HttpCall:
                     yield one
         finally:
             stream.cancel()
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of a long work, and cancels the work, with its calls, when the client leaves.
+
+        Raises ClientDisconnect then. Read the body of the request before.
+        """
+        working = asyncio.create_task(work)
+        disconnect = asyncio.create_task(until_disconnected(self.request.receive))
+        try:
+            await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            for task in (working, disconnect):
+                task.cancel()
+            await asyncio.gather(working, disconnect, return_exceptions=True)
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Returns when the connection of a request is closed. `receive`: the request's (ASGI)."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _metadata(request: Request, key: str) -> list[tuple[str, str]]:

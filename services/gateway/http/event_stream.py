@@ -11,6 +11,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.http.call import until_disconnected
 from services.gateway.http.json_text import json_text
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
@@ -46,7 +47,7 @@ class EventResponse(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the answer (ASGI)."""
         sending = asyncio.create_task(self._send_all(send))
-        disconnect = asyncio.create_task(_until_disconnected(receive))
+        disconnect = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -68,8 +69,3 @@ class EventResponse(Response):
             async for part in parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

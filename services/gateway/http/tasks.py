@@ -120,7 +120,8 @@ async def tree(call: HttpCall, query: req.Page, _body: None) -> TaskPage:
 async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Waited:
     seconds = query.timeout_seconds
     request = api.WaitTaskRequest(task_id=call.path("task_id"), timeout=duration(seconds))
-    waited = await call.one(call.stubs.tasks.WaitTask, request, timeout=max(seconds, 0.0) + _WAIT_MARGIN_SECONDS)
+    waiting = call.one(call.stubs.tasks.WaitTask, request, timeout=max(seconds, 0.0) + _WAIT_MARGIN_SECONDS)
+    waited = await call.while_connected(waiting)
     return answers.Waited(waited.ended, task_info(waited.task))
 
 
