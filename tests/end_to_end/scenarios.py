@@ -169,7 +169,8 @@ SCENARIOS: Final[dict[str, Any]] = {
                 {"name": "delete_file", "arguments": {"path": "c.md"}},
             ],
         },
-        {"text": "That was it.", "latency_ms": 400},
+        # Tests kill the worker after the third turn: until then it has this answer to wait for.
+        {"text": "That was it.", "latency_ms": 4000},
     ],
     "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
     "e2e-python-bound": one_slow("execute_python", {"code": "while True: pass", "timeout_seconds": 1}),
