@@ -24,8 +24,8 @@ async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     installation: Installation,
 ) -> None:
     file = uuid.uuid4().hex
-    task_id = await installation.submit("sim-e2e-keyed-paced", file)
-    await installation.until(task_id, "tool_outcome", lambda entry: entry.step == 2)
+    task_id = await installation.submit("sim-e2e-keyed-waiting", file)
+    await installation.until(task_id, "tool_outcome")
     await installation.client.cancel(task_id, "by mistake")
     stopped = await installation.ended(task_id)
     assert stopped.state == CANCELLED
@@ -166,7 +166,7 @@ async def test_a_running_task_is_transferred_to_the_named_worker(
     installation: Installation,
 ) -> None:
     file = uuid.uuid4().hex
-    task_id = await installation.submit("sim-e2e-keyed-paced", file)
+    task_id = await installation.submit("sim-e2e-keyed-waiting", file)
     await installation.until(task_id, "tool_outcome")
     owner = (await installation.client.get(task_id)).owner
     [other] = [one.worker_id for one in (await installation.client.workers()).workers if one.worker_id != owner]
