@@ -90,19 +90,25 @@ class LoopCalls:
     def __init__(self) -> None:
         self._thread: LoopThread | None = None
         self._running: set[Future[Any]] = set()
+        self._has_ended = False
         self._lock = threading.Lock()
 
-    def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Returns what `work` returns in the loop. An exception in the waiting thread, as by Ctrl-C, cancels it."""
+    def run(self, work: Callable[[], Awaitable[T]], *, begun: bool = False) -> T:
+        """Returns what `work` returns in the loop. An exception in the waiting thread, as by Ctrl-C, cancels it.
+
+        `begun`: `work` continues a call that began before; it does not run after `end`.
+        """
         if self._thread is None:
             self._thread = shared_loop_thread()
-        future = self._thread.start(work)
-        with self._lock:
+        with self._lock:  # so that `end` finds each call that it does not prevent
+            if begun and self._has_ended:
+                raise _closed()
+            future = self._thread.start(work)
             self._running.add(future)
         try:
             return future.result()
         except CancelledError:
-            raise Unavailable("the client was closed during the call", reason="CLIENT_CLOSED") from None
+            raise _closed() from None
         except BaseException:
             future.cancel()
             raise
@@ -124,18 +130,25 @@ class LoopCalls:
                 await generator.aclose()
 
         try:
-            while (item := self.run(next_item)) is not _END:
+            item = self.run(next_item)
+            while item is not _END:
                 yield cast("T", item)
+                item = self.run(next_item, begun=True)
         finally:
             with suppress(Unavailable):  # the client was closed meanwhile, and with it the generator
                 self.run(close)
 
     def end(self) -> None:
-        """Cancels the calls that still run."""
+        """Cancels the calls that still run, and ends the iterations."""
         with self._lock:
+            self._has_ended = True
             running = list(self._running)
         for future in running:
             future.cancel()
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the client was closed during the call", reason="CLIENT_CLOSED")
 
 
 class SyncStubs:

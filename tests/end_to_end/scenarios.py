@@ -140,6 +140,8 @@ SCENARIOS: Final[dict[str, Any]] = {
     ],
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
     "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
+    # Its second answer takes longer than a request or two, on a busy machine.
+    "e2e-keyed-waiting": [keyed(1), {**keyed(2), "latency_ms": 4000}, *map(keyed, (3, 4, 5)), {"text": "All is done."}],
     # Its second answer takes longer than a command needs to start on a loaded machine.
     "e2e-keyed-late": [keyed(1), {**keyed(2), "latency_ms": 15_000}, *map(keyed, (3, 4, 5)), {"text": "All is done."}],
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),
@@ -169,7 +171,8 @@ SCENARIOS: Final[dict[str, Any]] = {
                 {"name": "delete_file", "arguments": {"path": "c.md"}},
             ],
         },
-        {"text": "That was it.", "latency_ms": 400},
+        # Tests kill the worker after the third turn: until then it has this answer to wait for.
+        {"text": "That was it.", "latency_ms": 4000},
     ],
     "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
     "e2e-python-bound": one_slow("execute_python", {"code": "while True: pass", "timeout_seconds": 1}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tenure.domain.errors import NotFound, WrongState
 from tenure.v1 import task_pb2, tool_pb2
 from tests.end_to_end.installation import Installation, check_whole
+from tests.support.patience import PATIENCE_SECONDS
 
 CANCELLED = task_pb2.TASK_STATE_CANCELLED
 
@@ -33,7 +35,9 @@ async def test_a_task_is_cancelled_while_the_model_speaks(installation: Installa
     task_id = await installation.submit("sim-e2e-slow-answer")
     await installation.speaking(task_id)
     await check_cancelled(installation, task_id)
-    calls = installation.model_calls(task_id)
+    async with asyncio.timeout(PATIENCE_SECONDS):  # the simulator writes the call down when it sees the connection end
+        while not (calls := installation.model_calls(task_id)):
+            await asyncio.sleep(0.05)
     assert [call["ending"] for call in calls] == ["abandoned"]
 
 

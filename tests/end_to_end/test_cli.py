@@ -234,7 +234,9 @@ async def test_a_running_task_has_a_claim_and_workers_list_it(run: Any, installa
     assert "worker-2" in (await run("workers", "list")).out
     await run("cancel", task_id)
     await run("tasks", "wait", task_id)
-    nobody = await run("workers", "claims", task_id)
+    async with asyncio.timeout(PATIENCE_SECONDS):  # the claim is deleted after the end was committed
+        while (nobody := await run("workers", "claims", task_id)).out:
+            pass
     assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "no worker holds the task\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import socket
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -269,7 +270,7 @@ async def test_each_ending_has_its_error(address: str) -> None:
             await stopped.result()
 
 
-async def test_each_refusal_says_what_to_do(address: str, unused_tcp_port: int) -> None:
+async def test_each_refusal_says_what_to_do(address: str) -> None:
     async with Client(address) as client:
         nobody = str(uuid.uuid4())
         with pytest.raises(NotFound, match="To do: check the id and the tenant"):
@@ -307,10 +308,12 @@ async def test_each_refusal_says_what_to_do(address: str, unused_tcp_port: int) 
             Client(wrong)
     with pytest.raises(InvalidRequest, match="by TLS only"):
         Client("10.0.0.1:8470", api_key="tnr_x")
-    nowhere = Client(f"127.0.0.1:{unused_tcp_port}")
-    with pytest.raises(Unavailable, match=f"no gateway answers at 127.0.0.1:{unused_tcp_port}: start it"):
-        await nowhere.get(nobody)
-    await nowhere.close()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
+        nowhere = Client(f"127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(Unavailable, match=f"no gateway answers at 127.0.0.1:{bound.getsockname()[1]}: start it"):
+            await nowhere.get(nobody)
+        await nowhere.close()
 
 
 async def test_tasks_are_listed_whole_and_by_pages(address: str) -> None:

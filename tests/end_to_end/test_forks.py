@@ -32,7 +32,7 @@ def said(entries: Any) -> list[str]:
 
 
 async def test_words_to_a_running_task_are_read_at_its_next_model_call(installation: Installation) -> None:
-    task_id = await installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex)
+    task_id = await installation.submit("sim-e2e-keyed-waiting", uuid.uuid4().hex)
     await installation.until(task_id, "assistant_message")
     await installation.client.send(task_id, "remember the milk", request_id="m-1")
     await installation.client.send(task_id, "remember the milk", request_id="m-1")

@@ -41,6 +41,11 @@ class Agent:
             return [update async for update in self.client.send_message(request)]
 
 
+def browsing(installation: Installation) -> httpx.AsyncClient:
+    """A client of the other routes, as patient as that of A2A."""
+    return httpx.AsyncClient(base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False)
+
+
 @pytest.fixture
 async def connect(installation: Installation) -> AsyncIterator[Any]:
     """Makes clients from the agent card."""
@@ -102,7 +107,7 @@ async def test_a_client_that_does_not_stream_gets_the_end(installation: Installa
     (second,) = await agent.send(follow_up)
     assert second.task.context_id == answer.task.context_id
     assert second.task.id != answer.task.id
-    async with httpx.AsyncClient(base_url=installation.stack.http_url, trust_env=False) as http:
+    async with browsing(installation) as http:
         forked = (await http.get(f"/v1/tasks/{second.task.id}")).json()
     assert forked["forked_from_task_id"] == answer.task.id
 
@@ -195,7 +200,7 @@ async def test_refusals_have_the_errors_of_the_protocol(installation: Installati
         await agent.send(message("more", taskId=ended.id))
     with pytest.raises(InvalidParamsError):
         await agent.send(message("more", taskId=ended.id, contextId="another"))
-    async with httpx.AsyncClient(base_url=installation.stack.http_url, trust_env=False) as http:
+    async with browsing(installation) as http:
         old = await http.get(f"/a2a/tasks/{ended.id}", headers={"A2A-Version": "0.3"})
         error = old.json()["error"]
         assert (old.status_code, error["details"][0]["reason"]) == (400, "VERSION_NOT_SUPPORTED")

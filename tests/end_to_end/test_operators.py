@@ -24,8 +24,8 @@ async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     installation: Installation,
 ) -> None:
     file = uuid.uuid4().hex
-    task_id = await installation.submit("sim-e2e-keyed-paced", file)
-    await installation.until(task_id, "tool_outcome", lambda entry: entry.step == 2)
+    task_id = await installation.submit("sim-e2e-keyed-waiting", file)
+    await installation.until(task_id, "tool_outcome")
     await installation.client.cancel(task_id, "by mistake")
     stopped = await installation.ended(task_id)
     assert stopped.state == CANCELLED
@@ -166,7 +166,7 @@ async def test_a_running_task_is_transferred_to_the_named_worker(
     installation: Installation,
 ) -> None:
     file = uuid.uuid4().hex
-    task_id = await installation.submit("sim-e2e-keyed-paced", file)
+    task_id = await installation.submit("sim-e2e-keyed-waiting", file)
     await installation.until(task_id, "tool_outcome")
     owner = (await installation.client.get(task_id)).owner
     [other] = [one.worker_id for one in (await installation.client.workers()).workers if one.worker_id != owner]
@@ -236,13 +236,13 @@ async def test_a_task_without_workers_is_explained(
 
 
 async def test_a_running_task_is_explained_by_owner_lease_and_calls(installation: Installation) -> None:
-    task_id = await installation.submit("sim-e2e-idempotent", uuid.uuid4().hex)
+    task_id = await installation.submit("sim-e2e-slow-tool", uuid.uuid4().hex)
     await installation.until(task_id, "tool_intent")
     task = await installation.client.get(task_id)
     text = "\n".join((await installation.client.explain(task_id)).lines)
     assert f"RUNNING on {task.owner}" in text
     assert "its lease expires in" in text
-    assert "1.0 execute_python" in text
+    assert "1.0 append_record" in text
     held = await tenure("--json", "admin", "aging", "--idle", "0s", address=installation.stack.gateway_address)
     [mine] = [one for one in held.values if one["task_id"] == task_id]
     assert mine["remaining_seconds"] > 0

@@ -75,14 +75,15 @@ async def worker_stack(
 def test_a_process_sees_the_clocks_it_is_given(clocks: Any) -> None:
     clocks.shift("tools", wall_seconds=-HOUR, jump_seconds=50.0)
     environment = {**os.environ, **clocks.environment()["tools"]}
-    wall, monotonic = time.time(), time.monotonic()
+    wall_before, monotonic_before = time.time(), time.monotonic()
     said = json.loads(
         subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, check=True).stdout
     )
-    for name in ("time", "time_ns", "realtime", "now", "utc", "gmtime"):
-        assert said[name] - wall == pytest.approx(-HOUR, abs=10), name
+    wall_after, monotonic_after = time.time(), time.monotonic()
+    for name in ("time", "time_ns", "realtime", "now", "utc", "gmtime"):  # the last has whole seconds
+        assert wall_before - 1 <= said[name] + HOUR <= wall_after, name
     for name in ("monotonic", "loop", "clock_monotonic"):
-        assert said[name] - monotonic == pytest.approx(50.0, abs=10), name
+        assert monotonic_before <= said[name] - 50.0 <= monotonic_after, name
 
 
 async def decisions(bench: Any, task_id: Any) -> Any:

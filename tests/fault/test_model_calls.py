@@ -156,6 +156,9 @@ async def check_budget(bench: WorkerBench, task_id: str, billed: Sequence[TokenU
 
 
 async def check_history(bench: WorkerBench, task_id: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):  # the simulator writes a call down when it sees the connection end
+        while any((call["attempt"] or "").startswith(task_id) for call in bench.simulator.running()):
+            await asyncio.sleep(0.05)
     lines = bench.simulator.log_path.read_text().splitlines()
     calls = tuple(call for call in model_calls(lines) if call.task_id == task_id)
     async with LowClient(bench.stack.gateway_address) as client:

@@ -76,8 +76,8 @@ def naming(tenant: str) -> Metadata:
 
 async def keys_of(guarded: Guarded) -> dict[str, Caller]:
     """Clients with API keys."""
-    soon = timestamp(datetime.now(UTC) + timedelta(seconds=0.5))
-    expired = (await guarded.key(Permission.TENANT_ADMIN, expire_time=soon)).secret
+    soon = datetime.now(UTC) + timedelta(seconds=10)  # the ledger takes no key that has expired when it hears of it
+    expired = (await guarded.key(Permission.TENANT_ADMIN, expire_time=timestamp(soon))).secret
     revoked = await guarded.key(Permission.TENANT_ADMIN)
     async with guarded.client(guarded.operator_key) as operator:
         await operator.revoke_api_key(revoked.api_key.key_id)
@@ -89,7 +89,8 @@ async def keys_of(guarded: Guarded) -> dict[str, Caller]:
         callers[f"{name} for another tenant"] = Caller(bearer(good) + naming("other"), OTHER_TENANT, name)
     forged = good[:-1] + ("A" if good[-1] != "A" else "B")
     everyone = bearer(guarded.operator_key)
-    await asyncio.sleep(FRESH_SECONDS)  # until then, a gateway that has read the key does not know that it has expired
+    # A gateway that has read the key does not know for so long that it has expired.
+    await asyncio.sleep(max(0.0, (soon - datetime.now(UTC)).total_seconds()) + FRESH_SECONDS)
     return {
         **callers,
         "operator of all tenants": Caller(everyone, ADMITTED, "operate"),

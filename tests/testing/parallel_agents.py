@@ -1,6 +1,6 @@
 """Agents whose models call several tools at once. The input of a task: `trace`, a file to note runs in; `gate`, a file.
 
-The tool `slow` takes a second, or until the gate is there.
+A tool ends at once for the name `quick`, and when the gate is there for `gated`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ def given(value: Given) -> Given:
     return value
 
 
-async def take_a_second(given: Given, name: str) -> str:
+async def noted(given: Given, name: str) -> str:
     key = tool_call().idempotency_key.rpartition("/")[2]
     with Path(given["trace"]).open("a") as file:
         file.write(f"{name} {key}\n")
-    if name == "gated":
-        while not Path(given["gate"]).exists():
-            await asyncio.sleep(0.02)
-    elif name != "quick":
-        await asyncio.sleep(1.0)
+    while name == "gated" and not Path(given["gate"]).exists():
+        await asyncio.sleep(0.02)
     return f"{name} is done"
 
 
@@ -40,12 +37,12 @@ pydantic_agent = Agent("pydantic", model="anthropic:claude-sonnet-4-5", deps_typ
 
 @pydantic_agent.tool(effect=Effect.KEYED)
 async def slow(ctx: RunContext[Given], name: str) -> str:
-    return await take_a_second(ctx.deps, name)
+    return await noted(ctx.deps, name)
 
 
 @pydantic_agent.tool(effect=Effect.PURE)
 async def other(ctx: RunContext[Given], name: str) -> str:
-    return await take_a_second(ctx.deps, name)
+    return await noted(ctx.deps, name)
 
 
 @pydantic_agent.tool(effect=None)
@@ -56,17 +53,17 @@ async def inline(ctx: RunContext[Given], name: str) -> str:
 
 @pydantic_agent.tool(effect=Effect.KEYED, requires_approval=True)
 async def careful(ctx: RunContext[Given], name: str) -> str:
-    return await take_a_second(ctx.deps, name)
+    return await noted(ctx.deps, name)
 
 
 @function_tool(name_override="slow")
 async def slow_openai(ctx: RunContextWrapper[Given], name: str) -> str:
-    return await take_a_second(ctx.context, name)
+    return await noted(ctx.context, name)
 
 
 @function_tool(name_override="other")
 async def other_openai(ctx: RunContextWrapper[Given], name: str) -> str:
-    return await take_a_second(ctx.context, name)
+    return await noted(ctx.context, name)
 
 
 openai_agent = agents.Agent[Given](name="openai", instructions="Be quick.", tools=[slow_openai, other_openai])

@@ -145,8 +145,8 @@ def test_a_point_that_is_not_reached_tells_the_story(tenure: Tenure) -> None:
     tenure.model.script([turn("Hello.")])
     worker = tenure.worker()
     task = tenure.submit("Say hello", tools=[])
-    with pytest.raises(PointNotReached, match=r"did not get there within 2 s(?s:.*)assistant_message 'Hello\.'"):
-        worker.kill(at="after intent 1.0", timeout=2)
+    with pytest.raises(PointNotReached, match=r"did not get there within 15 s(?s:.*)assistant_message 'Hello\.'"):
+        worker.kill(at="after intent 1.0", timeout=15)  # in which a slow machine has the answer, too
     assert worker.is_running
     assert task.result().text == "Hello."
 

@@ -76,11 +76,6 @@ def running_chat() -> Iterator[Chat]:
         chat.server.server_close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 def until(holds: Callable[[], Any]) -> Any:
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while not (value := holds()):
@@ -90,20 +85,16 @@ def until(holds: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def backend(folder: Path, port: int, environment: dict[str, str]) -> Iterator[None]:
-    command = [sys.executable, "-m", "uvicorn", "chat:app", "--port", str(port), "--log-level", "warning"]
-    process = subprocess.Popen(command, cwd=folder, env={**os.environ, **environment})
+def backend(folder: Path, listening: socket.socket, environment: dict[str, str]) -> Iterator[None]:
+    """The program of the page on a socket that listens already: nobody else gets its port."""
+    descriptor = listening.fileno()
+    command = [sys.executable, "-m", "uvicorn", "chat:app", "--fd", str(descriptor), "--log-level", "warning"]
+    process = subprocess.Popen(command, cwd=folder, env={**os.environ, **environment}, pass_fds=[descriptor])
     try:
-        until(lambda: _listens(port))
         yield
     finally:
         process.terminate()
         process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def press(port: int, message: Any, label: str) -> Any:
@@ -120,15 +111,15 @@ def test_a_button_in_a_chat_approves(tenure: Tenure, tmp_path: Path, label: str)
     code = blocks("chat_approvals.md")
     for name in ("shop.py", "chat.py"):
         (tmp_path / name).write_text(code[name])
-    with running_chat() as chat:
-        approve_in(tenure, tmp_path, chat, label)
+    with running_chat() as chat, socket.create_server(("127.0.0.1", 0)) as listening:
+        approve_in(tenure, tmp_path, chat, listening, label)
 
 
-def approve_in(tenure: Tenure, tmp_path: Path, chat: Chat, label: str) -> None:
-    port = free_port()
+def approve_in(tenure: Tenure, tmp_path: Path, chat: Chat, listening: socket.socket, label: str) -> None:
+    port = listening.getsockname()[1]
     request = webhooks.CreateWebhookRequest(name="chat", url=f"http://127.0.0.1:{port}/tenure")
     secret = tenure._calls.run(lambda: tenure._gateway.webhooks.CreateWebhook(request)).secret
-    with backend(tmp_path, port, {"WEBHOOK_SECRET": secret, "CHAT_URL": chat.url}):
+    with backend(tmp_path, listening, {"WEBHOOK_SECRET": secret, "CHAT_URL": chat.url}):
         tenure.model.script([tool("refund", order="7", cents=500), "Refunded."])
         worker = tenure.worker(program=tmp_path / "shop.py")
         task = tenure.submit("Refund order 7", agent="shop")

@@ -204,9 +204,10 @@ async def test_the_process_really_ends() -> None:
 
 
 async def test_a_second_cancellation_still_waits_for_the_run() -> None:
-    ended = []
+    ended, began = [], asyncio.Event()
 
     async def slow_to_end() -> None:
+        began.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -219,7 +220,7 @@ async def test_a_second_cancellation_still_waits_for_the_run() -> None:
 
     async with Duties(QUICK) as duties:
         task = duties.start("slow", slow_to_end)
-        await asyncio.sleep(0.01)
+        await began.wait()
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0.005)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
@@ -103,9 +104,11 @@ async def all_texts(known: Coordinator) -> list[str]:
     return heard
 
 
-async def test_a_worker_gone_from_its_address_is_looked_up_again(unused_tcp_port: int) -> None:
+async def test_a_worker_gone_from_its_address_is_looked_up_again() -> None:
     async with AsyncExitStack() as stack:
-        known = Coordinator(f"127.0.0.1:{unused_tcp_port}", await serve(stack, Speaker(PROVEN, piece())))
+        bound = stack.enter_context(socket.socket())
+        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
+        known = Coordinator(f"127.0.0.1:{bound.getsockname()[1]}", await serve(stack, Speaker(PROVEN, piece())))
         assert await texts(known, 1) == ["words"]
         assert known.request_count == 2
 

@@ -58,7 +58,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Open]:
 
 
 def client(url: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=url, trust_env=False)
+    return httpx2.AsyncClient(base_url=url, timeout=CALL_SECONDS, trust_env=False)
 
 
 async def connection(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -183,7 +183,7 @@ async def test_a_connection_without_a_request_ends(door: Open, monkeypatch: pyte
     for _ in range(3):  # a header now and then does not help
         await asyncio.sleep(0.05)
         writer.write(b"X-Slow: 1\r\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(CALL_SECONDS):
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
     writer.close()
@@ -195,7 +195,7 @@ async def test_a_body_that_does_not_come_is_refused(door: Open, monkeypatch: pyt
     writer.write(
         b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(CALL_SECONDS):
         assert b" 408 " in await reader.readline()
     writer.close()
 
@@ -207,13 +207,13 @@ async def test_a_body_for_mcp_that_does_not_come_is_refused(door: Open, monkeypa
         b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Accept: application/json, text/event-stream\r\nContent-Length: 100\r\n\r\n{"
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(CALL_SECONDS):
         assert b" 408 " in await reader.readline()
     writer.close()
 
 
 async def test_mcp_opens_no_stream_that_never_ends(door: Open) -> None:
-    async with asyncio.timeout(5), client(await door()) as http:
+    async with asyncio.timeout(CALL_SECONDS), client(await door()) as http:
         response = await http.get("/mcp", headers={"accept": "text/event-stream"})
         assert (response.status_code, response.json()["code"]) == (405, "OTHER_METHOD")
 
@@ -264,13 +264,15 @@ async def test_bodies_that_arrive_are_bounded_together(door: Open, monkeypatch: 
     _, holding = await connection(url)
     holding.write(head + b" " * 899)
     reader, writer = await connection(url)
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(CALL_SECONDS):
+        while body._Arriving.size_bytes < 899:
+            await asyncio.sleep(0.01)
     writer.write(head + b" " * 899)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(CALL_SECONDS):
         assert b" 503 " in await reader.readline()
     writer.close()
     holding.close()
-    async with asyncio.timeout(5), client(url) as http:
+    async with asyncio.timeout(CALL_SECONDS), client(url) as http:
         while True:  # the bytes of a connection that ended count no more
             response = await http.post("/v1/tasks", content=b" " * 800, headers={"content-type": "application/json"})
             if response.json()["code"] != "BODIES_FULL":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tenure.domain.webhooks import FailureKind, WebhookResponse
 from tenure.runtime.settings import ConfigurationError, Secret, load
 from tests.support.certificates import issue
 from tests.support.fix_mail import LOST, PASSWORD, USER, MailServer, MakeMailServer
+from tests.support.patience import PATIENCE_SECONDS
 
 # What aiosmtpd warns of in its own code, and of a login without STARTTLS, which implicit TLS does not need.
 pytestmark = [
@@ -115,11 +117,9 @@ async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
 
 
 async def test_a_server_that_is_away_is_no_final_failure(mail_server: MakeMailServer) -> None:
-    listener = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    listener.close()
-    await listener.wait_closed()
-    answer = await send(MailServer(port=port))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
+        answer = await send(MailServer(port=bound.getsockname()[1]))
     assert (answer.status, answer.failure) == (0, FailureKind.TEMPORARY)
     assert answer.problem == "the SMTP server cannot be reached (SMTPConnectError); see the log"
 
@@ -175,7 +175,10 @@ async def test_connections_of_a_process_are_bounded(
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while most < 2:  # the other connection comes, however slow the machine is
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # a third one would come meanwhile
         open_now -= 1
         return await real(*arguments)
 

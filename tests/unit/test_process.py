@@ -80,7 +80,7 @@ def test_a_second_signal_ends_at_once() -> None:
         process.send_signal(signal.SIGTERM)
         wait_for(process, "draining")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
 
 
 def test_a_signal_while_starting_closes_what_is_open() -> None:

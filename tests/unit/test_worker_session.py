@@ -25,7 +25,7 @@ from tenure.v1.coordinator_service_pb2_grpc import (
     add_CoordinatorServiceServicer_to_server,
 )
 from tenure.wire.common import duration
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 RENEW_SECONDS = 0.1
 QUICK = RetryPolicy(initial_seconds=0.01, cap_seconds=0.05)
@@ -41,6 +41,7 @@ class Coordinator(CoordinatorServiceServicer):
         self.events: list[str] = []
         self.hellos = 0
         self.renewals = 0
+        self.renew_seconds = RENEW_SECONDS
 
     async def Session(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # it writes by itself
         self.events.append("begin")
@@ -56,7 +57,7 @@ class Coordinator(CoordinatorServiceServicer):
             if self.deaf:
                 continue
             if kind == "hello":
-                welcome = pb.Welcome(session_id="s", ttl=duration(5.0), renew_interval=duration(RENEW_SECONDS))
+                welcome = pb.Welcome(session_id="s", ttl=duration(5.0), renew_interval=duration(self.renew_seconds))
                 await context.write(pb.SessionResponse(welcome=welcome))
             elif kind == "renew" and not self.lazy:
                 self.renewals += 1
@@ -96,19 +97,24 @@ async def test_a_silent_coordinator_is_attached_to_again(
 ) -> None:
     """The break of a stream, then a Hello whose deadline passes: with Python 3.11.2 the second one was the end."""
     async with working(coordinator) as session:
-        coordinator.deaf = True
-        await comes(lambda: coordinator.hellos >= 4)
+        coordinator.deaf, before = True, coordinator.hellos
+        caplog.clear()
+        await comes(lambda: coordinator.hellos >= before + 3)
         assert not session.is_attached
+        told = [record for record in caplog.records if record.message in {"detached", "could not attach"}]
         coordinator.deaf = False
         await comes(lambda: session.is_attached)
-    reasons = [vars(record)["why"] for record in caplog.records if record.message in {"detached", "could not attach"}]
+    reasons = [vars(record)["why"] for record in told]
     assert reasons[0].endswith("was not answered within 0.1 s")
     assert set(reasons[1:]) == {"Hello was not answered within 0.3 s"}
     assert len(reasons) >= 3
 
 
-async def test_the_former_stream_ends_after_the_next_attachment(coordinator: Coordinator) -> None:
+async def test_the_former_stream_ends_after_the_next_attachment(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A coordinator ends the session of a worker whose stream ends before it is attached again."""
+    monkeypatch.setattr(session_module, "ATTACH_TIMEOUT_SECONDS", CALL_SECONDS)
     async with working(coordinator) as session:
         coordinator.lazy = True
         await comes(lambda: coordinator.hellos >= 3)
@@ -165,16 +171,18 @@ async def test_an_attachment_that_hangs_is_noticed_and_made_anew(
         assert session.is_attached
 
 
-async def test_answered_renewals_are_progress(coordinator: Coordinator) -> None:
-    silence_seconds = 10 * RENEW_SECONDS
-    async with working(coordinator, silence_seconds) as session:
-        await comes(lambda: coordinator.renewals >= 30)
+async def test_answered_renewals_are_progress(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At intervals in which a busy machine answers, too."""
+    monkeypatch.setattr(session_module, "ATTACH_TIMEOUT_SECONDS", CALL_SECONDS)
+    coordinator.renew_seconds = 10 * RENEW_SECONDS
+    async with working(coordinator, 4 * coordinator.renew_seconds) as session:
+        await comes(lambda: coordinator.renewals >= 10)
         assert session.is_attached
         assert coordinator.hellos == 1
 
 
 async def test_an_unattached_worker_is_not_serving() -> None:
-    health, attached = Health(), True
+    health, attached, patience_seconds = Health(), True, 0.6
 
     async def says(serving: bool) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -184,10 +192,10 @@ async def test_an_unattached_worker_is_not_serving() -> None:
     for service in ("", SERVICE):
         await health.set_serving(service, serving=True)
     async with Duties(QUICK) as duties:
-        duties.start("attendance", AttachmentHealth(health, lambda: attached, patience_seconds=0.6).run)
-        attached = False
-        await asyncio.sleep(0.3)
-        await says(serving=True)  # it may be on its way to another one
+        duties.start("attendance", AttachmentHealth(health, lambda: attached, patience_seconds).run)
+        attached, left_at = False, asyncio.get_running_loop().time()
         await says(serving=False)
+        left_seconds = asyncio.get_running_loop().time() - left_at
+        assert left_seconds >= patience_seconds, "it may be on its way to another one"
         attached = True
         await says(serving=True)
