@@ -59,9 +59,12 @@ _STACK: Final = {
     help="Replay the run in this file instead of TASK: the output of `tenure tasks entries TASK --json -v`.",
 )
 @click.option("--model", required=True, help="The model of the replay.")
+@click.option("--system", default=None, help="Use another system prompt.")
 @click.option("--recorded-tools", is_flag=True, help="Answer tool calls from the record, and execute none.")
 @pass_context
-def replay(context: Context, task: str | None, ledger: Path | None, model: str, recorded_tools: bool) -> None:
+def replay(
+    context: Context, task: str | None, ledger: Path | None, model: str, system: str | None, recorded_tools: bool
+) -> None:
     """Run TASK again from its beginning, with another model, as a new task that changes nothing outside.
 
     A tool call that TASK made too, with the same arguments, gets the recorded outcome, also if a person, an event or
@@ -84,7 +87,7 @@ def replay(context: Context, task: str | None, ledger: Path | None, model: str, 
     async def work(client: Client) -> Exit:
         try:
             name, entries = (ledger.name, read_ledger(ledger)) if ledger else await _recorded(client, task or "")
-            request = replay_request(spec_of(entries, "TASK"), name, model)
+            request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
         except UnreadableLedger as error:
             raise click.ClickException(str(error)) from error
         return await _replay(context, client, request, entries)

@@ -62,10 +62,12 @@ def spec_of(entries: Sequence[ledger_pb2.Entry], name: str) -> task_pb2.TaskSpec
     return spec
 
 
-def replay_request(spec: task_pb2.TaskSpec, name: str, model: str) -> api.SubmitTaskRequest:
+def replay_request(
+    spec: task_pb2.TaskSpec, name: str, model: str, *, system: str | None = None
+) -> api.SubmitTaskRequest:
     """Returns the submit of a replay: the spec of the run with the other model, in a queue of its own.
 
-    `name`: the id of the recorded task, or its file; it becomes the label `replay_of`.
+    `name`: the id of the recorded task, or its file; it becomes the label `replay_of`. `system`: another system prompt.
     """
     request = api.SubmitTaskRequest(
         goal=spec.goal,
@@ -77,6 +79,8 @@ def replay_request(spec: task_pb2.TaskSpec, name: str, model: str) -> api.Submit
         result_schema_json=spec.result_schema_json,
     )
     request.agent.model, request.agent.loop = model, REPLAY_LOOP
+    if system is not None:
+        request.agent.system = system
     if spec.limits.money_cap == task_pb2.MONEY_CAP_DEFAULT:  # the other model has its own default, or no price
         request.limits.max_nano_usd = 0
     request.policy.sub_agents.max_depth = 0  # a ledger of an earlier release would spawn the sub-agents

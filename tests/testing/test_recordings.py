@@ -80,11 +80,11 @@ def test_the_command_replays_a_file(tenure: Tenure, tmp_path: Path) -> None:
     path = exported(tenure, recorded_run(tenure), tmp_path)
     tenure.model.script([ASK, SPAWN, APPEND, "Again."], model="sim-other")
     words = ["tasks", "replay", "--ledger", str(path), "--model", "sim-other", "--recorded-tools"]
-    done = command(tenure, *words)
+    done = command(tenure, *words, "--system", "Be brief.")
     assert done.exit_code == Exit.OK, done.output
     assert done.stdout.splitlines()[1:] == ["3 tool calls, all from the record", "Again."]
     (again,) = [each for each in tenure.tasks if each.info.labels.get("replay_of") == "count.jsonl"]
-    assert again.info.loop == "replay"
+    assert (again.info.loop, again.info.system) == ("replay", "Be brief.")
     both = command(tenure, *words, "0123")
     assert (both.exit_code, "name either TASK or --ledger FILE" in both.stderr) == (Exit.USAGE, True)
 
