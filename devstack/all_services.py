@@ -1,8 +1,10 @@
 """Runs one of each service on this machine with the settings of the environment: `tenure serve all`.
 
-Postgres and etcd run already, and the databases are migrated. All processes get the same environment, so the services
-cannot have a certificate each: they call each other on the loopback interface, without TLS. If one service ends, the
-others are stopped, and whoever started this process decides about a new start.
+Postgres and etcd run already, and the databases are migrated. All processes get the same environment. If one service
+ends, the others are stopped, and whoever started this process decides about a new start.
+
+The services call each other on the loopback interface, without TLS unless TENURE_TLS_CERTIFICATE_FILE is set. A
+certificate names one service, so the file has `{service}` in its path, which each service gets as its own name.
 
 The gateway serves HTTP too, on 127.0.0.1:8480 unless TENURE_GATEWAY_HTTP_LISTEN is set; empty: no HTTP.
 
@@ -32,7 +34,16 @@ MODELS_DRAIN: Final = "TENURE_MODELS_DRAIN_SECONDS"
 MODELS_DRAIN_SECONDS: Final = 50.0
 CLOSING_SECONDS: Final = 35.0
 """How long a process may take to close after its drain."""
+CERTIFICATE: Final = "TENURE_TLS_CERTIFICATE_FILE"
+KEY: Final = "TENURE_TLS_KEY_FILE"
+SERVICE: Final = "{service}"
+"""Stands for the name of each service in the paths of its certificate and its key."""
 _USAGE: Final = "usage: tenure serve all\n\n`tenure serve NAME --help` lists the settings of each service.\n"
+_ONE_CERTIFICATE: Final = (
+    f"tenure: {CERTIFICATE} names one file for all services, but each needs a certificate of its own: write {SERVICE} "
+    f"where its name belongs, as in {CERTIFICATE}=certs/{SERVICE}.pem and {KEY}=certs/{SERVICE}.key.pem, which "
+    "`tenure keys certs create certs` makes\n"
+)
 _WRONG_COMMAND: Final = 2
 
 
@@ -42,6 +53,9 @@ def main() -> int:
         asks = sys.argv[1:] in (["--help"], ["-h"])
         (sys.stdout if asks else sys.stderr).write(_USAGE)
         return 0 if asks else _WRONG_COMMAND
+    if (certificate := os.environ.get(CERTIFICATE)) and SERVICE not in certificate:
+        sys.stderr.write(_ONE_CERTIFICATE)
+        return _WRONG_COMMAND
     return asyncio.run(_run(os.environ))
 
 
@@ -60,6 +74,12 @@ def services_of(environment: Mapping[str, str]) -> list[str]:
     return [name for name in SERVICES if name != "models" or environment[MODELS_ADDRESS]]
 
 
+def environment_of(name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of one service: with the paths of its own certificate and key."""
+    own = {key: environment[key].replace(SERVICE, name) for key in (CERTIFICATE, KEY) if key in environment}
+    return {**environment, **own}
+
+
 async def _run(environment: Mapping[str, str]) -> int:
     environment = completed(environment)
     if http := environment[HTTP_LISTEN]:
@@ -67,7 +87,7 @@ async def _run(environment: Mapping[str, str]) -> int:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    processes = {name: await _start(name, environment) for name in services_of(environment)}
+    processes = {name: await _start(name, environment_of(name, environment)) for name in services_of(environment)}
     stopped = asyncio.create_task(stopping.wait(), name="stop")
     ends = {name: asyncio.create_task(process.wait(), name=name) for name, process in processes.items()}
     await asyncio.wait([stopped, *ends.values()], return_when=asyncio.FIRST_COMPLETED)

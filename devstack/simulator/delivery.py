@@ -87,10 +87,14 @@ def compose(turn: Turn, body: Mapping[str, Any], window_left: int | None = None)
 
     `window_left`: the tokens left in the context window; None: no window.
     """
-    blocks = [ReplyBlock(text)] if (text := fill(turn.text, body["messages"])) else []
+
+    def filled(value: Any) -> Any:
+        return value if turn.is_literal else fill(value, body["messages"])
+
+    blocks = [ReplyBlock(text)] if (text := filled(turn.text)) else []
     calls = () if (body.get("tool_choice") or {}).get("type") == "none" else turn.calls
     for call in calls:
-        arguments = json.dumps(fill(call.arguments, body["messages"]), ensure_ascii=False)
+        arguments = json.dumps(filled(call.arguments), ensure_ascii=False)
         blocks.append(ReplyBlock(arguments, call.name, f"toolu_{secrets.token_hex(12)}"))
     stop_reason = turn.stop_reason or ("tool_use" if calls else "end_turn")
     reply = ModelReply(f"msg_{secrets.token_hex(12)}", body["model"], tuple(blocks), stop_reason, 1)

@@ -51,6 +51,7 @@ class Turn:
     """One answer of the model. None is derived: the tokens from the texts, `stop_reason` from the calls.
 
     `first_token_ms`: the part of `latency_ms` before the first delta of a stream; None: the pause between two deltas.
+    `is_literal`: the texts have no references.
     """
 
     text: str = ""
@@ -61,6 +62,7 @@ class Turn:
     input_tokens: int | None = None
     output_tokens: int | None = None
     stop_reason: str | None = None
+    is_literal: bool = False
     fault: Fault | None = None
 
 
@@ -209,6 +211,7 @@ _TURN_SCHEMA = {
             "additionalProperties": False,
         },
         "stop_reason": {"enum": STOP_REASONS},
+        "literal": {"type": "boolean"},
         "fault": FAULT_SCHEMA,
         "repeat": {"type": "integer", "minimum": 1, "maximum": MAX_TURNS},
     },
@@ -369,7 +372,7 @@ def _turns(path: Path, entries: Sequence[Mapping[str, Any]]) -> list[Turn]:
 
 def _check_meaning(path: Path, index: int, entry: Mapping[str, Any]) -> None:
     texts = [entry.get("text", ""), *(call["arguments"] for call in entry.get("calls", ()))]
-    unknown = [name for text in texts for name in unknown_references(text)]
+    unknown = [] if entry.get("literal") else [name for text in texts for name in unknown_references(text)]
     if unknown:
         raise ScenarioError(f"{path}, turn {index}: unknown reference {{{{{unknown[0]}}}}}")
     first_token_ms = entry.get("first_token_ms", 0)
@@ -405,6 +408,7 @@ def _turn(entry: Mapping[str, Any]) -> Turn:
         input_tokens=usage.get("input_tokens"),
         output_tokens=usage.get("output_tokens"),
         stop_reason=entry.get("stop_reason"),
+        is_literal=entry.get("literal", False),
         fault=fault_from(entry["fault"], entry["fault"].get("times")) if "fault" in entry else None,
     )
 

@@ -30,7 +30,7 @@ from services.worker.live_server import LiveServicer
 from services.worker.model_runner import RunnerModels
 from services.worker.models import DirectModels, Models
 from services.worker.own_calls import OwnRuns
-from services.worker.replay import RecordedCalls, RecordedTools
+from services.worker.replay import RecordedTools, load_recorded_run
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
@@ -286,7 +286,7 @@ async def _open_dependencies(
     )
     channel = await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS)))
     recorded = settings.recorded_calls_file
-    tools = RecordedTools(channel, RecordedCalls.load(recorded)) if recorded else ToolsClient(channel)
+    tools = RecordedTools(channel, load_recorded_run(recorded)) if recorded else ToolsClient(channel)
     models = await _open_models(process, settings, security, trust)
     duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
     duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)

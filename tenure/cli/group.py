@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,6 +14,17 @@ from tenure.cli.output import echo
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.server_packages import MissingExtra
+
+_STARTS_SERVICE: Final = "tenure.cli.starts_service"
+SERVE: Final = "serve"
+
+
+class ClientOption(click.Option):
+    """An option for commands that ask a gateway. `tenure serve` does not read its variable: it is the service's own."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Returns the value of the variable, or None."""
+        return None if ctx.meta.get(_STARTS_SERVICE) else super().resolve_envvar_value(ctx)
 
 
 class Group(click.Group):
@@ -36,6 +47,11 @@ class Group(click.Group):
     def add_former(self, name: str, path: str, command: click.Command) -> None:
         """Lets `name`, which is now `tenure PATH`, run with a note on standard error. `--help` does not list it."""
         self.former[name] = path, command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == [SERVE]:
+            ctx.meta[_STARTS_SERVICE] = True
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, find_tls, read_key
 from tenure.cli.exit_codes import HELP
-from tenure.cli.group import Group
+from tenure.cli.group import ClientOption, Group
 from tenure.cli.groups import add_commands
 from tenure.cli.output import make_console
 from tenure.client.client import check_stays_here
@@ -32,12 +32,18 @@ ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
 )
 @click.option(
     "--address",
+    cls=ClientOption,
     metavar="HOST:PORT",
     envvar="TENURE_ADDRESS",
     help="The gateway; several, separated by commas. Default: the gateway of the stack that runs on --data,"
     " else 127.0.0.1:8470.",
 )
-@click.option("--tenant", envvar="TENURE_TENANT", help="The tenant. Default: that of your API key, else `default`.")
+@click.option(
+    "--tenant",
+    cls=ClientOption,
+    envvar="TENURE_TENANT",
+    help="The tenant. Default: that of your API key, else `default`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line: see docs/json.md.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Print exact amounts and more details.")
 @click.option(
@@ -50,13 +56,32 @@ ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
 )
 @click.option(
     "--api-key-file",
+    cls=ClientOption,
     type=FILE,
     envvar="TENURE_API_KEY_FILE",
     help="A file with your API key. Default: the key in TENURE_API_KEY, else the file of TENURE_API_KEY_FILE.",
 )
-@click.option("--tls-ca-file", type=FILE, envvar="TENURE_TLS_CA_FILE", help="The authority of the gateway, for TLS.")
-@click.option("--tls-certificate-file", type=FILE, envvar="TENURE_TLS_CERTIFICATE_FILE", help="Your certificate.")
-@click.option("--tls-key-file", type=FILE, envvar="TENURE_TLS_KEY_FILE", help="The private key of your certificate.")
+@click.option(
+    "--tls-ca-file",
+    cls=ClientOption,
+    type=FILE,
+    envvar="TENURE_TLS_CA_FILE",
+    help="The authority of the gateway, for TLS.",
+)
+@click.option(
+    "--tls-certificate-file",
+    cls=ClientOption,
+    type=FILE,
+    envvar="TENURE_TLS_CERTIFICATE_FILE",
+    help="Your certificate.",
+)
+@click.option(
+    "--tls-key-file",
+    cls=ClientOption,
+    type=FILE,
+    envvar="TENURE_TLS_KEY_FILE",
+    help="The private key of your certificate.",
+)
 @click.version_option(package_name="tenure")
 @click.pass_context
 def cli(ctx: click.Context, /, **options: Any) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import uuid
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -21,19 +20,27 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.exit_codes import Exit, exit_of_task
 from tenure.cli.formatting import count_text, summary, why
 from tenure.cli.output import echo, echo_result
-from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.parameters import find_task
 from tenure.cli.tasks import result_of
 from tenure.client import Client
+from tenure.client.replays import (
+    UnreadableLedger,
+    compare_runs,
+    read_ledger,
+    record_for_worker,
+    replay_request,
+    spec_of,
+)
 from tenure.domain.errors import WrongState
+from tenure.domain.replay import NOT_RECORDED_MARK
 from tenure.domain.task import REPLAY_LOOP
 from tenure.runtime.running_stack import read_addresses
 from tenure.serve import command_line
-from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 
-NOT_RECORDED: Final = "[not recorded]"
-LABEL: Final = "replay_of"
 DRAIN_SECONDS: Final = 15.0
+_SHOWN_DIFFERENCES: Final = 5
 _LOG_LINES: Final = 20
 _LOG_BYTES: Final = 32 * 1024
 _STACK: Final = {
@@ -44,20 +51,33 @@ _STACK: Final = {
 
 
 @click.command(short_help="Run TASK again with another model, and no effects.")
-@task_argument
+@click.argument("task", metavar="[TASK]", required=False)
+@click.option(
+    "--ledger",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replay the run in this file instead of TASK: the output of `tenure tasks entries TASK --json -v`.",
+)
 @click.option("--model", required=True, help="The model of the replay.")
-@click.option("--recorded-tools", is_flag=True, help="Answer tool calls from TASK's record, and execute none.")
+@click.option("--system", default=None, help="Use another system prompt.")
+@click.option("--recorded-tools", is_flag=True, help="Answer tool calls from the record, and execute none.")
 @pass_context
-def replay(context: Context, task: str, model: str, recorded_tools: bool) -> None:
+def replay(
+    context: Context, task: str | None, ledger: Path | None, model: str, system: str | None, recorded_tools: bool
+) -> None:
     """Run TASK again from its beginning, with another model, as a new task that changes nothing outside.
 
-    A tool call that TASK made too, with the same arguments, gets the recorded outcome; the model reads of any other
-    that it is not in the record. No person is asked, and no sub-agent is spawned. Prints how the new task ended.
+    A tool call that TASK made too, with the same arguments, gets the recorded outcome, also if a person, an event or
+    sub-agents answered it; the model reads of any other that it is not in the record. Messages that people sent to TASK
+    are read at the same steps. No person is asked, and no sub-agent is spawned. Prints how the new task ended, and
+    where it differs from TASK.
 
     The command runs a worker for it, with the settings of `tenure serve worker` in the environment: the addresses of
     the services, unless `tenure dev` runs here, and the key of the model. Needs the extra: pip install
     'tenure[server]'.
     """
+    if (task is None) == (ledger is None):
+        raise click.UsageError("name either TASK or --ledger FILE: the run to replay")
     if not recorded_tools:
         raise click.UsageError(
             "say --recorded-tools: a replay executes no tool. To run TASK again with its tools: "
@@ -65,30 +85,19 @@ def replay(context: Context, task: str, model: str, recorded_tools: bool) -> Non
         )
 
     async def work(client: Client) -> Exit:
-        original = await client.get(await find_task(client, task))
-        if original.spec.HasField("control"):
-            raise click.ClickException("TASK runs a function, which calls no model: there is nothing to replay")
-        entries = [entry async for entry in client.entries(original.task_id)]
-        return await _replay(context, client, request_of(original, model), entries)
+        try:
+            name, entries = (ledger.name, read_ledger(ledger)) if ledger else await _recorded(client, task or "")
+            request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
+        except UnreadableLedger as error:
+            raise click.ClickException(str(error)) from error
+        return await _replay(context, client, request, entries)
 
     raise SystemExit(context.run(work))
 
 
-def request_of(original: task_pb2.Task, model: str) -> api.SubmitTaskRequest:
-    """Returns the submit of a replay: the spec of the task with the other model, in a queue of its own."""
-    request = api.SubmitTaskRequest(
-        goal=original.spec.goal,
-        agent=original.spec.agent,
-        limits=original.spec.limits,
-        policy=original.spec.policy,
-        labels={**original.spec.labels, LABEL: original.task_id},
-        queue=f"replay-{uuid.uuid4().hex[:16]}",
-        result_schema_json=original.spec.result_schema_json,
-    )
-    request.agent.model, request.agent.loop = model, REPLAY_LOOP
-    request.policy.sub_agents.max_depth = 0  # the ledger itself spawns, so it has to refuse
-    del request.agent.approve_tools[:]  # nothing is executed that a person would have to approve
-    return request
+async def _recorded(client: Client, task: str) -> tuple[str, list[ledger_pb2.Entry]]:
+    task_id = await find_task(client, task)
+    return task_id, [entry async for entry in client.entries(task_id)]
 
 
 async def _replay(
@@ -96,7 +105,7 @@ async def _replay(
 ) -> Exit:
     with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
         record = Path(folder) / "entries"
-        record.write_bytes(checkpoint_service_pb2.ListEntriesResponse(entries=entries).SerializeToString())
+        record.write_bytes(record_for_worker(entries))
         environment = {**worker_environment(context, request.queue), "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
         async with _worker(environment) as died:
             submitted = await client.submit(request.goal, request=request)
@@ -111,7 +120,7 @@ async def _replay(
                 await _cancel(client, submitted.task_id, "the worker of the replay has ended")
                 raise click.ClickException(f"the worker of the replay has ended:\n{died.result()}")
             task = await ended
-    await _show(context, client, task)
+    await _show(context, client, task, entries)
     return exit_of_task(task)
 
 
@@ -170,20 +179,31 @@ async def _worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[
         await died
 
 
-async def _show(context: Context, client: Client, task: task_pb2.Task) -> None:
+async def _show(context: Context, client: Client, task: task_pb2.Task, recorded: Sequence[ledger_pb2.Entry]) -> None:
     if context.as_json:
         context.emit(task)
         return
+    replayed = [entry async for entry in client.entries(task.task_id)]
+    echo(f"{why(task.state, task.reason, task.message)} · {summary(task)} · {task.task_id}")
+    echo(_calls_text(replayed))
+    differences = compare_runs(recorded, replayed)
+    for difference in differences[:_SHOWN_DIFFERENCES]:
+        echo(f"Differs at {difference}")
+    if len(differences) > _SHOWN_DIFFERENCES:
+        echo(f"and {len(differences) - _SHOWN_DIFFERENCES} more differences")
+    echo_result(result_of(task))
+
+
+def _calls_text(replayed: Sequence[ledger_pb2.Entry]) -> str:
+    """Returns the number of the calls, and those that the record does not have."""
     intents: dict[str, str] = {}
     unrecorded: list[str] = []
-    async for entry in client.entries(task.task_id):
+    for entry in replayed:
         if entry.body.HasField("tool_intent"):
             intents[entry.body.tool_intent.call_id] = entry.body.tool_intent.tool
         elif entry.body.HasField("tool_outcome"):
             outcome = entry.body.tool_outcome
-            if outcome.outcome.content.startswith(NOT_RECORDED):
+            if outcome.outcome.content.startswith(NOT_RECORDED_MARK):
                 unrecorded.append(f"{outcome.call_id} {intents.get(outcome.call_id, '?')}")
-    echo(f"{why(task.state, task.reason, task.message)} · {summary(task)} · {task.task_id}")
     missing = f", not in the record: {', '.join(unrecorded)}" if unrecorded else ", all from the record"
-    echo(f"{count_text(len(intents), 'tool call')}{missing if intents else ''}")
-    echo_result(result_of(task))
+    return f"{count_text(len(intents), 'tool call')}{missing if intents else ''}"

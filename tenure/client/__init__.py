@@ -14,6 +14,7 @@ service_calls.py   the calls about schedules, tenants and webhooks
 leases.py          the calls about named leases, and HeldLease, which renews a lease
 verification.py    TokenVerifier: checks fencing tokens in a service that guards its own writes
 reconnect.py       how a broken stream is resumed
+replays.py         the ledger of a recorded run from a file, and the submit of its replay
 
 A new call belongs in the file of its noun. Send it with `_call`, which retries it.
 """

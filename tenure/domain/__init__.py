@@ -33,6 +33,7 @@ waits
   waits.py              wait kinds, answers, outcomes
   waiting_calls.py      calls that begin a wait
   sub_agents.py         spawns, shares, outcomes
+  replay.py             what a record gives to a replay, and where the replay differs
   in_doubt.py           calls in doubt and their resolutions
 close-out
   close_out.py          endings, and the outcomes of open calls

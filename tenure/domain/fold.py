@@ -243,10 +243,8 @@ class ResumePoint:
             self.edited_calls.add(body.call_id)
             edited = replace(intent, arguments_json=body.edited_arguments_json)
             self.intents[body.call_id] = self.open_calls[body.call_id] = edited
-            message = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
-            self._texts.append(f"{message}\n{body.comment}".strip())
-        elif body.comment:
-            self._texts.append(f"A person allowed {intent.tool} and says: {body.comment}")
+        if text := text_of_approval(body, intent):
+            self._texts.append(text)
 
     def _reach(self, step: int) -> None:
         """Takes the step of an entry. The attempts are those of the newest step."""
@@ -333,3 +331,16 @@ def fold(entries: Iterable[Entry]) -> ResumePoint:
     for entry in entries:
         point.apply(entry)
     return point
+
+
+def text_of_approval(body: WaitResolution, intent: ToolIntent) -> str:
+    """Returns what the agent reads about a person's approval of its call: a change of the arguments, and the comment.
+
+    "" for a plain approval, and for an answer that ended the call.
+    """
+    if not leaves_call_open(body.wait_kind, body.answer_kind, body.answer):
+        return ""
+    if body.edited_arguments_json:
+        message = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
+        return f"{message}\n{body.comment}".strip()
+    return f"A person allowed {intent.tool} and says: {body.comment}" if body.comment else ""

@@ -15,7 +15,7 @@ from uuid import UUID, uuid5
 
 from tenure.domain.budget import MAX_TOKENS, Budget
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.domain.task import BUILT_IN_LOOPS, DEFAULT_LOOP, MAX_FAN_OUT, MAX_TIMEOUT_SECONDS, TaskSpec
+from tenure.domain.task import BUILT_IN_LOOPS, DEFAULT_LOOP, MAX_FAN_OUT, MAX_TIMEOUT_SECONDS, REPLAY_LOOP, TaskSpec
 from tenure.domain.tool_arguments import Arguments
 from tenure.domain.tools import Outcome, OutcomeStatus, unknown_tool_text, unknown_tools
 from tenure.domain.waits import WaitKind, default_timeout_seconds
@@ -111,7 +111,9 @@ def read_spawn(arguments_json: str) -> SpawnRequest:
 
 
 def spawns_at_once(spec: TaskSpec, tool: str) -> bool:
-    """Whether the intent itself spawns: the tool is allowed and needs no approval first."""
+    """Whether the intent itself spawns: the tool is allowed and needs no approval first. A replay spawns nothing."""
+    if spec.agent.loop == REPLAY_LOOP:  # the record has the outcome of the call
+        return False
     allowed = spec.agent.tools is None or SPAWN_SUB_AGENTS in spec.agent.tools
     return tool == SPAWN_SUB_AGENTS and allowed and SPAWN_SUB_AGENTS not in spec.agent.approve_tools
 

@@ -20,6 +20,7 @@ worker.py          WorkerHandle: kill, freeze, drain, at a point
 points.py          the named points of a worker's loop
 gate.py            stops workers at points, and holds tasks until the test looks
 script.py          the scripted model
+recording.py       Recording: the ledger of a real task as a file; Replay
 durations.py       spans of time, such as 2h
 errors.py          what goes wrong in a test
 """
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tenure.testing.errors import InvariantViolated, NotCleanedUp, PointNotReached
     from tenure.testing.points import POINTS, UnknownPoint
+    from tenure.testing.recording import Recording, Replay
     from tenure.testing.script import ScriptError, broken_stream, error, tool, turn
     from tenure.testing.session import Tenure
     from tenure.testing.stack import Stack
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _NAMES: Final = {
     "errors": ("InvariantViolated", "NotCleanedUp", "PointNotReached"),
     "points": ("POINTS", "UnknownPoint"),
+    "recording": ("Recording", "Replay"),
     "script": ("ScriptError", "broken_stream", "error", "tool", "turn"),
     "session": ("Tenure",),
     "stack": ("Stack",),
@@ -54,6 +57,8 @@ __all__ = [
     "InvariantViolated",
     "NotCleanedUp",
     "PointNotReached",
+    "Recording",
+    "Replay",
     "ScriptError",
     "Stack",
     "TaskHandle",

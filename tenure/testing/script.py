@@ -28,11 +28,16 @@ class ScriptError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedTurn:
-    """One answer of the model: a text, tool calls (name and arguments), or both. `delay_seconds`: how long it takes."""
+    """One answer of the model: a text, tool calls (name and arguments), or both. `delay_seconds`: how long it takes.
+
+    `stop_reason` "": it follows from the calls. `is_literal`: the texts have no references such as {{goal}}.
+    """
 
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     delay_seconds: float = 0.0
+    stop_reason: str = ""
+    is_literal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,10 @@ def _scenario_turn(number: int, element: object, failing: ScriptedError | None) 
         value["calls"] = [{"name": name, "arguments": dict(arguments)} for name, arguments in given.calls]
     if given.delay_seconds:
         value["latency_ms"] = round(given.delay_seconds * 1000)
+    if given.stop_reason:
+        value["stop_reason"] = given.stop_reason
+    if given.is_literal:
+        value["literal"] = True
     if failing is not None:
         value["fault"] = {**failing.fault, "times": failing.times}
     return value

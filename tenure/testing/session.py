@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from tenure.client import Client as GatewayClient
+from tenure.client.replays import compare_runs, record_for_worker, replay_request
 from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL
+from tenure.domain.task import REPLAY_LOOP
 from tenure.sdk.client import Client
 from tenure.sdk.from_wire import entry_event
 from tenure.sdk.loop_thread import LoopCalls
@@ -25,10 +28,11 @@ from tenure.sdk.sync_client import SyncClient
 from tenure.testing.durations import Duration, seconds_of
 from tenure.testing.errors import InvariantViolated, NotCleanedUp
 from tenure.testing.gate import Gate, Hold
-from tenure.testing.script import ScriptedModel
-from tenure.testing.task import TaskHandle
+from tenure.testing.recording import Recording, Replay
+from tenure.testing.script import SCRIPTED_MODEL, ScriptedModel
+from tenure.testing.task import WAIT_SECONDS, TaskHandle
 from tenure.testing.worker import WorkerHandle
-from tenure.v1 import schedule_service_pb2, task_pb2
+from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.wire.common import STATES
 
 if TYPE_CHECKING:
@@ -158,9 +162,35 @@ class Tenure:
         self._calls.run(process.wait_ready)
         return worker
 
-    async def _entries(self, task_id: str) -> list[Event]:
+    def replay(
+        self, recording: Recording | str | Path, *, model: str = SCRIPTED_MODEL, timeout: float = WAIT_SECONDS
+    ) -> Replay:
+        """Runs a recorded task again as a new task, and returns when it has ended, in any terminal state.
+
+        The model is the scripted one; give it `Recording.answers` to repeat the recorded run. Its tool calls, also
+        those for people, events and sub-agents, are answered from the record, and the messages that people sent are
+        read at the steps of the record: nothing is executed. A worker of its own runs it. Raises UnreadableLedger, and
+        TimeoutError, which says what the task did.
+        """
+        recorded = recording if isinstance(recording, Recording) else Recording(recording)
+        request = replay_request(recorded.spec, recorded.path.name, model)
+        with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
+            record = Path(folder) / "entries"
+            record.write_bytes(record_for_worker(recorded.entries))
+            settings = {"TENURE_WORKER_LOOPS": REPLAY_LOOP, "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
+            worker = self.worker(queues=[request.queue], environment=settings)
+        submitted = self._calls.run(lambda: self._gateway.submit(request.goal, request=request))
+        task = self.task(submitted.task_id)
+        task.wait(timeout=timeout)
+        self._remove_worker(worker)
+        return Replay(task, compare_runs(recorded.entries, self._calls.run(lambda: self._ledger(task.id))))
+
+    async def _ledger(self, task_id: str) -> list[ledger_pb2.Entry]:
         async with aclosing(self._gateway.entries(task_id)) as entries:
-            return [entry_event(entry) async for entry in entries]
+            return [entry async for entry in entries]
+
+    async def _entries(self, task_id: str) -> list[Event]:
+        return [entry_event(entry) for entry in await self._ledger(task_id)]
 
     def advance(self, duration: Duration) -> None:
         """Moves the clock of the ledger forward: waits, schedules, delays of retries, timeouts and escalations are due.
@@ -271,9 +301,13 @@ class Tenure:
 
     def _remove_workers(self) -> None:
         while self._workers:
-            worker, gate = self._workers.pop()
-            self._calls.run(gate.close)
-            self.stack.remove_worker(worker.name)
+            self._remove_worker(self._workers[-1][0])
+
+    def _remove_worker(self, worker: WorkerHandle) -> None:
+        (pair,) = (each for each in self._workers if each[0] is worker)
+        self._workers.remove(pair)
+        self.stack.remove_worker(worker.name)
+        self._calls.run(pair[1].close)  # after the kill: a worker that asks a gate while it closes leaves a socket open
 
     async def _cancel_all(self) -> None:
         async for schedule in self._gateway.list_schedules():

@@ -138,6 +138,11 @@ class TaskHandle(Generic[T]):
         self._go()
         return self.handle.answer(wait or self._wait(), answer)
 
+    def send(self, text: str) -> TaskInfo:
+        """Sends a message to the agent, as `SyncTask.send`. The task may read it at its next model call."""
+        self._go()
+        return self.handle.send(text)
+
     def cancel(self, *, reason: str = "") -> TaskInfo:
         """Requests the cancel of the task."""
         self._go()

@@ -19,8 +19,11 @@ import pytest
 from devstack.etcd import EtcdProcess
 from devstack.options import HeldAddresses
 from tenure.client import Client
+from tenure.domain.access import Role
 from tenure.domain.errors import Unavailable
+from tenure.runtime.certificates import make_certificates
 from tenure.runtime.signing import write_key_pair
+from tenure.runtime.tls import ClientTls
 from tenure.serve import SERVICES
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -100,12 +103,12 @@ async def served_all(environment: Mapping[str, str], log: Path) -> AsyncIterator
         await process.wait()
 
 
-async def succeeds(address: str) -> None:
+async def succeeds(address: str, tls: ClientTls | None = None) -> None:
     """Submits a task, as soon as all services are there, and sees it succeed."""
     request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()))
     request.agent.model = "sim-hello"
     task = None
-    async with asyncio.timeout(PATIENCE_SECONDS), Client(address) as client:
+    async with asyncio.timeout(PATIENCE_SECONDS), Client(address, tls=tls) as client:
         while task is None:
             try:
                 task = await client.submit("say hello", request=request)
@@ -158,6 +161,37 @@ async def test_an_empty_address_of_runners_is_the_direct_way(environment: dict[s
     async with served_all(direct, tmp_path / "log"):
         await succeeds(direct["TENURE_GATEWAY_LISTEN"])
         assert await calls_of_the_runner(environment) == 0
+
+
+async def test_each_service_gets_its_own_certificate(environment: dict[str, str], tmp_path: Path) -> None:
+    """`{service}` in the paths. A client without a certificate of these authorities does not get in."""
+    certs = tmp_path / "certs"
+    make_certificates(
+        certs, [(role, role.lower()) for role in Role], installation="tenure", days=1, hosts=["127.0.0.1"]
+    )
+    secured = {
+        **environment,
+        "TENURE_TLS_CERTIFICATE_FILE": f"{certs}/{{service}}.pem",
+        "TENURE_TLS_KEY_FILE": f"{certs}/{{service}}.key.pem",
+        "TENURE_TLS_CA_FILE": str(certs / "ca.pem"),
+    }
+    operator = ClientTls(certs / "ca.pem", certs / "operator.pem", certs / "operator.key.pem")
+    async with served_all(secured, tmp_path / "log"):
+        await succeeds(environment["TENURE_GATEWAY_LISTEN"], tls=operator)
+        assert await calls_of_the_runner(environment) == 1
+        async with Client(environment["TENURE_GATEWAY_LISTEN"]) as stranger:
+            with pytest.raises(Unavailable):
+                await anext(stranger.list_tasks(limit=1), None)
+
+
+async def test_one_certificate_for_all_services_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
+    """Before any service starts."""
+    one = {**environment, "TENURE_TLS_CERTIFICATE_FILE": str(tmp_path / "gateway.pem")}
+    code, text = await run("all", environment=one)
+    assert code == 2
+    assert text.startswith("tenure: TENURE_TLS_CERTIFICATE_FILE names one file for all services, but each needs")
+    assert len(text.splitlines()) == 1
+    assert "TENURE_TLS_CERTIFICATE_FILE=certs/{service}.pem" in text
 
 
 async def test_a_service_reads_its_own_arguments(environment: dict[str, str]) -> None:

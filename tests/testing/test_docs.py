@@ -15,6 +15,7 @@ import pytest
 
 from tenure.testing import POINTS, Stack, Tenure
 from tenure.testing.pytest_plugin import SharedStack
+from tests.testing.recorded import exported, recorded_run
 
 pytestmark = pytest.mark.server
 ROOT: Final = Path(__file__).parents[2]
@@ -75,6 +76,17 @@ def test_a_block_runs(tenure_stack: SharedStack, monkeypatch: pytest.MonkeyPatch
                 monkeypatch.setenv("TENURE_ADDRESS", tenure.address)
                 monkeypatch.setenv("TENURE_TENANT", tenure.tenant)
                 test(tenure, **arguments)
+
+
+def test_a_recorded_run_becomes_a_test(tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has a sub-agent and a message. Its file is made by the page's command."""
+    (tmp_path / "runs").mkdir()
+    exported(tenure, recorded_run(tenure), tmp_path).rename(tmp_path / "runs" / "order_7.jsonl")
+    assert "tenure tasks entries TASK --json -v > runs/order_7.jsonl" in PAGE
+    monkeypatch.chdir(tmp_path)
+    (code,) = (code for mark, code in BLOCKS if mark == "recorded")
+    for test in functions_in(code).values():
+        test(tenure)
 
 
 async def test_a_block_with_asyncio_runs(tenure: Tenure) -> None:

@@ -69,8 +69,10 @@ def test_a_replay_asks_nobody_and_spawns_nobody(tenure: Tenure) -> None:
     approved, spawned = [entry for entry in again.entries() if isinstance(entry, ToolOutcomeEvent)]
     (recorded,) = [entry for entry in task.entries() if isinstance(entry, ToolOutcomeEvent)]
     assert approved.content == recorded.content
-    assert spawned.content.startswith("No sub-agents were started")
+    assert spawned.content.startswith("[not recorded]")
     assert len(tenure.tasks) == 2
+    expected = "expected an answer without calls; got the call spawn_sub_agents"
+    assert f'Differs at step 2: {expected} {{"goals": ["Refund it for me"]}}\n' in done.stdout
 
 
 def test_a_replay_whose_worker_cannot_start_says_why(tenure: Tenure) -> None:

@@ -95,6 +95,16 @@ def test_a_repeated_turn_is_played_as_often_as_stated(load: Any) -> None:
     assert [scenario.turn(index).text for index in range(6)] == ["again"] * 3 + ["end"] * 3
 
 
+def test_a_literal_turn_keeps_double_braces(load: Any) -> None:
+    """A recorded answer of a real model may have them in its text and in the arguments of its calls."""
+    call = "calls: [{name: f, arguments: {template: '{{name}}'}}]"
+    scenario = load(f"- {{literal: true, text: 'Hello {{{{goal}}}}', {call}}}\n- text: '{{{{goal}}}}'")
+    body = {"model": "m", "max_tokens": 1000, "messages": [{"role": "user", "content": "Greet"}]}
+    text, written = compose(scenario.turn(0), body).blocks
+    assert (text.text, written.text) == ("Hello {{goal}}", '{"template": "{{name}}"}')
+    assert [block.text for block in compose(scenario.turn(1), body).blocks] == ["Greet"]
+
+
 def test_a_file_of_mine_replaces_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "hello.yaml").write_text("- text: mine")
     scenario = ScenarioLibrary([tmp_path]).find("sim-hello")

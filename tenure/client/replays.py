@@ -1,0 +1,101 @@
+"""What a replay needs from a recorded run: its ledger, also from a file, and the submit of the new task."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.json_format import Parse, ParseError
+
+from tenure.domain.replay import Divergence, divergences
+from tenure.domain.task import REPLAY_LOOP
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.ledger import entries_to_domain
+
+REPLAY_LABEL: Final = "replay_of"
+_MAX_LABEL_CHARACTERS: Final = 200
+_HOW: Final = "write it with: tenure tasks entries TASK --json -v > FILE"
+
+
+class UnreadableLedger(ValueError):  # noqa: N818  the name says what happened
+    """The entries are not those of one run that this version can replay. The message says why, and what to do."""
+
+
+def read_ledger(path: Path) -> list[ledger_pb2.Entry]:
+    """Reads a file of `tenure tasks entries TASK --json -v`: an entry a line. Raises UnreadableLedger."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a text in an entry may have U+2028
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableLedger(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    entries: list[ledger_pb2.Entry] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = Parse(line, ledger_pb2.Entry(), ignore_unknown_fields=True)
+        except ParseError as error:
+            raise UnreadableLedger(f"{path}, line {number} is no entry of a ledger: {error}. Please {_HOW}") from error
+        if entry.sequence != len(entries) + 1:
+            raise UnreadableLedger(
+                f"{path}, line {number} has entry {entry.sequence}, but {len(entries) + 1} comes next: the file must "
+                f"have the whole ledger of one task. Please {_HOW}"
+            )
+        entries.append(entry)
+    spec_of(entries, str(path))
+    return entries
+
+
+def spec_of(entries: Sequence[ledger_pb2.Entry], name: str) -> task_pb2.TaskSpec:
+    """Returns the spec that the run was submitted with. Raises UnreadableLedger for a run that cannot be replayed."""
+    if not entries or not entries[0].body.HasField("submitted"):
+        raise UnreadableLedger(f"{name} has no ledger: its first entry must be `submitted`. Please {_HOW}")
+    spec = entries[0].body.submitted.spec
+    if spec.HasField("control"):
+        raise UnreadableLedger(f"{name} runs a function, which calls no model: there is nothing to replay")
+    try:
+        entries_to_domain(entries)
+    except ValueError as error:
+        raise UnreadableLedger(f"{name}: {error}. Replay it with the version that wrote it, or a later one") from error
+    return spec
+
+
+def replay_request(
+    spec: task_pb2.TaskSpec, name: str, model: str, *, system: str | None = None
+) -> api.SubmitTaskRequest:
+    """Returns the submit of a replay: the spec of the run with the other model, in a queue of its own.
+
+    `name`: the id of the recorded task, or its file; it becomes the label `replay_of`. `system`: another system prompt.
+    """
+    request = api.SubmitTaskRequest(
+        goal=spec.goal,
+        agent=spec.agent,
+        limits=spec.limits,
+        policy=spec.policy,
+        labels={**spec.labels, REPLAY_LABEL: name[-_MAX_LABEL_CHARACTERS:]},
+        queue=f"replay-{uuid.uuid4().hex[:16]}",
+        result_schema_json=spec.result_schema_json,
+    )
+    request.agent.model, request.agent.loop = model, REPLAY_LOOP
+    if system is not None:
+        request.agent.system = system
+    if spec.limits.money_cap == task_pb2.MONEY_CAP_DEFAULT:  # the other model has its own default, or no price
+        request.limits.max_nano_usd = 0
+    request.policy.sub_agents.max_depth = 0  # a ledger of an earlier release would spawn the sub-agents
+    # A replay never waits. Approvers and webhooks of the recorded run need not exist where it is replayed.
+    request.policy.ClearField("escalations")
+    del request.policy.approvers[:]
+    del request.agent.approve_tools[:]
+    return request
+
+
+def record_for_worker(entries: Sequence[ledger_pb2.Entry]) -> bytes:
+    """Returns the content of the file that TENURE_WORKER_RECORDED_CALLS_FILE names."""
+    return checkpoint_service_pb2.ListEntriesResponse(entries=entries).SerializeToString()
+
+
+def compare_runs(recorded: Sequence[ledger_pb2.Entry], replayed: Sequence[ledger_pb2.Entry]) -> list[Divergence]:
+    """Returns where a replay differs from the recorded run. Raises ValueError for entries of a newer version."""
+    return divergences(entries_to_domain(recorded), entries_to_domain(replayed))

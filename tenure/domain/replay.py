@@ -1,0 +1,264 @@
+"""What the record of a run gives to a replay, and where a replay differs from the recorded run.
+
+The record is the ledger of the run. A call is known by its tool and its arguments, so another model may make the calls
+in another order. A person's message is read at the step at which the recorded run read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Final
+
+from tenure.domain.entries import (
+    AssistantMessage,
+    Entry,
+    ModelAttempt,
+    ToolIntent,
+    ToolOutcome,
+    ToolsDefined,
+    Transition,
+    UserMessage,
+    WaitResolution,
+)
+from tenure.domain.fold import ResumePoint, text_of_approval
+from tenure.domain.states import TERMINAL
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.turn import CallModel, NextAction
+
+NOT_RECORDED_MARK: Final = "[not recorded]"
+NOT_RECORDED: Final = (
+    f"{NOT_RECORDED_MARK} This is a replay, and the recorded run did not make this call with these arguments. It was "
+    "not executed."
+)
+_SHOWN_CHARACTERS: Final = 200
+
+CallKey = tuple[str, str]
+"""A tool and its arguments, as JSON with sorted keys."""
+
+
+def call_key(intent: ToolIntent) -> CallKey:
+    """Returns what two equal calls have in common."""
+    try:
+        arguments = json.dumps(json.loads(intent.arguments_json or "{}"), sort_keys=True, ensure_ascii=False)
+    except ValueError:
+        arguments = intent.arguments_json
+    return intent.tool, arguments
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecording:
+    """A call of the recorded run. `message`: what the person who approved it told the agent, or None."""
+
+    outcome: Outcome
+    message: UserMessage | None = None
+
+
+class RecordedRun:
+    """The tools, the calls and the messages of a recorded run.
+
+    Repeats of a call get the recorded outcomes in their order, and the last one again after them. A call that waited
+    for a person, an event or sub-agents has the outcome that ended its wait.
+    """
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.tools = ToolsDefined(())
+        self._calls: dict[CallKey, list[CallRecording]] = defaultdict(list)
+        self._messages: dict[int, list[UserMessage]] = defaultdict(list)
+        intents: dict[str, ToolIntent] = {}
+        approvals: dict[str, UserMessage] = {}
+        unread: list[UserMessage] = []
+        for entry in entries:
+            match entry.body:
+                case ToolsDefined():
+                    self.tools = entry.body
+                case ToolIntent(call_id=call_id):
+                    intents[call_id] = entry.body
+                case WaitResolution(call_id=call_id) if message := _message_of(entry.body, intents):
+                    approvals[call_id] = message
+                case ToolOutcome(call_id=call_id, outcome=outcome) if call_id in intents:
+                    recorded = CallRecording(outcome, approvals.pop(call_id, None))
+                    self._calls[call_key(intents[call_id])].append(recorded)
+                case UserMessage() if entry.body.request_id:  # the worker's own have none
+                    unread.append(entry.body)
+                case ModelAttempt(summary_through_step=0) if unread:
+                    self._messages[entry.step] += unread
+                    unread = []
+
+    def outcome(self, intent: ToolIntent, repeat: int) -> Outcome:
+        """Returns the recorded outcome of the call. `repeat`: how often the same call was made before, from 0."""
+        recorded = self._call(intent, repeat)
+        if recorded is None:
+            return Outcome(OutcomeStatus.FAILED, NOT_RECORDED)
+        return replace(recorded.outcome, output=None, output_path="", call_attempt=0)  # no file is in its workspace
+
+    def approval_message(self, intent: ToolIntent, repeat: int) -> UserMessage | None:
+        """Returns what the person who approved the recorded call told the agent, if anything."""
+        recorded = self._call(intent, repeat)
+        return None if recorded is None else recorded.message
+
+    def messages_at(self, step: int) -> Sequence[UserMessage]:
+        """Returns the messages of people that the recorded run read first at this step."""
+        return self._messages.get(step, ())
+
+    def _call(self, intent: ToolIntent, repeat: int) -> CallRecording | None:
+        recorded = self._calls.get(call_key(intent))
+        return recorded[min(repeat, len(recorded) - 1)] if recorded else None
+
+
+def messages_due(
+    run: RecordedRun, point: ResumePoint, action: NextAction, approvals: Sequence[UserMessage]
+) -> list[UserMessage]:
+    """Returns the recorded messages that the ledger of a replay needs before its next action.
+
+    They are those that the model reads in its next new step. A final answer is not final while there are any, as in the
+    recorded run. `approvals`: the messages of those who approved the open calls. None is due twice: a message in the
+    ledger is in the content of the next model call.
+    """
+    match action:
+        case CallModel(step=step) if step <= point.step:  # another attempt: it has the messages of the first one
+            return []
+        case _:
+            due = [*approvals, *run.messages_at(point.step + 1)]
+    unread = [block.get("text") for block in point.pending_content]
+    missing = []
+    for message in due:
+        if message.text in unread:
+            unread.remove(message.text)
+        else:
+            missing.append(message)
+    return missing
+
+
+def _message_of(body: WaitResolution, intents: dict[str, ToolIntent]) -> UserMessage | None:
+    intent = intents.get(body.call_id)
+    text = text_of_approval(body, intent) if intent is not None else ""
+    return UserMessage(text, body.request_id or body.wait_id) if text else None
+
+
+# The comparison of a replay with the recorded run.
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first step of a kind at which a replay differs. `step`: the replay's; of a step that it lacks: the record's.
+
+    `expected`: what the recorded run did or read there. `got`: what the replay did instead.
+    """
+
+    step: int
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: expected {self.expected}; got {self.got}"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One step of an agent: the messages that its model call read, and the calls of the answer."""
+
+    step: int
+    messages: list[str]
+    calls: list[CallKey] = field(default_factory=list)
+    is_answered: bool = False
+
+    @property
+    def answer(self) -> str:
+        if not self.is_answered:
+            return "no answer of the model"
+        return (
+            f"the call{'s' * (len(self.calls) > 1)} {_listed(self.calls)}" if self.calls else "an answer without calls"
+        )
+
+
+@dataclass(slots=True)
+class _Course:
+    """The turns of a run, and how it ended. `end` "": it has not ended."""
+
+    turns: list[_Turn] = field(default_factory=list)
+    end: str = ""
+    last_step: int = 0
+
+
+def divergences(recorded: Iterable[Entry], replayed: Iterable[Entry]) -> list[Divergence]:
+    """Returns where a replay differs from the recorded run, in the order of the steps; none: it took the same course.
+
+    Compares turn by turn the messages that the model read and the calls that it made, and then how the run ended. Texts
+    of answers may differ.
+    """
+    return list(_compare(_course(recorded), _course(replayed)))
+
+
+def _compare(expected: _Course, got: _Course) -> Iterator[Divergence]:
+    has_other_answer = False
+    for one, other in zip_longest(expected.turns, got.turns):
+        if other is None:
+            yield from _missing(expected, got, is_explained=has_other_answer)
+            return
+        if one is None:
+            if expected.end:  # the record of a run that goes on says nothing about later steps
+                yield Divergence(other.step, expected.end, other.answer)
+            return
+        if Counter(one.messages) != Counter(other.messages):
+            yield Divergence(other.step, _messages(one.messages), _messages(other.messages))
+        has_other_answer = one.is_answered != other.is_answered or Counter(one.calls) != Counter(other.calls)
+        if has_other_answer:
+            yield Divergence(other.step, one.answer, other.answer)
+    if expected.end and expected.end != got.end:
+        yield Divergence(got.last_step, expected.end, got.end or "a task that has not ended")
+
+
+def _missing(expected: _Course, got: _Course, *, is_explained: bool) -> Iterator[Divergence]:
+    """Yields the first turn that the replay lacks, and each message that it therefore never read.
+
+    `is_explained`: its last answer is another one, which ended it earlier.
+    """
+    end = f"{got.end or 'a task that has not ended'} at step {got.last_step}"
+    rest = expected.turns[len(got.turns) :]
+    if not is_explained:
+        yield Divergence(rest[0].step, rest[0].answer, end)
+    for turn in rest:
+        if turn.messages:
+            yield Divergence(turn.step, _messages(turn.messages), end)
+
+
+def _course(entries: Iterable[Entry]) -> _Course:
+    course, intents, unread = _Course(), dict[str, ToolIntent](), list[str]()
+    for entry in entries:
+        course.last_step = max(course.last_step, entry.step)
+        match entry.body:
+            case UserMessage() if entry.body.request_id:
+                unread.append(entry.body.text)
+            case WaitResolution() if message := _message_of(entry.body, intents):
+                unread.append(message.text)
+            case ModelAttempt(summary_through_step=0):
+                if not course.turns or course.turns[-1].step != entry.step:
+                    course.turns.append(_Turn(entry.step, []))
+                course.turns[-1].messages += unread
+                unread = []
+            case AssistantMessage() if course.turns and course.turns[-1].step == entry.step:
+                course.turns[-1].is_answered = True
+            case ToolIntent() if course.turns:
+                intents[entry.body.call_id] = entry.body
+                course.turns[-1].calls.append(call_key(entry.body))
+            case Transition(to_state=state, reason=reason):
+                course.end = f"the end as {state} ({reason})" if state in TERMINAL else ""
+    return course
+
+
+def _messages(texts: Sequence[str]) -> str:
+    if not texts:
+        return "no message"
+    return f"the message{'s' * (len(texts) > 1)} {', '.join(_shortened(repr(text)) for text in texts)}"
+
+
+def _listed(calls: Sequence[CallKey]) -> str:
+    return ", ".join(_shortened(f"{tool} {arguments}") for tool, arguments in calls)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
