@@ -19,6 +19,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.tools.builtin.python import PYTHON_LANE
 from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
 from services.tools.calls.executing import Executor, RemoteCallFollower
@@ -35,7 +36,7 @@ from services.tools.registry import ToolRegistry
 from services.tools.runners.identity import own_identity
 from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import DeathProver, FormerLives
-from services.tools.sandbox import SandboxEscaped, SandboxUnavailable
+from services.tools.sandbox import Sandbox, SandboxEscaped, SandboxUnavailable
 from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import ToolsSettings
 from services.tools.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
@@ -152,17 +153,18 @@ async def compose(process: Process, settings: ToolsSettings, environment: Mappin
     runs = RunningCalls()
     pins = ToolPins(pool)
     registry = await open_toolbox(process, settings, config, sandbox, runs, environment, pins)
-    tools = Offered(registry, pins, lanes_of(settings, config))
+    tools = Offered(registry, pins, lanes_of(settings, config), sandbox)
     server = await _service(process, settings, security, pool, tools, runs, tokens)
     await serve(process, server)
 
 
 class Offered(NamedTuple):
-    """The tools, their pins, and how many calls run at once, by lane."""
+    """The tools, their pins, how many calls run at once, by lane, and the sandbox of their programs."""
 
     registry: ToolRegistry
     pins: ToolPins
     lanes: Mapping[str, int]
+    sandbox: Sandbox | SandboxUnavailable
 
 
 async def _service(
@@ -191,6 +193,8 @@ async def _service(
     liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, StopReason.LAPSED)))
     starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
     runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
+    if isinstance(tools.sandbox, Sandbox):
+        tools.sandbox.on_slot_lost(partial(runner.shrink_lane, PYTHON_LANE))
     follower = RemoteCallFollower(pool)
     executor = Executor(accepting, liveness, runner, follower)
     closing = FenceCloser(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))

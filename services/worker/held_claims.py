@@ -46,6 +46,8 @@ class ClaimProgress:
     """The progress of one claim. `backoff_until` is a monotonic time; 0 means that the task does not wait on purpose.
 
     `call_went_on` is set when the model call has output that was not reported yet; `on_call` is called at that moment.
+    `idle_seconds` is the time without progress until the last report: the coordinator to which the worker attaches next
+    does not know what the claim reported before.
     """
 
     sequence: int = 0
@@ -53,7 +55,10 @@ class ClaimProgress:
     backoff_until: float = 0.0
     call_went_on: bool = False
     on_call: Callable[[], None] = _ignore
+    idle_seconds: float = 0.0
     _call: _Call | None = None
+    _reported: tuple[int, int, int] = (0, 0, 0)
+    _counted_at: float = field(default_factory=monotonic)
 
     def begin_call(self, step: int, attempt_number: int, usage: Callable[[], TokenUsage]) -> None:
         """Records a model call that is about to be sent.
@@ -72,11 +77,25 @@ class ClaimProgress:
         self.tool_signs += 1
 
     def announce_backoff(self, seconds: float) -> None:
-        """Announces that the task will wait on purpose for this long.
+        """Announces that the task will wait on purpose for this long. The idle time begins anew after the wait.
 
         A step may have any timeout, also an infinite one, which no message can carry: every renewal would fail.
         """
         self.backoff_until = monotonic() + min(seconds, MAX_PHASE_SECONDS)
+        self.idle_seconds = 0.0
+
+    def count_idle_time(self, *, trusted: bool) -> None:
+        """Counts the time since the last count as idle, unless the claim made progress in it.
+
+        `trusted`: the trust window is open. Without it the task may not go on, which is no fault of the task.
+        """
+        now = monotonic()
+        grown = (self.sequence, self._output_tokens(), self.tool_signs)
+        if grown != self._reported:
+            self.idle_seconds, self._reported = 0.0, grown
+        elif trusted:
+            self.idle_seconds += max(0.0, now - max(self._counted_at, self.backoff_until))
+        self._counted_at = now
 
     def to_wire(self) -> pb.Progress:
         """Returns the message for a renewal. The backoff counts from the sending of the message."""
@@ -88,7 +107,11 @@ class ClaimProgress:
             tool_signs=self.tool_signs,
             backoff=duration(remaining_seconds) if remaining_seconds > 0 else None,
             call=None if call is None else reported_call_to_wire(call),
+            idle=duration(self.idle_seconds),
         )
+
+    def _output_tokens(self) -> int:
+        return 0 if self._call is None else self._call.usage().output_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -173,8 +196,10 @@ class HeldTasks:
         if held_task is not None and held_task.claims.fence == claims.fence:
             held_task.token = token
 
-    def to_wire(self) -> list[pb.Holding]:
-        """Returns the claims as Hello and renewals report them, without lost ones."""
+    def to_wire(self, *, trusted: bool) -> list[pb.Holding]:
+        """Returns the claims as Hello and renewals report them, without lost ones. `trusted`: see count_idle_time."""
+        for held_task in self:
+            held_task.progress.count_idle_time(trusted=trusted)
         return [held_task.to_wire() for held_task in self if not held_task.lost]
 
     def take_calls(self) -> list[pb.Holding]:

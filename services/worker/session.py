@@ -226,7 +226,7 @@ class WorkerSession:
         return pb.Hello(
             worker_id=self._identity.worker_id,
             session_id=self._session_id,
-            holdings=self._held_tasks.to_wire(),
+            holdings=self._held_tasks.to_wire(trusted=self._trust.is_open),
             free_slots=slots.any,
             lower_tiers=lower_tiers(slots),
             queues=self._identity.queues,

@@ -129,7 +129,7 @@ class SessionStreamClient:
             slots = self._updates.slots()
             self._renew = pb.Renew(
                 renew_number=number,
-                holdings=self._held_tasks.to_wire(),
+                holdings=self._held_tasks.to_wire(trusted=self._trust.is_open),
                 free_slots=slots.any,
                 lower_tiers=lower_tiers(slots),
                 grants_read=self._updates.grants_read,

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from tenure.domain.own_tools import MAX_OWN_DESCRIPTION, MAX_OWN_OUTPUT_BYTES, MAX_OWN_SCHEMA, OWN_TOOL_NAME
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
+from tenure.domain.tool_arguments import well_formed
 from tenure.domain.tools import EffectClass, ToolDefinition
 
 MIN_OUTPUT_BYTES: Final = 1024
@@ -76,6 +77,8 @@ class OwnTool:
             raise ValueError(f"{self.name!r} is not a name of a tool: use 1 to 64 of a-z, A-Z, 0-9, _ and -")
         if len(self.description) > MAX_OWN_DESCRIPTION:
             raise ValueError(f"the description of {self.name} has more than {MAX_OWN_DESCRIPTION} characters")
+        if well_formed(self.description) != self.description:
+            raise ValueError(f"the description of {self.name} has half of a surrogate pair: use whole characters")
         if len(self.definition.input_schema_json) > MAX_OWN_SCHEMA:
             raise ValueError(f"the input_schema of {self.name} has more than {MAX_OWN_SCHEMA} characters of JSON")
         if not 0 < self.timeout_seconds <= MAX_PHASE_SECONDS:

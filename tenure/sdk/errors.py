@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from tenure.domain.errors import (
     AlreadyExists,
@@ -161,7 +161,8 @@ def api_errors(address: str, arguments: Mapping[str, str] | None = None) -> Iter
     `arguments`: the argument of the public method for each field of the contract, so that a violation names it.
     """
     try:
-        yield
+        with whole_texts({}):
+            yield
     except TenureError as error:
         if isinstance(error, InvalidRequest) and arguments:
             _name_arguments(error, arguments)
@@ -171,6 +172,29 @@ def api_errors(address: str, arguments: Mapping[str, str] | None = None) -> Iter
         failed = ServerFailed(f"the gateway at {address} failed: {failure}")
         failed.hint = "its log has the details; compare the versions of client and gateway"
         raise failed from failure
+
+
+@contextmanager
+def whole_texts(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Raises InvalidRequest for half of a surrogate pair in a message that the block makes: no message can carry it.
+
+    `arguments`: those of the public method in which it may be, so that the error names one.
+    """
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        text, half = error.object, f"U+{ord(error.object[error.start]):04X} at position {error.start}"
+        argument = next((name for name, value in arguments.items() if text in _texts(value)), "")
+        description = f"must be whole characters, and has half of a surrogate pair ({half})"
+        if argument:
+            raise invalid_argument(argument, description) from None
+        raise InvalidRequest(f"a text of the request {description}") from None
+
+
+def _texts(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _hint_of(error: TenureError, address: str) -> str:

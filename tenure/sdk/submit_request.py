@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.task import Priority, Source, TaskPolicy
-from tenure.sdk.errors import invalid_argument
+from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import PRIORITIES, SOURCES, duration, timestamp
@@ -117,9 +117,12 @@ def number_or_default(argument: str, number: int | None) -> int:
 def json_text(argument: str, value: Any) -> str:
     """Returns a value as JSON text. Raises InvalidRequest for a value that JSON does not have."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        with whole_texts({argument: text}):
+            text.encode()
     except (TypeError, ValueError) as error:
         raise invalid_argument(argument, f"must be a JSON value: {error}") from error
+    return text
 
 
 def submit_request(
@@ -144,21 +147,24 @@ def submit_request(
         raise invalid_argument("start_at", "must have a time zone", "write datetime.now(UTC) + timedelta(…)")
     if (time_limit := timeout_of(timeout)) is not None:
         limits.timeout.CopyFrom(time_limit)
-    return api.SubmitTaskRequest(
-        request_id=request_id,
-        goal=goal,
-        agent=agent,
-        control=control,
-        limits=limits,
-        policy=None if policy is None else policy_to_wire(policy),
-        priority=priority_of(priority),
-        queue=queue,
-        labels=dict(labels or {}),
-        source=source_of(source),
-        result_schema_json=result_schema_json,
-        start_time=None if start_at is None else timestamp(start_at),
-        agent_pin=task_pb2.AgentPin(revision=agent_revision) if agent_revision else None,
-    )
+    source_texts = () if source is None else (source.source_id, source.source_run_id)
+    texts = {"goal": goal, "queue": queue, "labels": labels, "request_id": request_id, "source": source_texts}
+    with whole_texts(texts):
+        return api.SubmitTaskRequest(
+            request_id=request_id,
+            goal=goal,
+            agent=agent,
+            control=control,
+            limits=limits,
+            policy=None if policy is None else policy_to_wire(policy),
+            priority=priority_of(priority),
+            queue=queue,
+            labels=dict(labels or {}),
+            source=source_of(source),
+            result_schema_json=result_schema_json,
+            start_time=None if start_at is None else timestamp(start_at),
+            agent_pin=task_pb2.AgentPin(revision=agent_revision) if agent_revision else None,
+        )
 
 
 def agent_of_reference(argument: str, reference: str) -> tuple[str, int]:
@@ -186,13 +192,16 @@ def limits_of(
 def agent_of(
     model: str, system: str, tools: Iterable[str] | None, approve_tools: Iterable[str], max_output_tokens: int | None
 ) -> task_pb2.AgentSpec:
-    return task_pb2.AgentSpec(
-        model=model,
-        system=system,
-        tools=None if tools is None else allowlist_to_wire(names("tools", tools)),
-        approve_tools=names("approve_tools", approve_tools),
-        max_output_tokens=number_or_default("max_output_tokens", max_output_tokens),
-    )
+    allowed = None if tools is None else names("tools", tools)
+    asking = names("approve_tools", approve_tools)
+    with whole_texts({"model": model, "system": system, "tools": allowed, "approve_tools": asking}):
+        return task_pb2.AgentSpec(
+            model=model,
+            system=system,
+            tools=None if allowed is None else allowlist_to_wire(allowed),
+            approve_tools=asking,
+            max_output_tokens=number_or_default("max_output_tokens", max_output_tokens),
+        )
 
 
 def control_of(

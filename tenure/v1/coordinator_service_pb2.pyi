@@ -389,6 +389,7 @@ class Progress(message.Message):
     TOOL_SIGNS_FIELD_NUMBER: builtins.int
     BACKOFF_FIELD_NUMBER: builtins.int
     CALL_FIELD_NUMBER: builtins.int
+    IDLE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The newest sequence that the worker knows: from Open, then from each commit. 0: not opened yet, see timeouts.start."""
     output_tokens: builtins.int
@@ -405,6 +406,12 @@ class Progress(message.Message):
         this report.
         """
 
+    @builtins.property
+    def idle(self) -> duration_pb2.Duration:
+        """For how long the claim has made no progress, by the worker's clock; announced pauses and the time without a trust
+        window do not count. A coordinator to which the worker attaches again counts the timeouts from there.
+        """
+
     def __init__(
         self,
         *,
@@ -413,10 +420,11 @@ class Progress(message.Message):
         tool_signs: builtins.int = ...,
         backoff: duration_pb2.Duration | None = ...,
         call: ledger_pb2.HeardCall | None = ...,
+        idle: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "idle", b"idle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "output_tokens", b"output_tokens", "sequence", b"sequence", "tool_signs", b"tool_signs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "idle", b"idle", "output_tokens", b"output_tokens", "sequence", b"sequence", "tool_signs", b"tool_signs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,14 +66,17 @@ class ScheduleServiceStub:
     time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
     schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
     expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-    answer. Times that never come due are INVALID_ARGUMENT. NOT_FOUND.
+    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
+    expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
     """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]
     """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
     a paused schedule changes nothing, also not its reason. NOT_FOUND.
     """
     ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.ResumeScheduleRequest, _schedule_service_pb2.ResumeScheduleResponse]
-    """Resumes the schedule from now: due times during the pause are not caught up. NOT_FOUND."""
+    """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
+    UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+    """
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.TriggerScheduleRequest, _schedule_service_pb2.TriggerScheduleResponse]
     """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
     times, for which this task then counts as running. The same request_id returns the same task. NOT_FOUND.
@@ -121,14 +124,17 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
     schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
     expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-    answer. Times that never come due are INVALID_ARGUMENT. NOT_FOUND.
+    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
+    expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
     """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]  # type: ignore[assignment]
     """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
     a paused schedule changes nothing, also not its reason. NOT_FOUND.
     """
     ResumeSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.ResumeScheduleRequest, _schedule_service_pb2.ResumeScheduleResponse]  # type: ignore[assignment]
-    """Resumes the schedule from now: due times during the pause are not caught up. NOT_FOUND."""
+    """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
+    UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+    """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.TriggerScheduleRequest, _schedule_service_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
     """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
     times, for which this task then counts as running. The same request_id returns the same task. NOT_FOUND.
@@ -197,7 +203,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
         schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
         expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-        answer. Times that never come due are INVALID_ARGUMENT. NOT_FOUND.
+        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
+        expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -216,7 +223,9 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.ResumeScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.ResumeScheduleResponse, _abc.Awaitable[_schedule_service_pb2.ResumeScheduleResponse]]:
-        """Resumes the schedule from now: due times during the pause are not caught up. NOT_FOUND."""
+        """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
+        UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def TriggerSchedule(

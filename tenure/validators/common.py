@@ -157,6 +157,7 @@ def check_labels(labels: Any, v: Violations, field: str) -> None:
     for key, value in labels.items():
         v.length(f"{field}[{key!r}]", key, 1, 63)
         v.length(f"{field}[{key!r}]", value, 0, 200)
+        v.require("\0" not in key and "\0" not in value, f"{field}[{key!r}]", "must not contain NUL")
 
 
 def check_task_id(request: Any, v: Violations) -> None:

@@ -96,3 +96,32 @@ async def test_a_worker_cannot_outrun_a_timeout_by_attaching(fleet: Fleet) -> No
             await asyncio.sleep(1.0)
             stuck = fleet.keep(await stuck.reattach())
     assert (task.state, task.reason) == (RETRY_SCHEDULED, "WORKER_STUCK")
+
+
+async def test_a_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
+    """The former coordinator may be dead, so the worker itself reports for how long a claim has been idle."""
+    first, second = [await fleet.coordinator(progress_timeout_seconds="120") for _ in range(2)]
+    worker = await fleet.worker(first, slots=2)
+    stuck, busy = await fleet.submit(policy=policy(RETRY, progress=100)), await fleet.submit()
+    for grant in await worker.next_grants(2):
+        progress = pb.Progress(sequence=(await worker.open(grant)).task.sequence)
+        progress.idle.FromSeconds(101 if grant.task_id == stuck else 1)
+        worker.progress[grant.claim_id] = progress
+    moved = fleet.keep(await worker.reattach(second.address))
+    assert (await moved.hears("revoke")).task_id == stuck
+    task = await fleet.task_where(stuck, lambda task: task.state == RETRY_SCHEDULED)
+    assert (task.reason, task.owner) == ("WORKER_STUCK", "")
+    assert [claim.task_id for claim in await fleet.claims(second)] == [busy]
+
+
+async def test_a_start_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
+    first, second = [await fleet.coordinator(start_timeout_seconds="60") for _ in range(2)]
+    worker = await fleet.worker(first)
+    task_id = await fleet.submit(policy=policy(FAIL, start=100))
+    grant = await worker.next_grant()
+    progress = pb.Progress()
+    progress.idle.FromSeconds(101)
+    worker.progress[grant.claim_id] = progress
+    moved = fleet.keep(await worker.reattach(second.address))
+    assert (await moved.hears("revoke")).reason == "START_TIMEOUT"
+    assert (await fleet.task_where(task_id, lambda task: task.state == FAILED)).reason == "START_TIMEOUT"

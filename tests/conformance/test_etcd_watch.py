@@ -85,6 +85,41 @@ async def test_the_changes_of_one_transaction_come_together(etcd: EtcdSpace) -> 
     assert {change.key_value.key for change in item.changes} == set(keys)
 
 
+async def test_a_watch_catches_up_on_more_than_one_message(own_etcd: EtcdProcess) -> None:
+    """A message above the limit of the channel broke the stream, and each later one too."""
+    value = bytes(1_400_000)
+    async with EtcdClient([own_etcd.endpoint]) as client:
+        for number in range(30):  # 40 MB, and a channel accepts 32 MB
+            last = await client.put(b"/k/%d" % number, value, timeout_seconds=CALL_SECONDS)
+        async with aclosing(client.watch(b"/k/", 2)) as watch:
+            keys: list[bytes] = []
+            items = 0
+            while len(keys) < 30:
+                item = await _next_changes(watch)
+                keys += [change.key_value.key for change in item.changes]
+                items += 1
+        assert keys == [b"/k/%d" % number for number in range(30)]
+        assert (item.revision, items > 1) == (last.revision, True)
+
+
+async def test_the_changes_of_one_revision_stay_together_in_parts(own_etcd: EtcdProcess) -> None:
+    """The end of a session deletes thousands of claims at one revision, and a watch gets their former values, too."""
+    async with EtcdClient([own_etcd.endpoint]) as client:
+        for number in range(6):
+            await client.put(b"/k/%d" % number, bytes(1_000_000), timeout_seconds=CALL_SECONDS)
+        start = await client.revision() + 1
+        await client.delete_prefix(b"/k/")
+        after = await client.put(b"/k/new", b"")
+        async with aclosing(client.watch(b"/k/", start, previous=True)) as watch:
+            items = [await _next_changes(watch)]
+            while items[-1].revision < after.revision:
+                items.append(await _next_changes(watch))
+    by_revision = [[change.key_value.mod_revision for change in item.changes] for item in items]
+    assert [revision for item in by_revision for revision in item] == [start] * 6 + [start + 1]
+    assert all(len(item.changes) in {1, 6, 7} for item in items)
+    assert {len(change.previous.value) for change in items[0].changes if change.previous} == {1_000_000}
+
+
 async def test_a_watch_without_a_start_is_refused(etcd: EtcdSpace) -> None:
     with pytest.raises(ValueError, match="list first"):
         etcd.client.watch(etcd.prefix, 0)

@@ -240,6 +240,20 @@ async def test_a_raised_cap_starts_nothing_before_its_start_time(checkpoint: Mak
     assert await replica.query(text, task.task_id) == [(tomorrow.seconds,)]
 
 
+async def test_a_removed_rate_starts_nothing_before_its_start_time(checkpoint: MakeCheckpoint) -> None:
+    """The rate allows the second task a minute later, and its client asked for a start before that."""
+    replica = await checkpoint()
+    await limit(replica, SUBMITS, 1, DELAY)
+    await replica.create()
+    soon = Timestamp(seconds=int(time.time()) + 30)
+    delayed = [await replica.create(), await replica.create(start_time=soon)]
+    await limit(replica, SUBMITS, 0, DELAY)
+    text = "select starts_at <= now(), starts_at >= to_timestamp(%s) from ledger.tasks where task_id = %s"
+    at_once, asked = [(await replica.query(text, soon.seconds, task.task_id))[0] for task in delayed]
+    assert at_once[0] is not False  # None: a sweep has started it by now
+    assert asked[1]
+
+
 async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, TOKENS, 1000)

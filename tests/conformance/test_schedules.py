@@ -582,3 +582,18 @@ class TestFailures:
         )
         assert problem
         assert later
+
+    async def test_a_zone_that_the_server_lacks_is_named(self, schedules: Schedules) -> None:
+        """A restore elsewhere, or an older tzdata: the calls answered INTERNAL."""
+        await schedules.create()
+        await schedules.pause("nightly")
+        await schedules.replica.query(
+            "update ledger.schedules set time_zone = 'Atlantis/Capital', next_due_at = now() - interval '1 hour'"
+        )
+        with pytest.raises(WrongState, match="Atlantis/Capital is not in the time zone data") as refused:
+            await schedules.resume("nightly")
+        assert (refused.value.reason, refused.value.metadata["time_zone"]) == ("UNKNOWN_TIME_ZONE", "Atlantis/Capital")
+        with pytest.raises(WrongState, match="Atlantis/Capital"):
+            await schedules.update(cron="0 3 * * *")
+        assert (await schedules.update(time_zone="UTC")).time_zone == "UTC"
+        assert not (await schedules.resume("nightly")).paused

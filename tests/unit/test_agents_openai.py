@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from tenure.agents import Effect, tool_call
 from tenure.agents.openai_agents import durable
+from tenure.agents.openai_agents.tools import DurableInvocation
 from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
 
@@ -220,6 +221,48 @@ async def test_outside_of_a_task_the_agent_is_as_before() -> None:
     agent = Agent(name="support", model=Script([call("refund")], said("Done.")), tools=[refund])
     durable(agent)
     assert (await Runner.run(agent, "Refund")).final_output == "Done."
+
+
+async def test_agents_that_share_a_tool_have_their_own_effects() -> None:
+    """The second agent had the effect class of the first, whatever its revision says."""
+    ran: list[str] = []
+
+    @function_tool
+    def refund() -> str:
+        ran.append(current_task())
+        return "ok"
+
+    def current_task() -> str:
+        try:
+            return tool_call().idempotency_key
+        except RuntimeError:
+            return "in the function"
+
+    works = {effect: JournalWork("Refund") for effect in (Effect.KEYED, Effect.PURE, None)}
+    agents = {effect: Agent(name="a", model=Script([call("refund")], said("."))) for effect in works}
+    for agent in agents.values():
+        agent.tools = [refund]
+    functions = {effect: durable(agent, effects={"refund": effect}) for effect, agent in agents.items()}
+    for effect, function in functions.items():
+        await function.run(works[effect], None)
+    assert [[tool.effect for tool in work.tools] for work in works.values()] == [[Effect.KEYED], [Effect.PURE], []]
+    assert ran == ["task/2.0", "task/2.0", "in the function"]
+    assert not isinstance(refund.on_invoke_tool, DurableInvocation)
+
+
+def test_an_agent_of_two_functions_has_one_effect_for_a_tool() -> None:
+    @function_tool
+    def refund() -> str:
+        return "ok"
+
+    billing = Agent(name="billing", model=Script(said(".")), tools=[refund])
+    front = Agent(name="front", model=Script(said(".")), handoffs=[billing])
+    durable(front, effects={"refund": Effect.KEYED})
+    durable(billing, effects={"refund": Effect.KEYED})
+    for other in (Effect.PURE, None):
+        with pytest.raises(ValueError, match="agent billing is part of two durable functions"):
+            durable(billing, effects={"refund": other})
+    durable(billing.clone(), effects={"refund": Effect.PURE})
 
 
 def test_tools_that_cannot_be_recorded_are_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tenure import Client, InvalidRequest, TaskWait
 from tenure.client.leases import HeldLease
+from tenure.domain.task import Source, SourceKind
 from tenure.domain.waits import WaitKind
 from tenure.sdk.answers import approval
 
@@ -39,6 +40,36 @@ async def test_an_argument_is_refused_by_its_name(argument: str, given: Any) -> 
                 await call("x", **{argument: given})
             assert raised.value.field == argument
             assert raised.value.hint
+
+
+HALF = "a\ud800"
+"""Half of a surrogate pair: Python's JSON parser returns it, and UTF-8 does not have it."""
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("goal", HALF),
+        ("model", HALF),
+        ("system", HALF),
+        ("queue", HALF),
+        ("request_id", HALF),
+        ("tools", [HALF]),
+        ("approve_tools", [HALF]),
+        ("labels", {"team": HALF}),
+        ("labels", {HALF: "team"}),
+        ("source", Source(SourceKind.MANUAL, HALF)),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_refused_by_name(argument: str, given: Any) -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest, match=r"half of a surrogate pair \(U\+D800 at position 1\)") as raised:
+            await client.submit(**{"goal": "x", argument: given})
+        assert raised.value.field == argument
+        with pytest.raises(InvalidRequest, match="input: must be whole characters"):
+            await client.submit_function("f", {"note": HALF})
+        with pytest.raises(InvalidRequest, match="a text of the request must be whole characters"):
+            await client.get(HALF)
 
 
 @pytest.mark.parametrize("value", [datetime.now(UTC), timedelta(seconds=1), float("nan"), {1, 2}])

@@ -63,6 +63,11 @@ def test_asking_for_progress_has_the_number_that_etcd_gives_it() -> None:
     assert request.SerializeToString() == b"\x1a\x00"  # field 3, length-delimited, empty
 
 
+def test_fragments_have_the_numbers_that_etcd_gives_them() -> None:
+    assert stubs.WatchCreateRequest(fragment=True).SerializeToString() == b"\x40\x01"  # field 8
+    assert stubs.WatchResponse(fragment=True).SerializeToString() == b"\x38\x01"  # field 7
+
+
 def test_the_packages_own_code_is_never_run() -> None:
     program = (
         "import sys; from services.coordinator.etcd import descriptors, stubs;"

@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.worker.control.function_run import (
+    BeginModelCall,
     BeginStep,
     CancelModelCall,
     FunctionRequest,
     FunctionRun,
     Raised,
+    RecordModelCall,
     RecordStep,
     Returned,
 )
-from tenure.control import ModelCallRequest, StepFailed, Work
-from tenure.domain.entries import ControlStep
+from services.worker.control.model_calls import AttemptReport
+from tenure.control import ModelCallAnswer, ModelCallReport, ModelCallRequest, OwnTool, StepFailed, TokenUsage, Work
+from tenure.domain.entries import ControlStep, ModelAttempt
 from tenure.domain.task import ControlWork
+from tenure.domain.tools import EffectClass
 
 SECONDS = 60.0
 
@@ -163,3 +168,63 @@ async def test_whatever_a_function_raises_ends_its_task() -> None:
         last = await Loop(run).until_end()
     assert isinstance(last, Raised)
     assert (last.failure.error_class, last.failure.message, last.failure.retryable) == ("Halt", "enough", False)
+
+
+HALF = "a\ud800"
+REQUEST = ModelCallRequest(model="m", input_tokens=10, max_output_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("what", "request_of"),
+    [
+        ("name of step", lambda work: work.step(HALF, say)),
+        ("name of step", lambda work: work.gather(("first", say), (HALF, say))),
+        ("name of the model call", lambda work: work.call_model(HALF, REQUEST, answer)),
+        ("model of the model call m", lambda work: work.call_model("m", replace(REQUEST, model=HALF), answer)),
+        ("name of the tool", lambda work: work.call_tool(HALF)),
+        ("arguments", lambda work: work.call_tool("pay", {"note": HALF})),
+        ("result of step last", lambda work: work.step("last", lambda: HALF)),
+    ],
+)
+async def test_half_of_a_surrogate_pair_fails_the_function(what: str, request_of: Callable[[Work], Any]) -> None:
+    """No message can carry it: the worker crashed when it recorded the step, and so did the next worker."""
+
+    async def function(work: Work, _given: Any) -> Any:
+        return await request_of(work)
+
+    async with run_of(function) as run:
+        last = await Loop(run).until_end()
+    assert isinstance(last, Raised)
+    assert what in last.failure.message
+    assert "half of a surrogate pair (U+D800 at position" in last.failure.message
+
+
+async def answer(_report: ModelCallReport) -> ModelCallAnswer:
+    texts = {"text": HALF, "model": "m", "stop_reason": "end_turn", "request_id": "request"}
+    return ModelCallAnswer(result={"text": HALF}, usage=TokenUsage(1, 1), **texts)
+
+
+async def test_half_of_a_surrogate_pair_of_a_model_is_replaced() -> None:
+    async def function(work: Work, _given: Any) -> Any:
+        return await work.call_model("m", REQUEST, answer)
+
+    report = AttemptReport("task", 1, ModelAttempt(1, "m", 10, 20, 30), SECONDS, lambda *_: None, lambda: None)
+    async with run_of(function) as run:
+        loop = Loop(run)
+        begin, record = await loop.next(), None
+        assert isinstance(begin.request, BeginModelCall)
+        begin.answer.set_result(report)
+        record = await loop.next()
+        assert isinstance(record.request, RecordModelCall)
+        record.answer.set_result(None)
+        last = await loop.until_end()
+    assert isinstance(last, Returned)
+    assert last.result_json == '{"text":"a\ufffd"}'
+
+
+def test_a_tool_s_description_is_whole_characters() -> None:
+    async def pay(_context: Any, _given: Any) -> str:
+        return ""
+
+    with pytest.raises(ValueError, match="the description of pay has half of a surrogate pair"):
+        OwnTool(name="pay", description=HALF, input_schema={"type": "object"}, effect=EffectClass.PURE, run=pay)

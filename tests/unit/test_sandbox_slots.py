@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.tools.calls.running import Lane
+from services.tools.sandbox.limits import SandboxUnavailable
 from services.tools.sandbox.slots import Slot, SlotPool
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -83,6 +85,35 @@ async def test_a_retired_slot_is_never_given_out_again() -> None:
     with pytest.raises(TimeoutError):
         async with occupied(pool, None), asyncio.timeout(0.01), occupied(pool, None):
             pytest.fail("the retired slot came back")
+
+
+async def test_a_pool_without_slots_refuses_and_does_not_wait() -> None:
+    pool, lost = SlotPool(2), list[int]()
+    pool.on_lost = lambda: lost.append(1)
+    async with occupied(pool, "a") as first, occupied(pool, "b") as second:
+        waiting = [asyncio.create_task(pool.enter(None)) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.retired = second.retired = True
+    assert len(lost) == 2
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        refused = await asyncio.gather(*waiting, pool.enter("a"), return_exceptions=True)
+    assert [type(each) for each in refused] == [SandboxUnavailable] * 4
+    assert "no slot is left: restart the tool service" in str(refused[0])
+
+
+async def test_a_lane_shrinks_to_one_place_at_least() -> None:
+    """Its calls were recorded as STARTED, and waited for a slot that the sandbox did not have any more."""
+    lane = Lane(2)
+    await lane.acquire()
+    await lane.acquire()
+    lane.shrink()
+    lane.shrink()
+    lane.release()
+    assert (lane.is_full, lane.places) == (True, 1)
+    lane.release()
+    assert not lane.is_full
+    await lane.acquire()
+    assert lane.is_full
 
 
 async def test_long_running_programs_have_slots_of_their_own() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.worker import held_claims
 from services.worker.held_claims import ClaimProgress, HeldTask, HeldTasks
 from services.worker.interrupts import Interrupted, Interruption, Interrupts, TrustGate
 from services.worker.live_text import MAX_CHARACTERS_PER_DELTA, LiveText
@@ -229,7 +230,7 @@ async def test_lost_claims_are_not_named_as_held() -> None:
     held_tasks.add(one)
     held_tasks.add(other)
     held_tasks.drop_claims({one.claims.claim_id})
-    assert [held.task_id for held in held_tasks.to_wire()] == ["t2"]
+    assert [held.task_id for held in held_tasks.to_wire(trusted=True)] == ["t2"]
 
 
 def test_an_announced_backoff_is_what_is_left_of_it() -> None:
@@ -245,6 +246,28 @@ def test_a_wait_without_an_end_can_be_reported(seconds: float) -> None:
     progress = ClaimProgress()
     progress.announce_backoff(seconds)
     assert progress.to_wire().backoff.seconds > 3600
+
+
+def test_idle_time_counts_while_a_claim_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(held_claims, "monotonic", lambda: now[0])
+    held_tasks, held_task = HeldTasks(), holding("t1")
+    held_tasks.add(held_task)
+    progress = held_task.progress
+
+    def idle_after(seconds: float, *, trusted: bool = True) -> int:
+        now[0] += seconds
+        (reported,) = held_tasks.to_wire(trusted=trusted)
+        return reported.progress.idle.seconds
+
+    progress.sequence = 2
+    assert [idle_after(10), idle_after(10), idle_after(10)] == [0, 10, 20]
+    assert idle_after(300, trusted=False) == 20  # cut off: the task may not go on
+    assert idle_after(10) == 30
+    progress.announce_backoff(60)
+    assert [idle_after(50), idle_after(50)] == [0, 40]
+    progress.on_tool_progress()
+    assert idle_after(10) == 0
 
 
 async def test_what_was_not_written_is_said_again() -> None:

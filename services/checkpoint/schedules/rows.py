@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, fetch_one
-from tenure.domain.errors import NotFound
+from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, read_zone, run_id_of
 from tenure.domain.states import TaskState
 from tenure.runtime.sql import Queries
@@ -55,10 +55,19 @@ class ScheduleRow(NamedTuple):
 
     @property
     def times(self) -> Times:
-        """The schedule's times. Raises ValueError for a time zone that this machine does not know; its data may
-        differ.
+        """The schedule's times. Raises WrongState (UNKNOWN_TIME_ZONE): the schedule may come from a server with other
+        time zone data.
         """
-        return Times(self.cron, read_zone(self.time_zone), self.starts_at, self.ends_at)
+        try:
+            zone = read_zone(self.time_zone)
+        except ValueError:
+            raise WrongState(
+                f"the schedule's time zone {self.time_zone} is not in the time zone data of this server: update the"
+                " schedule with another time zone, or update the package tzdata of the server",
+                reason="UNKNOWN_TIME_ZONE",
+                metadata={"time_zone": self.time_zone},
+            ) from None
+        return Times(self.cron, zone, self.starts_at, self.ends_at)
 
     def schedule(self) -> pb.Schedule:
         """Returns the schedule as callers see it."""

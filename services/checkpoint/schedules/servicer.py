@@ -42,7 +42,7 @@ async def update_schedule(
 ) -> ScheduleUpdate:
     """Updates a schedule.
 
-    Raises NotFound, WrongState (SCHEDULE_CHANGED), InvalidRequest, Unavailable (SCHEDULE_BUSY).
+    Raises NotFound, WrongState (SCHEDULE_CHANGED, UNKNOWN_TIME_ZONE), InvalidRequest, Unavailable (SCHEDULE_BUSY).
     """
 
     async def work(connection: Connection) -> ScheduleUpdate:
@@ -117,8 +117,8 @@ async def _decide_what_is_due(connection: Connection, row: ScheduleRow, defaults
 
 def _is_readable(row: ScheduleRow) -> bool:
     try:
-        read_zone(row.time_zone)
-    except ValueError:
+        _ = row.times
+    except WrongState:
         return False
     return True
 
@@ -130,7 +130,7 @@ async def _next_due(connection: Connection, updated_row: ScheduleRow) -> datetim
         and updated_row.ends_at < updated_row.starts_at
     ):
         raise InvalidRequest(violations=[("end_time", "must not be before start_time")])
-    times = Times(updated_row.cron, read_zone(updated_row.time_zone), updated_row.starts_at, updated_row.ends_at)
+    times = updated_row.times
     row = await fetch_one(connection, SCHEDULES.decided_until, {"schedule_id": updated_row.schedule_id})
     assert row is not None, "an aggregate has a row"
     next_due_at = next_due_after_change(times, updated_row.now, row[0])
@@ -219,7 +219,10 @@ async def pause_schedule(pool: Pool, tenant: str, request: pb.PauseScheduleReque
 
 
 async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule:
-    """Resumes a schedule. Raises NotFound. The next due time is never before the one that was next at the pause."""
+    """Resumes a schedule. Raises NotFound, WrongState (UNKNOWN_TIME_ZONE).
+
+    The next due time is never before the one that was next at the pause.
+    """
 
     async def work(connection: Connection) -> pb.Schedule:
         row = await read_schedule(connection, tenant, schedule, lock=True)

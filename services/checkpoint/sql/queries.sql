@@ -196,8 +196,8 @@ update tasks
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, parent_task_id, depth, spawn_call_id,
                    spawn_index, own_max_tokens, own_max_nano_usd, queue, priority, loop, tools, labels, max_steps,
                    on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
-                   policy, queued_until, starts_at, queued_at, source_kind, source_id, source_run_id, agent,
-                   agent_revision)
+                   policy, queued_until, starts_at, asked_start_at, queued_at, source_kind, source_id, source_run_id,
+                   agent, agent_revision)
 select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(root_task_id)b::text::uuid,
        nullif(%(parent_task_id)b::text, '')::uuid, %(depth)b, %(spawn_call_id)b::text, %(spawn_index)b,
        %(own_max_tokens)b, %(own_max_nano_usd)b, %(queue)b, %(priority)b, %(loop)b, %(tools)b::text[],
@@ -205,7 +205,7 @@ select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(
        %(reason)b, %(message)b, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        %(exclusive_source)b::text, %(has_result_schema)b::boolean,
        %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
-       case when begin_at > now() then begin_at end, begin_at,
+       case when begin_at > now() then begin_at end, nullif(%(start_time)b::text, '')::timestamptz, begin_at,
        %(source_kind)b::text, %(source_id)b::text, %(source_run_id)b::text, %(agent)b::text,
        %(agent_revision)b::bigint::integer
   from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),

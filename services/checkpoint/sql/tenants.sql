@@ -112,7 +112,8 @@ select tenant, quota, warned_at from tenant_warnings where tenant = any(%(tenant
 
 -- name: wake
 -- Wakes a tenant's tasks that wait because of a quota that has changed. Tasks of a rate quota keep their position while
--- the tenant has that quota. A bounded number of each, by the index of live tasks.
+-- the tenant has that quota, and none starts before the time that its client asked for. A bounded number of each, by the
+-- index of live tasks.
 with retrying as (
   select task_id from tasks
    where tenant = %(tenant)b and state = 'RETRY_SCHEDULED' and ended_at is null and reason = 'TENANT_QUOTA'
@@ -125,7 +126,7 @@ with retrying as (
 ), woken as (
   update tasks set next_retry_at = now() from retrying where tasks.task_id = retrying.task_id
 )
-update tasks set starts_at = now() from held where tasks.task_id = held.task_id;
+update tasks set starts_at = greatest(now(), asked_start_at) from held where tasks.task_id = held.task_id;
 
 -- name: wake_emails
 -- Deliveries of e-mail that wait because of a quota that has changed become due. The caller has locked the tenant's row,

@@ -37,6 +37,7 @@ class EtcdApi:
         for name in _FILES:
             file = _file_descriptor(folder / name)
             _add_progress_request(file)
+            _add_fragments(file)
             _add_status_errors(file)
             self._pool.Add(file)
 
@@ -115,6 +116,19 @@ def _add_progress_request(file: descriptor_pb2.FileDescriptorProto) -> None:
         type_name=f".{file.package}.WatchProgressRequest",
         oneof_index=0,
     )
+
+
+def _add_fragments(file: descriptor_pb2.FileDescriptorProto) -> None:
+    """Adds etcd 3.4's fragments: a watch that asks for them gets an answer above etcd's message limit in parts."""
+    numbers = {"WatchCreateRequest": 8, "WatchResponse": 7}  # etcd, api/etcdserverpb/rpc.proto
+    for message in file.message_type:
+        if message.name in numbers and all(field.name != "fragment" for field in message.field):
+            message.field.add(
+                name="fragment",
+                number=numbers[message.name],
+                label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
+                type=descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
+            )
 
 
 def _add_status_errors(file: descriptor_pb2.FileDescriptorProto) -> None:

@@ -189,11 +189,14 @@ class EtcdWatch:
         self._patience = patience
         self._cluster_id: int | None = None
         self._failures = 0
+        # The events of a revision whose other events are still to come, in the next part of the same answer.
+        self._incomplete: list[stubs.Event] = []
 
     async def items(self) -> AsyncGenerator[WatchItem, None]:
         """Yields items until a Resync, and replaces broken connections."""
         while True:
             endpoint = self._endpoints.current
+            self._incomplete = []
             try:
                 async with aclosing(responses(endpoint, self._request(), self._patience)) as stream:
                     async for response in stream:
@@ -224,6 +227,8 @@ class EtcdWatch:
                 start_revision=self._next_revision,
                 progress_notify=True,
                 prev_kv=self._previous,
+                # Without parts, an answer with much to catch up on is larger than a channel accepts, each time again.
+                fragment=True,
             )
         )
 
@@ -234,7 +239,7 @@ class EtcdWatch:
             raise StreamLostError(f"canceled by etcd: {response.cancel_reason or 'no reason given'}")
         if response.created:
             return await self._check_history(response.header)
-        return self._changes(response.events)
+        return self._changes(self._complete(response))
 
     async def _check_history(self, header: stubs.ResponseHeader) -> WatchItem | None:
         """Checks that this is the same etcd with the same history as before.
@@ -259,6 +264,16 @@ class EtcdWatch:
         except EtcdError as error:
             raise StreamLostError(f"the revision could not be confirmed: {error}") from error
         return answer.header.revision
+
+    def _complete(self, response: stubs.WatchResponse) -> Sequence[stubs.Event]:
+        """Returns the events of complete revisions, and keeps those of a revision that goes on in the next part."""
+        events = [*self._incomplete, *response.events]
+        self._incomplete = []
+        if response.fragment and events:
+            last = events[-1].kv.mod_revision
+            self._incomplete = [event for event in events if event.kv.mod_revision == last]
+            del events[len(events) - len(self._incomplete) :]
+        return events
 
     def _changes(self, events: Sequence[stubs.Event]) -> KeyChanges | None:
         # A watch that started in the future of a member that is behind was given older events (etcd #20221).

@@ -35,13 +35,17 @@ LONGEST_BACKOFF_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgress:
-    """The progress that a worker reports for a claim. `backoff_seconds`: the task waits on purpose for this long."""
+    """The progress that a worker reports for a claim. `backoff_seconds`: the task waits on purpose for this long.
+
+    `idle_seconds`: the time without progress by the worker's clock.
+    """
 
     sequence: int = 0
     output_tokens: int = 0
     tool_signs: int = 0
     backoff_seconds: float = 0.0
     call: ReportedCall | None = None
+    idle_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,6 +74,16 @@ class ProgressWatch:
         pause_seconds = min(message.backoff_seconds, LONGEST_BACKOFF_SECONDS)
         if grew or (message.backoff_seconds > 0 and before.backoff_seconds <= 0):
             self.patient_until = now + pause_seconds + self.timeout_seconds
+        self.reported = message
+
+    def resume(self, message: ReportedProgress, now: float) -> None:
+        """Takes in the first report of a claim that another replica watched before.
+
+        The timeout goes on. Otherwise a worker that attaches elsewhere every few minutes could keep a stuck task for
+        ever.
+        """
+        pause_seconds = min(message.backoff_seconds, LONGEST_BACKOFF_SECONDS)
+        self.patient_until = now + pause_seconds + self.timeout_seconds - message.idle_seconds
         self.reported = message
 
     def is_stuck(self, now: float) -> bool:
@@ -171,6 +185,11 @@ class WorkedClaim:
         else:
             self.renewals.last_at = at
             self.renewals.count += 1
+
+    def resume(self, reported: ReportedProgress, now: float) -> None:
+        """Takes the report of a worker that held the claim before it attached here."""
+        self.unopened_since = None if reported.sequence else now - reported.idle_seconds
+        self.progress.resume(reported, now)
 
     def observe(self, reported: ReportedProgress, now: float) -> None:
         """Takes the report of a renewal that named the claim."""
@@ -339,11 +358,18 @@ class AttachedSession:
         unnamed_since = None if named else now
         self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect, now)
 
+    def resume(self, holdings: Iterable[pb.Holding], now: float) -> None:
+        """Goes on with the timeouts of kept claims from what the worker says of itself in its Hello."""
+        for holding in holdings:
+            claim = self.claims.get(holding.claim_id)
+            if claim is not None:
+                claim.resume(_reported_progress(holding.progress), now)
+
     def carry_on(self, former: AttachedSession, now: float) -> None:
         """Goes on with the timeouts of claims that `former` watched: this session's attachment until a moment ago.
 
-        A stream ends by its age before a long progress timeout has passed. After a longer absence, in which the worker
-        could make no progress, the timeouts begin anew.
+        A stream ends by its age before a long progress timeout has passed. After a longer absence, what the worker says
+        of itself counts.
         """
         if former.silent_seconds(now) > self.timing.unheard_seconds:
             return
@@ -440,5 +466,10 @@ def reported_slots(message: pb.Hello | pb.Renew | pb.Slots) -> Slots:
 def _reported_progress(progress: pb.Progress) -> ReportedProgress:
     call = reported_call_to_domain(progress.call) if progress.HasField("call") else None
     return ReportedProgress(
-        progress.sequence, progress.output_tokens, progress.tool_signs, seconds(progress.backoff), call
+        progress.sequence,
+        progress.output_tokens,
+        progress.tool_signs,
+        seconds(progress.backoff),
+        call,
+        max(0.0, seconds(progress.idle)),
     )

@@ -214,6 +214,7 @@ class SessionAttach:
         kept_claims = await self._kept_claims(held, hello) if former else {}
         for held_claim in kept_claims.values():
             session.hold(held_claim, clock(), named=True)
+        session.resume(hello.holdings, clock())
         before = self._sessions.last_known(held.session_id)
         if before is not None:
             session.carry_on(before, clock())

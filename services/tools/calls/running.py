@@ -68,11 +68,41 @@ class CallWriters:
     finishes: Batcher[OutcomeMark, bool]
 
 
+class Lane:
+    """The places of a lane: how many of its calls run at once."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._free = asyncio.Semaphore(places)
+        self._lost = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._free.locked()
+
+    async def acquire(self) -> None:
+        """Waits for a place."""
+        await self._free.acquire()
+
+    def release(self) -> None:
+        """Gives a place back. A lost place stays taken."""
+        if self._lost:
+            self._lost -= 1
+        else:
+            self._free.release()
+
+    def shrink(self) -> None:
+        """Takes a place out of the lane, when one is given back. The last one stays: its calls fail with the reason."""
+        if self.places > 1:
+            self.places -= 1
+            self._lost += 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyStart:
     """A place in the lane of a call that the first write records as STARTED, and the permission to begin its effect."""
 
-    lane: asyncio.Semaphore
+    lane: Lane
     may_begin: MayBegin
 
 
@@ -92,7 +122,7 @@ class Runner:
         self._output_store = output_store
         self._pool, self._liveness = pool, liveness
         self._writers, self._limits = writers, limits
-        self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
+        self._lanes = {lane: Lane(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self._own_calls: Counter[str] = Counter()
         self._sampling = ExitStack()
@@ -139,6 +169,11 @@ class Runner:
         if len(self._tasks) >= self._limits.max_accepted:
             raise _too_many(f"{self._limits.max_accepted} calls already run or wait on this replica")
 
+    def shrink_lane(self, lane: str) -> None:
+        """Runs one call less of the lane at once from now on: a slot that its calls need is lost."""
+        self._lanes[lane].shrink()
+        _log.error("a lane has lost a place", extra={"lane": lane, "places": self._lanes[lane].places})
+
     async def ready_start(self, work: ToolWork, runner_id: UUID) -> ReadyStart | None:
         """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
 
@@ -146,7 +181,7 @@ class Runner:
         effect may begin counts from now.
         """
         lane = self._lanes[work.tool.lane]
-        if lane.locked() or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
+        if lane.is_full or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
             return None
         await lane.acquire()
         ready = ReadyStart(lane, _MayBegin(self._liveness, runner_id))

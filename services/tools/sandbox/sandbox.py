@@ -131,6 +131,10 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         )
         return True
 
+    def on_slot_lost(self, call: Callable[[], None]) -> None:
+        """Sets what to call when a slot is retired: from then on one program less runs at once."""
+        self._slots.on_lost(call)
+
     async def run_python(
         self,
         code: str,

@@ -28,10 +28,19 @@ class Slot:
     retired: bool = False
 
 
+def _ignore() -> None:
+    """Does nothing: the default of `SlotPool.on_lost`."""
+
+
 class SlotPool:
-    """At most `count` runs and `long_running` long-running programs at a time; the others wait in order."""
+    """At most `count` runs and `long_running` long-running programs at a time; the others wait in order.
+
+    `on_lost` is called when a slot of runs is retired: one run less may be in the pool from then on.
+    """
 
     def __init__(self, count: int, long_running: int = 0) -> None:
+        self.on_lost: Callable[[], None] = _ignore
+        self._left = {False: count, True: long_running}
         self._semaphore, self._long_running_semaphore = asyncio.Semaphore(count), asyncio.Semaphore(long_running)
         self._free = [Slot(number) for number in reversed(range(count + long_running))]
         self._by_workspace: dict[Hashable, Slot] = {}
@@ -47,9 +56,17 @@ class SlotPool:
         """Waits for a slot, which the caller must give back with `leave`.
 
         A run gets the slot of a run in the same workspace, if there is one; else the `preferred` slot if it is free;
-        else another free slot. Slots in `avoided` are used only when no other slot is free.
+        else another free slot. Slots in `avoided` are used only when no other slot is free. Raises SandboxUnavailable
+        when all slots are retired.
         """
-        await self._semaphore_for(long_running=long_running).acquire()
+        semaphore = self._semaphore_for(long_running=long_running)
+        await semaphore.acquire()
+        if not self._left[long_running]:
+            semaphore.release()  # for the next one that waits
+            raise SandboxUnavailable(
+                "the programs in all of its slots could not be ended, so no slot is left: restart the tool service, and"
+                " look for the processes in its log"
+            )
         slot = self._by_workspace.get(workspace) if workspace is not None else None
         if slot is None:
             fit = [free for free in self._free if free.number not in avoided] or self._free
@@ -67,9 +84,18 @@ class SlotPool:
             if workspace is not None:
                 del self._by_workspace[workspace]
             if slot.retired:
-                return  # without a release of the semaphore: the pool has one slot less from now on
+                self._lose(long_running=long_running)
+                return
             self._free.insert(0 if long_running else len(self._free), slot)
         self._semaphore_for(long_running=long_running).release()
+
+    def _lose(self, *, long_running: bool) -> None:
+        """Makes the pool smaller by the place that the caller holds."""
+        self._left[long_running] -= 1
+        if not self._left[long_running]:
+            self._semaphore_for(long_running=long_running).release()  # those that wait would wait for ever
+        if not long_running:
+            self.on_lost()
 
     def _semaphore_for(self, *, long_running: bool) -> asyncio.Semaphore:
         return self._long_running_semaphore if long_running else self._semaphore
@@ -90,6 +116,10 @@ class RunSlots:
     def __init__(self, count: int, long_running: int, first_uid: int | None, locks: Path | None) -> None:
         self._slots = SlotPool(count, long_running)
         self._first_uid, self._locks = first_uid, UidLocks(locks)
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Sets what to call when a slot of runs is retired."""
+        self._slots.on_lost = call
 
     def uid(self, slot: int) -> int | None:
         """Returns the uid of the slot with this number; None is the service's uid."""

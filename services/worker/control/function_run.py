@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, Self
 
 from services.worker.control.callables import call
-from services.worker.control.json_values import encode, result_of
+from services.worker.control.json_values import check_text, encode, result_of
 from services.worker.control.model_calls import AttemptReport, check_request
 from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
 from tenure.control.failures import CallFailure, failure_of, failure_of_call
@@ -22,6 +22,7 @@ from tenure.domain.control import FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
 from tenure.domain.kept_content import MAX_KEPT_BYTES
 from tenure.domain.task import ControlWork
+from tenure.domain.tool_arguments import well_formed_value
 from tenure.domain.tools import Outcome
 
 # The requests of a function to its loop. The function waits for the answer, so there is one at a time.
@@ -273,7 +274,9 @@ class FunctionWork:
         """Makes a model call, or returns its recorded result. Raises StepFailed."""
         if not name or len(name) > MAX_NAME_CHARACTERS:
             raise ValueError(f"a model call needs a name of 1 to {MAX_NAME_CHARACTERS} characters")
+        check_text(name, f"the name of the model call {name!a}")
         check_request(request)
+        check_text(request.model, f"the model of the model call {name}")
         with self._one_at_a_time():
             self.steps += 1
             begin = BeginModelCall(self.steps, name, request)
@@ -315,6 +318,8 @@ class FunctionWork:
     async def _call(self, calls: Sequence[tuple[str, Mapping[str, Any]]], own: tuple[OwnTool, ...]) -> list[Outcome]:
         if not 0 < len(calls) <= MAX_CALLS:
             raise ValueError(f"a function makes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
+        for tool, _ in calls:
+            check_text(tool, f"the name of the tool {tool!a}")
         wanted_calls = tuple(
             FunctionToolCall(tool, encode(dict(arguments), "the arguments")) for tool, arguments in calls
         )
@@ -354,7 +359,9 @@ class FunctionWork:
         """Makes one attempt. Returns the recorded step, or the report of the next attempt. Raises StepFailed."""
         try:
             answer = await report.make(run)
-            result_json = encode(answer.result, f"the result of the model call {begin.name}", MAX_KEPT_BYTES)
+            # A model may write half of a surrogate pair in its JSON, which is no reason to pay for another call.
+            result = well_formed_value(answer.result)
+            result_json = encode(result, f"the result of the model call {begin.name}", MAX_KEPT_BYTES)
         except Exception as error:
             failed = failure_of_call(error)
             following: AttemptReport | None = await self._ask(FailModelCall(begin, report, failed))
@@ -385,6 +392,7 @@ class FunctionWork:
 def _check_step(name: str, timeout_seconds: float) -> None:
     if not (0 < len(name) <= MAX_NAME_CHARACTERS and timeout_seconds > 0):  # NaN is not above 0, either
         raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
+    check_text(name, f"the name of step {name!a}")
 
 
 def _records(requests: Sequence[BeginStep], made: Sequence[ControlStep]) -> list[RecordStep | CancelModelCall]:

@@ -24,6 +24,7 @@ def encode(value: Any, what: str, most_bytes: int = MAX_CONTROL_JSON_BYTES) -> s
     Raises TypeError for another type, and ValueError for a value too large, nested too deeply or not finite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    check_text(text, what)
     size = len(text.encode())
     if size > most_bytes:
         raise ValueError(f"{what} has {size} bytes of JSON, at most {most_bytes} are allowed: store it elsewhere")
@@ -32,6 +33,17 @@ def encode(value: Any, what: str, most_bytes: int = MAX_CONTROL_JSON_BYTES) -> s
     except ValueError as error:
         raise ValueError(f"{what} cannot be stored: {error}") from None
     return text
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises ValueError for half of a surrogate pair, which no message can carry: the worker could record nothing."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X} at position {error.start}"
+        raise ValueError(
+            f"{what} cannot be stored: it has half of a surrogate pair ({half}); use whole characters"
+        ) from None
 
 
 def is_large(result_json: str) -> bool:

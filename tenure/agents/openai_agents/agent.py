@@ -18,7 +18,7 @@ from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, DurableModel, DurableProvider, name_of
-from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, make_durable
+from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.control.work import Work
 from tenure.domain.tools import EffectClass
@@ -26,6 +26,8 @@ from tenure.domain.tools import EffectClass
 MAX_TURNS: Final = 100
 _LOCAL: Final = (ApplyPatchTool, ComputerTool, LocalShellTool, ShellTool)
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+_DECLARED: Final = "_tenure_effects"
+"""The attribute of a durable agent with the effect classes of its tools by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,9 @@ def durable(
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code; another version is
     another revision, also if the agent says the same of itself (docs/versions.md).
 
-    The agents and their tools are changed in place; outside of tasks they run as before, except tools that need an
-    approval. Raises ValueError for an agent with tools that Tenure cannot record.
+    The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
+    that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, and for one that is part
+    of two durable functions with different effect classes.
     """
     settings = _Settings(
         effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
@@ -102,7 +105,7 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
         raise ValueError(f"agent {agent.name} has MCP servers: let the tool service run them (docs/tools.md)")
     if isinstance(agent.model, Model) and not isinstance(agent.model, DurableModel):
         agent.model = DurableModel(agent.model, name_of(agent.model), settings.max_output_tokens)
-    alone = [_prepare_tool(agent.name, tool, settings, seen) for tool in agent.tools]
+    alone = _prepare_tools(agent, settings, seen)
     for handoff in agent.handoffs:
         if isinstance(handoff, Handoff):
             handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings, seen)
@@ -112,20 +115,38 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
     return any(alone)
 
 
-def _prepare_tool(agent: str, tool: Any, settings: _Settings, seen: set[int]) -> bool:
-    """Returns whether the tool runs in the function itself."""
-    if isinstance(tool, _LOCAL):
-        raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
-            f"agent {agent} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
-        )
-    if not isinstance(tool, FunctionTool):
-        return False  # the provider runs it
+def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> list[bool]:
+    """Makes the tools of an agent durable. Returns for each whether it runs in the function itself."""
+    declared: dict[str, EffectClass | None] = getattr(agent, _DECLARED, {})
+    tools, alone = list(agent.tools), []
+    for index, tool in enumerate(tools):
+        if isinstance(tool, _LOCAL):
+            raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
+                f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
+            )
+        if not isinstance(tool, FunctionTool):
+            continue  # the provider runs it
+        effect = _effect_of(tool, settings, seen)
+        if declared.setdefault(tool.name, effect) is not effect:
+            raise ValueError(
+                f"agent {agent.name} is part of two durable functions, one with the effect {declared[tool.name]} of its"
+                f" tool {tool.name}, the other with {effect}: declare the same effect in both, or give each function an"
+                " agent of its own"
+            )
+        if not isinstance(tool.on_invoke_tool, DurableInvocation) or not hasattr(agent, _DECLARED):
+            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds)
+        alone.append(effect is None)
+    agent.tools = tools
+    setattr(agent, _DECLARED, declared)
+    return alone
+
+
+def _effect_of(tool: FunctionTool, settings: _Settings, seen: set[int]) -> EffectClass | None:
+    """Returns the declared effect class of a tool. Prepares the agent that the tool may be."""
     inner = getattr(tool, "_agent_instance", None)
     if inner is not None:
         _prepare(inner, settings, seen)
-    effect = settings.effects.get(tool.name, None if inner is not None else EffectClass.UNSAFE)
-    make_durable(tool, effect, settings.tool_timeout_seconds)
-    return effect is None
+    return settings.effects.get(tool.name, None if inner is not None else EffectClass.UNSAFE)
 
 
 def _prepared_later(

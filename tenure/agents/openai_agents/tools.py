@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -34,6 +35,7 @@ class DurableInvocation:
     """Runs a function tool behind the fence in durable functions, and directly elsewhere."""
 
     def __init__(self, tool: FunctionTool, effect: EffectClass, timeout_seconds: float) -> None:
+        self.original = tool
         self._name, self._description = tool.name, tool.description
         self._schema = tool.params_json_schema
         self._plain, self._approval = tool.on_invoke_tool, tool.needs_approval
@@ -95,13 +97,19 @@ def needs_approval(tool: FunctionTool) -> bool:
     return invocation.needs_approval if isinstance(invocation, DurableInvocation) else tool.needs_approval is not False
 
 
-def make_durable(tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> None:
-    """Changes the tool in place. None: the tool runs in the function itself."""
-    if effect is None or isinstance(tool.on_invoke_tool, DurableInvocation):
-        return
-    tool.on_invoke_tool = DurableInvocation(tool, effect, timeout_seconds)
-    tool.needs_approval = False  # the invocation waits for the approval
-    tool.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none
+def durable_tool(tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> FunctionTool:
+    """Returns a durable copy of the tool. None: the tool itself, which runs in the function.
+
+    A copy, because another agent may have the same tool with another effect class.
+    """
+    original = tool.on_invoke_tool.original if isinstance(tool.on_invoke_tool, DurableInvocation) else tool
+    if effect is None:
+        return original
+    durable = copy.copy(original)
+    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds)
+    durable.needs_approval = False  # the invocation waits for the approval
+    durable.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none
+    return durable
 
 
 def _recorded(output: Any) -> Any:
