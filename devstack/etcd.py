@@ -13,11 +13,10 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from devstack import die_with_parent
 from devstack.child_process import freeze, open_log
 from devstack.listening import listens
+from devstack.options import choose_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -369,12 +369,14 @@ def plan_members(data_dir: Path, size: int) -> list[EtcdMember]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns `count` different TCP ports of the loopback interface that are free at this moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in sockets]
+    """Returns `count` different TCP ports of the loopback interface that are free at this moment.
+
+    They are not those of outgoing connections, which could take the port of an etcd that is being restarted.
+    """
+    addresses: list[str] = []
+    while len(addresses) < count:
+        addresses.append(choose_address("etcd", usual=False, avoid=addresses))
+    return [int(address.rpartition(":")[2]) for address in addresses]
 
 
 def _start_together(

@@ -16,6 +16,7 @@ pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.forked",
     "tests.support.fix_checkpoint",
+    "tests.support.fix_closed_port",
     "tests.support.fix_collector",
     "tests.support.fix_coordinator",
     "tests.support.fix_etcd",

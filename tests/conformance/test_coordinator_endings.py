@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -130,10 +131,10 @@ async def test_two_replicas_end_a_task_once(fleet: Fleet) -> None:
         assert len(ends) == 1
 
 
-async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet) -> None:
+async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet, tmp_path: Path) -> None:
     """Listed, then carried out by the owner, then requeued by an operator: only then the coordinator opens the task."""
     replica = await fleet.coordinator(
-        failpoints="coordinator.before_ending_open=sleep(4000)", cancel_grace_seconds="0.2"
+        failpoints=f"coordinator.before_ending_open=wait({tmp_path}/go)", cancel_grace_seconds="0.2"
     )
     worker = await fleet.worker(replica, slots=1)
     task_id = await fleet.submit(policy={"on_lease_lost": task_pb2.LEASE_LOST_POLICY_TIME_OUT})
@@ -143,6 +144,7 @@ async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet) -> None
     assert (await worker.hears("revoke")).task_id == task_id  # the coordinator has claimed it, and pauses
     await worker.commit(grant, 1, transition={"to_state": CANCELLED, "reason": "CANCEL_REQUESTED"})
     await fleet.requeue_by_operator(task_id)
+    (tmp_path / "go").touch()
     again = await worker.next_grant()
     await worker.open(again)
     task = await fleet.task(task_id)

@@ -75,7 +75,7 @@ async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, ow
 
 
 async def test_a_restart_on_the_same_etcd_keeps_generation_and_claims(own_fleet: Fleet) -> None:
-    first = await own_fleet.coordinator(ttl_seconds="10")
+    first = await own_fleet.coordinator(ttl_seconds="60")
     worker = await own_fleet.worker(first)
     await own_fleet.submit()
     grant = await worker.next_grant()

@@ -64,7 +64,7 @@ async def test_a_broken_stream_releases_its_tasks_after_the_grace(fleet: Fleet) 
 
 
 async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(reconnect_grace_seconds="5")
+    replica = await fleet.coordinator(ttl_seconds="120", reconnect_grace_seconds="60")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     grant = await worker.next_grant()

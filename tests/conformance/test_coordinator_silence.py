@@ -25,7 +25,8 @@ SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"
 async def test_a_replica_that_slept_past_a_ttl_takes_nothing(
     fleet: Fleet,
 ) -> None:
-    first, second = await fleet.coordinator(progress_timeout_seconds="2", **SHORT), await fleet.coordinator(**SHORT)
+    lease = {**SHORT, "ttl_seconds": "8", "renew_interval_seconds": "0.5"}
+    first, second = await fleet.coordinator(progress_timeout_seconds="2", **lease), await fleet.coordinator(**lease)
     worker = await fleet.worker(first)
     await fleet.submit()
     grant = await worker.next_grant()
@@ -33,7 +34,7 @@ async def test_a_replica_that_slept_past_a_ttl_takes_nothing(
     first.signal(signal.SIGSTOP)
     again = fleet.keep(await worker.reattach(second.address))  # its old renewals stay in the sleeper's buffers
     assert again.lost == []
-    await asyncio.sleep(4.0)  # longer than the TTL, and than the patience with a claim without progress
+    await asyncio.sleep(10.0)  # longer than the TTL, and than the patience with a claim without progress
     await worker.break_off()
     first.signal(signal.SIGCONT)
     await _works(fleet, first)

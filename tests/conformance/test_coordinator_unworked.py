@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -39,8 +40,8 @@ async def test_a_running_task_continues_without_its_returned_worker(fleet: Fleet
     assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
 
 
-async def test_a_grant_sent_on_an_abandoned_stream_is_granted_again(fleet: Fleet) -> None:
-    first, second = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)"), None
+async def test_a_grant_sent_on_an_abandoned_stream_is_granted_again(fleet: Fleet, tmp_path: Path) -> None:
+    first = await fleet.coordinator(failpoints=f"coordinator.after_register=1#wait({tmp_path}/go)")
     worker = await fleet.worker(first)
     second = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     task_id = await fleet.submit()
@@ -49,6 +50,7 @@ async def test_a_grant_sent_on_an_abandoned_stream_is_granted_again(fleet: Fleet
             await asyncio.sleep(0.02)
     again = fleet.keep(await worker.reattach(second.address))  # the claim is made, and the grant not sent
     assert (again.session_id, again.lost) == (worker.session_id, [])
+    (tmp_path / "go").touch()
     sent = await worker.next_grant()
     grant = await again.next_grant()
     assert (sent.task_id, grant.task_id) == (task_id, task_id)
@@ -56,8 +58,8 @@ async def test_a_grant_sent_on_an_abandoned_stream_is_granted_again(fleet: Fleet
     await again.succeed(grant)
 
 
-async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet) -> None:
-    first = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)")
+async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tmp_path: Path) -> None:
+    first = await fleet.coordinator(failpoints=f"coordinator.after_register=1#wait({tmp_path}/go)")
     second = await fleet.coordinator(start_timeout_seconds="60", reconcile_interval_seconds="60")
     worker, other = await fleet.worker(first), await fleet.worker(second, slots=0)
     task_id = await fleet.submit()
@@ -66,6 +68,7 @@ async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet) ->
             await asyncio.sleep(0.02)
     stopping = asyncio.create_task(first.stop())
     await worker.hears("goaway")
+    (tmp_path / "go").touch()
     await other.report_slots(1)
     grant = await other.next_grant()  # given back at once, not found by somebody much later
     assert grant.task_id == task_id

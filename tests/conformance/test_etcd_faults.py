@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from devstack.etcd import free_ports
 from services.coordinator.etcd.calls import EtcdUnavailable, EtcdUnclear
 from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.watch import KeyChanges
@@ -36,9 +35,8 @@ async def test_a_write_that_a_frozen_etcd_does_not_answer_is_unclear(own_etcd: E
         assert held.value in {b"before", b"frozen"}
 
 
-async def test_without_etcd_a_write_is_unclear_and_a_read_unavailable() -> None:
-    (nobody,) = free_ports(1)
-    async with EtcdClient([f"127.0.0.1:{nobody}"]) as client:
+async def test_without_etcd_a_write_is_unclear_and_a_read_unavailable(closed_port: int) -> None:
+    async with EtcdClient([f"127.0.0.1:{closed_port}"]) as client:
         with pytest.raises(EtcdUnclear):
             await client.put(b"/k", b"")
         with pytest.raises(EtcdUnavailable):
@@ -49,18 +47,16 @@ async def test_without_etcd_a_write_is_unclear_and_a_read_unavailable() -> None:
             await client.keep_alive(1)
 
 
-async def test_a_read_goes_on_to_a_member_that_lives(etcd: EtcdSpace) -> None:
+async def test_a_read_goes_on_to_a_member_that_lives(etcd: EtcdSpace, closed_port: int) -> None:
     await etcd.client.put(etcd.key("k"), b"v")
-    (nobody,) = free_ports(1)
-    async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
+    async with EtcdClient([f"127.0.0.1:{closed_port}", etcd.endpoint]) as client:
         held = await client.get(etcd.key("k"))
         assert held is not None
         assert client.endpoints.current.target == etcd.endpoint
 
 
-async def test_a_write_is_sent_once_and_the_next_to_another_member(etcd: EtcdSpace) -> None:
-    (nobody,) = free_ports(1)
-    async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
+async def test_a_write_is_sent_once_and_the_next_to_another_member(etcd: EtcdSpace, closed_port: int) -> None:
+    async with EtcdClient([f"127.0.0.1:{closed_port}", etcd.endpoint]) as client:
         with pytest.raises(EtcdUnclear):
             await client.put(etcd.key("k"), b"1")
         assert await client.get(etcd.key("k")) is None
@@ -70,10 +66,9 @@ async def test_a_write_is_sent_once_and_the_next_to_another_member(etcd: EtcdSpa
         assert held.version == 1
 
 
-async def test_a_renewal_goes_on_to_a_member_that_lives(etcd: EtcdSpace) -> None:
-    (nobody,) = free_ports(1)
+async def test_a_renewal_goes_on_to_a_member_that_lives(etcd: EtcdSpace, closed_port: int) -> None:
     lease = await etcd.client.grant(60)
-    async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
+    async with EtcdClient([f"127.0.0.1:{closed_port}", etcd.endpoint]) as client:
         assert await client.keep_alive(lease.id) == 60
 
 

@@ -230,12 +230,13 @@ async def test_a_watch_from_a_revision_that_etcd_never_had_says_resync(etcd: Etc
 
 
 async def test_an_idle_watch_stays_on_its_stream(etcd_process: EtcdProcess, caplog: pytest.LogCaptureFixture) -> None:
-    async with EtcdClient([etcd_process.endpoint], watch_patience=_IMPATIENT) as client:
+    patience = WatchPatience(idle_seconds=0.3, answer_seconds=3.0)
+    async with EtcdClient([etcd_process.endpoint], watch_patience=patience) as client:
         start = await client.revision() + 1
         async with aclosing(client.watch(b"/idle/", start)) as watch:
             waiting = asyncio.ensure_future(anext(watch))
-            # Five times as long as it takes to call a silent stream dead.
-            done, _ = await asyncio.wait({waiting}, timeout=3)
+            # Twice as long as it takes to call a silent stream dead.
+            done, _ = await asyncio.wait({waiting}, timeout=7)
             assert not done
             await client.put(b"/idle/k", b"1")
             item = await waiting

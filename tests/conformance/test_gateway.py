@@ -33,7 +33,7 @@ async def entries(stream: AsyncIterator[api.WatchTaskResponse]) -> list[Any]:
 async def test_an_idle_watch_sends_heartbeats_with_the_newest_entry(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
-    stream = watch(await gateway(replica.address), task.task_id)
+    stream = watch(await gateway(replica.address, heartbeat_seconds=2.0), task.task_id)
     seen = [await anext(stream) for _ in range(4)]
     assert [event.WhichOneof("event") for event in seen] == ["entry", "entry", "heartbeat", "heartbeat"]
     assert {event.heartbeat.sequence for event in seen[2:]} == {2}
@@ -85,7 +85,7 @@ async def test_a_watch_outlives_a_ledger_that_is_away(
     task = await replica.create()
     host, _, port = replica.address.rpartition(":")
     proxy = await tcp_proxy(host, int(port))
-    stream = watch(await gateway(proxy.address), task.task_id)
+    stream = watch(await gateway(proxy.address, heartbeat_seconds=2.0), task.task_id)
     assert [(await anext(stream)).entry.sequence for _ in range(2)] == [1, 2]
     await proxy.stop()
     await replica.cancel(task.task_id)
@@ -194,8 +194,8 @@ async def test_every_method_refuses_what_breaks_its_constraints(checkpoint: Make
         assert field in {violation.field for violation in refused.value.violations}
 
 
-async def test_without_a_ledger_methods_say_when_to_retry(gateway: Serve, unused_tcp_port: int) -> None:
-    stub = await gateway(f"127.0.0.1:{unused_tcp_port}")
+async def test_without_a_ledger_methods_say_when_to_retry(gateway: Serve, closed_port: int) -> None:
+    stub = await gateway(f"127.0.0.1:{closed_port}")
     for request in (
         stub.SubmitTask(api.SubmitTaskRequest(goal="a")),
         stub.GetTask(api.GetTaskRequest(task_id=NOBODYS)),
@@ -205,4 +205,4 @@ async def test_without_a_ledger_methods_say_when_to_retry(gateway: Serve, unused
         with pytest.raises(Unavailable) as refused:
             await request
         assert refused.value.retry_after_seconds
-        assert str(unused_tcp_port) not in refused.value.message
+        assert str(closed_port) not in refused.value.message

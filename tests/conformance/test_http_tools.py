@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,11 +151,9 @@ async def test_a_call_that_always_breaks_is_not_sent_for_ever() -> None:
 
 
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class: Any, closed_port: int) -> None:
     with pytest.raises(ToolFailure, match="Nothing was done") as failed:
-        await call(f"http://127.0.0.1:{port}/", {}, effect_class=effect_class, connect_seconds=0.2)
+        await call(f"http://127.0.0.1:{closed_port}/", {}, effect_class=effect_class, connect_seconds=5.0)
     assert failed.value.detail == "UNREACHABLE"
 
 

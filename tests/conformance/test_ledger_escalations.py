@@ -37,7 +37,8 @@ async def escalations(replica: Any, task_id: str) -> list[Any]:
 
 
 async def test_two_replicas_take_each_step_once(checkpoint: MakeCheckpoint) -> None:
-    replica, _other = await checkpoint(), await checkpoint()
+    replica = await checkpoint()
+    await checkpoint(dsn=replica.dsn)
     steps = [step(1), step(1.2, assignee="lead"), step(1.4, queue="urgent"), step(1.6, priority=1), step(900)]
     task = await waiting(replica, policy=policy(*steps))
     assert task.wait.next_step == steps[0]

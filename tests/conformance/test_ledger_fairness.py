@@ -414,7 +414,7 @@ async def test_concurrent_opens_never_exceed_a_tenants_limit(
                 most_seen[tenant] = max(most_seen[tenant], running)
 
     counter = asyncio.create_task(count())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*[work(*task) for task in tasks])
     counting.set()
     await counter

@@ -100,7 +100,7 @@ async def test_the_operator_says_what_follows_at_the_deadline(
     policy = task_pb2.TaskPolicy()
     policy.timeouts.wait_person.action = task_pb2.TIMEOUT_ACTION_FAIL
     policy.timeouts.wait_person.after.FromSeconds(86_400)
-    task = await begin(replica, (await replica.create(policy=policy)).task_id, 1.5, at_deadline=at_deadline)
+    task = await begin(replica, (await replica.create(policy=policy)).task_id, 5.0, at_deadline=at_deadline)
     assert task.state == WAITING_USER
     assert (await in_state(replica, task.task_id, state)).HasField("wait") is False
 
@@ -115,7 +115,7 @@ async def test_a_task_that_waited_before_its_start_still_starts_later(
     task = await replica.create(start_time=start, policy=policy)
     times = "select starts_at, queued_until, queued_at from ledger.tasks"
     before = await replica.query(times)
-    task = await begin(replica, task.task_id, 3600.0 if is_answered else 1.5)
+    task = await begin(replica, task.task_id, 3600.0 if is_answered else 5.0)
     assert task.state == WAITING_USER
     if is_answered:
         await say(replica, task, decision="continue")

@@ -14,7 +14,7 @@ from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
-QUIET_SECONDS = 0.3
+QUIET_SECONDS = 1.0
 """Longer than a notification of a replica takes."""
 
 

@@ -113,8 +113,8 @@ async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint:
 
 async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
-    owner = await replica.claim((await replica.create(policy=policy("FAIL", 2.0))).task_id)
-    unheld = (await replica.create(policy=policy("FAIL", 2.0))).task_id
+    owner = await replica.claim((await replica.create(policy=policy("FAIL", 5.0))).task_id)
+    unheld = (await replica.create(policy=policy("FAIL", 5.0))).task_id
     await task_where(replica, unheld, lambda task: task.state == FAILED)  # as long in the queue as the other would be
     assert (await replica.get(owner.task.task_id)).owner == "worker-1"
     await replica.requeue(owner)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def own(tmp_path: Path) -> Path:
 @pytest.fixture
 def listening() -> Iterator[dict[str, Any]]:
     """A TCP port and an abstract socket of this machine."""
-    name = "tenure-test-" + str(id(object()))
+    name = "tenure-test-" + uuid.uuid4().hex
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as local:
         local.bind("\0" + name)
         local.listen()

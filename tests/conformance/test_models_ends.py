@@ -81,7 +81,7 @@ async def test_a_refusal_of_the_provider_is_recorded(
 async def test_a_drained_runner_finishes_what_it_sent(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    slow(simulator, 4000)
+    slow(simulator, 8000)
     runner = await model_runner()
     owner = grants.claim()
     call = await runner.generate(owner, **SLOW).speaking()
@@ -116,7 +116,7 @@ async def test_an_end_waits_for_postgres(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, own_postgres: PostgresProcess
 ) -> None:
     await migrate(own_postgres.dsn(), MIGRATIONS)
-    slow(simulator, 2000)
+    slow(simulator, 6000)
     runner = await model_runner(postgres_dsn=own_postgres.dsn())
     owner = grants.claim()
     call = await runner.generate(owner, **SLOW).speaking()

@@ -218,10 +218,8 @@ async def test_a_deadline_that_passes_leaves_the_outcome_unknown() -> None:
         assert (caught.value.reason, caught.value.metadata) == ("DEADLINE_EXCEEDED", {"outcome": "unknown"})
 
 
-async def test_nobody_listening_is_unavailable() -> None:
-    async with RpcServer("127.0.0.1:0") as server:
-        address = server.address
-    async with open_channel(address) as channel:
+async def test_nobody_listening_is_unavailable(closed_port: int) -> None:
+    async with open_channel(f"127.0.0.1:{closed_port}") as channel:
         with pytest.raises(errors.Unavailable):
             await channel.unary_unary("/x/Y")(b"", timeout=CALL_SECONDS)
 

@@ -76,12 +76,13 @@ class Schedules:
         ).deleted
         return value
 
-    async def come_due(self, schedule: pb.Schedule, minutes_ago: float = 0.0) -> None:
-        """As when the clock leapt: its next due time is so long ago, in whole minutes."""
+    async def come_due(self, schedule: pb.Schedule, minutes_ago: float = 0.0, *, cron: str = YEARLY) -> None:
+        """As when the clock leapt: its next due time is so long ago, in whole minutes. `cron`: it has this one now."""
         await self.replica.query(
-            "update ledger.schedules set look_at = '-infinity',"
+            "update ledger.schedules set look_at = '-infinity', cron = %s,"
             " next_due_at = date_trunc('minute', clock_timestamp()) - make_interval(secs => %s)"
             " where schedule_id = %s and not paused",
+            cron,
             60 * minutes_ago,
             schedule.schedule_id,
         )
@@ -180,10 +181,8 @@ class TestDueTimes:
         assert ahead
 
     async def test_an_outage_is_caught_up_within_the_window(self, schedules: Schedules) -> None:
-        schedule = await schedules.create(
-            cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 330}
-        )
-        await schedules.come_due(schedule, 3 * 24 * 60)
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 330})
+        await schedules.come_due(schedule, 3 * 24 * 60, cron="* * * * *")
         runs = await schedules.until(schedule, 5, STARTED, WAITING)
         missed = [run for run in runs if run.outcome == SKIPPED]
         assert {run.reason for run in missed} == {"MISSED"}
@@ -195,10 +194,8 @@ class TestDueTimes:
         assert after.skipped_runs == sum(run.due_times for run in missed)
 
     async def test_of_a_long_row_only_the_newest_are_made_up_for(self, schedules: Schedules) -> None:
-        schedule = await schedules.create(
-            cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 86400}
-        )
-        await schedules.come_due(schedule, 60)
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 86400})
+        await schedules.come_due(schedule, 60, cron="* * * * *")
         runs = await schedules.until(schedule, 10, STARTED, WAITING)
         (left_out,) = [run for run in runs if run.outcome == SKIPPED]
         assert left_out.reason == "CATCH_UP_LIMIT"
@@ -206,9 +203,9 @@ class TestDueTimes:
 
     async def test_after_its_end_nothing_is_due_and_the_schedule_stays(self, schedules: Schedules) -> None:
         ((start, last),) = await schedules.replica.query(
-            "select date_trunc('minute', now()), date_trunc('minute', now()) + interval '1 minute'"
+            "select date_trunc('minute', now()), date_trunc('minute', now()) + interval '1 hour'"
         )
-        schedule = await schedules.create(cron="* * * * *", end_time=last)
+        schedule = await schedules.create(cron=f"{last.minute} * * * *", end_time=last)
         assert schedule.next_due_time.ToDatetime() == last.replace(tzinfo=None)
         assert start < last
         await schedules.replica.query(
@@ -432,12 +429,12 @@ class TestVerbs:
             await schedules.create(**wrong)
 
     async def test_a_paused_schedule_makes_no_runs_due(self, schedules: Schedules) -> None:
-        schedule = await schedules.create(cron="* * * * *")
+        schedule = await schedules.create()
         paused = await schedules.pause("nightly")
         assert (paused.paused, paused.pause_reason, paused.pause_actor) == (True, "holidays", "alice")
         assert not paused.HasField("next_due_time")
         assert (await schedules.pause(schedule.schedule_id, "other words")).pause_reason == "holidays"
-        await schedules.replica.query("update ledger.schedules set next_due_at = next_due_at - interval '1 hour'")
+        await schedules.replica.query("update ledger.schedules set next_due_at = now() - interval '1 hour'")
         resumed = await schedules.resume("nightly")
         assert not resumed.paused
         ((ahead,),) = await schedules.replica.query("select next_due_at > now() from ledger.schedules")

@@ -235,11 +235,11 @@ async def test_an_error_in_the_stream_is_the_providers(client: Any) -> None:
 
 @pytest.mark.parametrize("answer", [ask, stream])
 async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator: Any, answer: Any) -> None:
-    simulator.order_fault(drip_ms=350)
-    async with client_of(simulator, timeout=httpx2.Timeout(1.2)) as client:
+    simulator.order_fault(drip_ms=1200)
+    async with client_of(simulator, timeout=httpx2.Timeout(5.0)) as client:
         begun_at = asyncio.get_running_loop().time()
         await answer(client, "claude-opus-4-8")
-    assert asyncio.get_running_loop().time() - begun_at > 1.2
+    assert asyncio.get_running_loop().time() - begun_at > 5.0
 
 
 async def test_an_ordered_latency_is_kept(simulator: Any, client: Any) -> None:
@@ -279,9 +279,13 @@ async def test_a_client_that_leaves_mid_stream_is_billed_for_its_part(simulator:
 
 async def test_a_client_that_gives_up_waiting_is_noticed_at_once(simulator: Any, client: Any) -> None:
     simulator.order_fault(latency_ms=60_000)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(2.0):
-            await ask(client, "sim-hello")
+    asking = asyncio.create_task(ask(client, "sim-hello"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await asyncio.to_thread(simulator.running):
+            await asyncio.sleep(0.02)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
     call = await last_call(simulator)
     assert (call["ending"], call["output_tokens"]) == ("abandoned", 1)
     assert call["duration_ms"] < 30_000

@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,14 +58,17 @@ async def test_a_repeat_is_answered_from_the_record(tool_service: StartTools, gr
     assert len(outside.lines("a")) == 1
 
 
-async def test_repeats_of_a_running_call_join_it(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
-    owner = grants.claim()
-    arguments = {"file": "a", "line": "x", "delay_ms": 300}
-    requests = [tools.events(owner, "1.0", "append_record_unsafe", **arguments) for _ in range(8)]
-    answers = await asyncio.gather(*requests)
-    assert len({events[-1].outcome.SerializeToString() for events in answers}) == 1
-    assert sum(not events[0].started.joined for events in answers) == 1
+async def test_repeats_of_a_running_call_join_it(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
+    tools = await tool_service(failpoints=f"tools.after_effect=wait({tmp_path}/go)")
+    request = execute_request(grants.claim(), "1.0", "append_record_unsafe", json.dumps({"file": "a", "line": "x"}))
+    calls = [tools.stub.Execute(request, timeout=CALL_SECONDS) for _ in range(8)]
+    first = await asyncio.gather(*(call.read() for call in calls))
+    assert sum(not event.started.joined for event in first) == 1
+    (tmp_path / "go").touch()
+    last = await asyncio.gather(*(call.read() for call in calls))
+    assert len({event.outcome.SerializeToString() for event in last}) == 1
     assert len(outside.lines("a")) == 1
 
 
@@ -199,16 +203,17 @@ async def test_a_token_of_another_resource_than_a_task_calls_nothing(
 
 
 async def test_calls_beyond_all_slots_are_refused_before_they_run(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
-    tools = await tool_service(max_accepted=1)
+    tools = await tool_service(max_accepted=1, failpoints=f"tools.before_effect=wait({tmp_path}/go)")
     owner = grants.claim()
-    running = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="first", delay_ms=1500)
+    running = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="first")
     await tools.started(owner)
     with pytest.raises(LimitReached) as refused:
         await tools.outcome(owner, "1.1", "append_record", file="b", line="second")
     assert refused.value.reason == "TOO_MANY_CALLS"
     assert refused.value.retry_after_seconds
+    (tmp_path / "go").touch()
     assert (await running).status is OutcomeStatus.SUCCEEDED
     assert outside.lines("b") == []
     assert set(await tools.fence(owner)) == {"1.0"}
@@ -256,10 +261,11 @@ async def test_many_calls_of_many_tasks_are_each_executed_once(
 
 
 async def test_a_call_without_a_place_in_its_lane_is_not_started(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
-    tools, owner = await tool_service(max_running=1), grants.claim()
-    first = tools.begin(owner, "1.0", "append_record", file="a", line="x", delay_ms=1500)
+    tools = await tool_service(max_running=1, failpoints=f"tools.before_effect=wait({tmp_path}/go)")
+    owner = grants.claim()
+    first = tools.begin(owner, "1.0", "append_record", file="a", line="x")
     await tools.started(owner)
     second = tools.begin(owner, "1.1", "append_record", file="a", line="y")
     async with asyncio.timeout(CALL_SECONDS):
@@ -267,6 +273,7 @@ async def test_a_call_without_a_place_in_its_lane_is_not_started(
             await asyncio.sleep(0.02)
     states = {call_id: call.state for call_id, call in calls.items()}
     assert states == {"1.0": tool_pb2.CALL_STATE_STARTED, "1.1": tool_pb2.CALL_STATE_ACCEPTED}
+    (tmp_path / "go").touch()
     assert [(await call).status for call in (first, second)] == [OutcomeStatus.SUCCEEDED] * 2
     assert [line["line"] for line in outside.lines("a")] == ["x", "y"]
 

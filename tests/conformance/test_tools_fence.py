@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -152,19 +153,23 @@ async def test_a_higher_epoch_takes_over_what_was_accepted(
 
 
 async def test_a_higher_epoch_joins_what_was_started(
-    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    tmp_path: Path,
 ) -> None:
-    tools = await tool_service()
+    tools = await tool_service(failpoints=f"tools.after_effect=1#wait({tmp_path}/go)")
     old = grants.claim(epoch=10)
-    call = tools.stub.Execute(
-        execute_request(old, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 500}'),
-        timeout=CALL_SECONDS,
-    )
+    request = execute_request(old, "1.0", "append_record_unsafe", json.dumps({"file": "a", "line": "x"}))
+    call = tools.stub.Execute(request, timeout=CALL_SECONDS)
     assert (await call.read()).HasField("started")
-    new = grants.claim(old.task_id, epoch=11)
-    events = await tools.events(new, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=500)
-    assert (events[0].started.call_attempt, events[0].started.joined) == (1, True)
-    assert events[-1].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
+    request.token.CopyFrom(grants.claim(old.task_id, epoch=11).token)
+    joining = tools.stub.Execute(request, timeout=CALL_SECONDS)
+    started = (await joining.read()).started
+    assert (started.call_attempt, started.joined) == (1, True)
+    (tmp_path / "go").touch()
+    assert (await joining.read()).outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
     assert len(outside.lines("a")) == 1
     assert await tools_database("select epoch from calls where task_id = %s", uuid.UUID(old.task_id)) == [(11,)]
 
@@ -254,14 +259,18 @@ async def test_what_is_past_its_point_of_no_return_is_told_as_done(
     assert (await call).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_two_replicas_join_one_call(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools, other = await tool_service(), await tool_service()
+async def test_two_replicas_join_one_call(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
+    tools, other = await tool_service(failpoints=f"tools.before_effect=wait({tmp_path}/go)"), await tool_service()
     owner = grants.claim()
-    call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
+    call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x")
     await tools.started(owner)
-    events = await other.events(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
-    assert events[0].started.joined
-    assert events[-1].outcome.content == (await call).content == "Appended."
+    request = execute_request(owner, "1.0", "append_record_unsafe", json.dumps({"file": "a", "line": "x"}))
+    joining = other.stub.Execute(request, timeout=CALL_SECONDS)
+    assert (await joining.read()).started.joined
+    (tmp_path / "go").touch()
+    assert (await joining.read()).outcome.content == (await call).content == "Appended."
     assert len(outside.lines("a")) == 1
 
 

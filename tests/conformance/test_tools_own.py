@@ -233,11 +233,13 @@ async def test_a_caller_that_left_before_the_order_ran_nothing(
 ) -> None:
     """The start is withdrawn: a newer owner's UNSAFE call runs, and is not in doubt."""
     marked = tmp_path / "marked"
-    tools = await tool_service(failpoints=f"tools.before_effect=1#touch({marked})->sleep(500)")
+    tools = await tool_service(failpoints=f"tools.before_effect=1#touch({marked})->1#wait({tmp_path}/go)")
     owner = grants.claim()
     leaving = await called(tools, own_request(owner, EffectClass.UNSAFE))
     await appear(marked)
     leaving.break_off()
+    await record(tools, owner)  # by the same connection: what broke off came before
+    (tmp_path / "go").touch()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await record(tools, owner)).state != tool_pb2.CALL_STATE_ACCEPTED:
             await asyncio.sleep(0.02)
@@ -283,7 +285,7 @@ async def test_a_caller_that_does_not_return_leaves_the_call_to_others(
     """Nobody is connected at the timeout: that is no outcome, and the next request runs the call again."""
     tools = await tool_service()
     owner = grants.claim()
-    leaving = await called(tools, own_request(owner, timeout=0.5))
+    leaving = await called(tools, own_request(owner, timeout=2.0))
     await leaving.ordered(1)
     leaving.break_off()
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -21,7 +22,11 @@ class _Endpoint(BaseHTTPRequestHandler):
     requests: ClassVar[list[tuple[dict[str, list[str]], dict[str, str]]]]
 
     def do_GET(self) -> None:
-        self.requests.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
+        target = urlsplit(self.path)
+        if target.path != urlsplit(self.url).path:
+            self.send_error(404)  # of another test, that had this port before
+            return
+        self.requests.append((parse_qs(target.query), dict(self.headers)))
         status, body = self.answer
         self.send_response(status)
         self.end_headers()
@@ -39,7 +44,7 @@ def endpoint() -> Iterator[Any]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    Endpoint.url = f"http://127.0.0.1:{server.server_port}/search"
+    Endpoint.url = f"http://127.0.0.1:{server.server_port}/search/{uuid4().hex}"
     yield Endpoint
     server.shutdown()
     server.server_close()

@@ -33,7 +33,7 @@ from tests.support.fix_checkpoint import (
     reserve,
 )
 from tests.support.fix_collector import Collector, ExportedSpan
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 HEADER = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -80,7 +80,7 @@ async def test_spans_come_while_the_task_runs_and_once_complete(
 ) -> None:
     ledger = await checkpoint(traces=settings_of(collector))
     request = pb.CreateTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="hush"), traceparent=HEADER)
-    task_id = (await ledger.stub.CreateTask(request, timeout=10)).task.task_id
+    task_id = (await ledger.stub.CreateTask(request, timeout=CALL_SECONDS)).task.task_id
     owner = await ledger.claim(task_id)
     await take_step(owner, 1)
     await collector.until(lambda: bool(named(spans_of(collector, task_id), "execute_tool mail")))
@@ -148,7 +148,9 @@ async def test_an_unreachable_collector_delays_and_loses_nothing(
     ledger = await checkpoint(traces=settings_of(collector))
     tasks = [await worked_off(ledger, 3) for _ in range(3)]
     await collector.until(lambda: collector.refused > 0)
-    assert await ledger.query("select sum(sequence) from ledger.traced_tasks") == [(0,)]
+    # An export between two steps notes that a task was created: that has no span yet.
+    assert await ledger.query("select from ledger.traced_tasks where sequence > 2") == []
+    assert collector.spans == []
     collector.is_refusing = False
     for task_id in tasks:
         spans = await ended(collector, task_id)
@@ -202,15 +204,25 @@ async def test_changes_while_an_export_waits_keep_the_task_due(checkpoint: MakeC
         exporting_now = await turn.take_turn(pool, "test")
         assert exporting_now is not None
         task_id = (await ledger.create()).task_id
+        await none_is_held_back(ledger)
         await exporting_now.read_changes()
         [due] = await exporting_now.due(turn.NO_TASK, 10)
         await (await ledger.claim(task_id)).end()
+        await none_is_held_back(ledger)
         await exporting_now.read_changes()
         await exporting_now.note({task_id: turn.Exported(due.sequence, is_due=False)})
         [again] = await exporting_now.due(turn.NO_TASK, 10)
         assert (again.exported, again.is_held) == (due.sequence, False)
         await exporting_now.note({task_id: turn.Exported(again.sequence, is_due=False)})
         assert await exporting_now.due(turn.NO_TASK, 10) == []
+
+
+async def none_is_held_back(ledger: Checkpoint) -> None:
+    """Returns when no older transaction of any database runs: a change that is later than such a one is not read."""
+    held_back = "select from ledger.changes where xid >= pg_snapshot_xmin(pg_current_snapshot())"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await ledger.query(held_back):
+            await asyncio.sleep(0.02)
 
 
 async def test_reading_what_is_exported_keeps_the_turn(
@@ -251,8 +263,9 @@ async def test_a_replica_killed_within_an_export_loses_nothing(
             doomed.process.kill()
             await doomed.wait_until_dead()
 
-    collector.on_export = kill
+    collector.is_refusing = True  # until the task has ended: its last commit has a replica that lives
     started = await worked_off(doomed.replica, 2)
+    collector.on_export, collector.is_refusing = kill, False
     await asyncio.wait_for(killed.wait(), PATIENCE_SECONDS)
     other = await checkpoint_process(dsn=doomed.replica.dsn, environment=collector.environment)
     later = await worked_off(other.replica, 2)
@@ -285,7 +298,7 @@ async def test_traces_of_pruned_tasks_are_forgotten(checkpoint: MakeCheckpoint, 
     task_id = await worked_off(ledger, 1)
     await ended(collector, task_id)
     request = pb.CheckpointServicePruneTasksRequest(task_id=task_id, actor="operator", reason="disk")
-    await ledger.stub.PruneTasks(request, timeout=10)
+    await ledger.stub.PruneTasks(request, timeout=CALL_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await ledger.query("select from ledger.traced_tasks"):
             await asyncio.sleep(0.1)

@@ -28,12 +28,12 @@ async def bills(bench: Any, task_ids: Any) -> Any:
     return listed
 
 
-async def all_are_speaking(bench: Any, output_tokens: Any, tasks: Any = TASKS) -> None:
-    """Waits until every task has a call that drips, and so was answered in part."""
+async def all_are_speaking(bench: Any, output_tokens: Any, tasks: Any = TASKS, attempt: str = "") -> None:
+    """Waits until every task has a call that drips, and so was answered in part. `attempt`: only calls of this one."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             calls = await asyncio.to_thread(bench.simulator.running)
-            dripping = [call for call in calls if call["fault"] == "drip_ms"]
+            dripping = [call for call in calls if call["fault"] == "drip_ms" and attempt in {"", call["attempt"]}]
             if len(dripping) == tasks and all(call["output_tokens"] >= output_tokens for call in dripping):
                 return
             await asyncio.sleep(0.02)

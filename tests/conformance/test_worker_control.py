@@ -29,6 +29,7 @@ from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 MODULE = "tests.support.control_functions"
+OFTEN = TaskPolicy(retry=RetryPolicy(max_attempts=100, initial_seconds=0.5, factor=1.0, cap_seconds=0.5))
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 EFFECTS = ["keyed", "last", "total 6"]
 
@@ -45,14 +46,22 @@ class Functions:
         self.queue = self.bench.queue
         return await self.bench.start_worker(failpoints=failpoints, loops=loops, control_modules=modules)
 
-    async def submit(self, function: str, given: Any = None, *, limits: Limits | None = None, model: str = "") -> str:
+    async def submit(
+        self,
+        function: str,
+        given: Any = None,
+        *,
+        limits: Limits | None = None,
+        policy: TaskPolicy = SOON,
+        model: str = "",
+    ) -> str:
         """By default it is given its files. `model`: of its sub-agents."""
         control = ControlWork(function, json.dumps(self.given() if given is None else given))
         spec = TaskSpec(
             goal="",
             agent=AgentSpec(loop="control", model=model),
             limits=limits or Limits(),
-            policy=SOON,
+            policy=policy,
             queue=self.queue,
             control=control,
         )
@@ -238,7 +247,7 @@ async def test_a_passed_deadline_ends_a_function(functions: Functions) -> None:
 
 
 async def test_a_failure_is_retried_and_what_was_lived_with_stays(functions: Functions) -> None:
-    task_id = await functions.submit("failing", functions.given(how="retry"))
+    task_id = await functions.submit("failing", functions.given(how="retry"), policy=OFTEN)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while functions.made().count("last") < 2:
             await asyncio.sleep(0.02)

@@ -230,7 +230,7 @@ async def test_a_drain_and_a_cancel_settle_the_call_in_flight(functions: ModelFu
     await all_are_speaking(functions.bench, 10, tasks=1)
     await functions.worker()
     assert await draining.drain() == 0
-    await all_are_speaking(functions.bench, 10, tasks=1)
+    await all_are_speaking(functions.bench, 10, tasks=1, attempt=f"{task_id}/2/2")
     await functions.bench.cancel(task_id)
     task = await functions.bench.ended(task_id)
     assert state_name(task.state) == TaskState.CANCELLED
@@ -365,12 +365,12 @@ async def test_steps_and_calls_share_the_step_limit(functions: ModelFunctions) -
 
 async def test_a_slow_call_times_out_by_the_policy(functions: ModelFunctions) -> None:
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
-    timeouts = Timeouts(model_call=PhaseTimeout(1.0, TimeoutAction.FAIL))
+    timeouts = Timeouts(model_call=PhaseTimeout(5.0, TimeoutAction.FAIL))
     task_id = await functions.submit(model="sim-worker-wordy", policy=replace(SOON, timeouts=timeouts))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "MODEL_TIMEOUT"), task.message
     (failure,) = await functions.bench.bodies(task_id, facts.ModelFailure)
-    assert (failure.error_class, failure.message) == ("TIMEOUT", "the model's answer was not complete within 1 s")
+    assert (failure.error_class, failure.message) == ("TIMEOUT", "the model's answer was not complete within 5 s")
     assert failure.usage.total > 0
     await functions.check_bill(task_id)
 
@@ -379,7 +379,7 @@ async def test_a_function_may_cancel_its_own_work(functions: ModelFunctions) -> 
     """The step and the call are settled, and a later execution knows them as failed."""
     await functions.worker("worker.before_close_out=1#kill9")
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
-    task_id = await functions.submit("impatient", model="sim-worker-wordy", patience=1.0)
+    task_id = await functions.submit("impatient", model="sim-worker-wordy", patience=5.0)
     await functions.has_made("gate")
     functions.open_gate()
     await functions.bench.died(functions.bench.workers[-1])

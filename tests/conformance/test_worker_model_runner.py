@@ -225,7 +225,7 @@ async def test_a_stale_claim_is_fenced() -> None:
 
 
 async def test_a_runner_that_is_away_too_long_gives_the_task_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 4.0)
     runner = ScriptedRunner([parts(then=grpc.StatusCode.UNAVAILABLE)])
     with pytest.raises(Unavailable):
         await ask(runner)

@@ -103,7 +103,7 @@ async def test_programs_and_file_tools_work_on_the_same_files(
 async def test_what_goes_wrong_in_a_program_is_an_outcome(
     tool_service: StartTools, grants: Grants, sandbox_detection: Detection
 ) -> None:
-    tools, strict = await tool_service(), await tool_service(python_wall_seconds=3)
+    tools, strict = await tool_service(), await tool_service(python_wall_seconds=8)
     owner = grants.claim()
     failed = await tools.outcome(owner, "1.0", "execute_python", code="print('before')\n1 / 0")
     assert (failed.status, failed.detail) == (OutcomeStatus.FAILED, "NONZERO")

@@ -26,9 +26,9 @@ Serve = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
+async def gateway(closed_port: int) -> AsyncIterator[Serve]:
     """Starts gateways. What is given is TaskService's stub, with `admin`, the other one, and `process`."""
-    nowhere = f"127.0.0.1:{unused_tcp_port}"
+    nowhere = f"127.0.0.1:{closed_port}"
     async with AsyncExitStack() as stack:
 
         async def serve(

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
@@ -86,6 +88,8 @@ class Receiver:
         """One connection, request after request."""
         try:
             while head := await _head(reader):
+                if not head.startswith(f"POST {urlsplit(self.url).path} ".encode()):
+                    return  # of another test, that had this port before
                 headers = _headers(head)
                 body = await reader.readexactly(int(headers["content-length"]))
                 await self._respond(self._read(headers, body), writer)
@@ -149,7 +153,7 @@ async def receiving() -> AsyncIterator[Receiver]:
         task.add_done_callback(serving.discard)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook/{uuid4().hex}"
     try:
         yield receiver
     finally:

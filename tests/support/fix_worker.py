@@ -95,7 +95,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "It has printed."},
     ],
     "worker-slow-answer": [
-        {"text": "An answer that takes long.", "latency_ms": 6500, "calls": [_append("append_record_unsafe", "once")]},
+        {"text": "An answer that takes long.", "latency_ms": 9500, "calls": [_append("append_record_unsafe", "once")]},
         {"text": "It is written once."},
     ],
     "worker-unsafe": [
