@@ -204,14 +204,13 @@ async def list_tasks(
         "page_size": page_size,
     }
 
-    async def read(connection: Connection) -> tuple[list[tuple[Any, ...]], list[task_pb2.Task]]:
+    async def read(connection: Connection) -> tuple[list[tuple[str, str]], list[task_pb2.Task], str]:
         places = await fetch_all(connection, listing, parameters)
-        return places, await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
+        return places, *await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
 
-    (places, tasks), as_of = await reads.stale(read, fresh=request.fresh)
-    more = len(places) == page_size or len(tasks) < len(places)
-    last = places[len(tasks) - 1] if tasks and more else None
-    token = "" if last is None else write_token(last[1], last[0])
+    (places, tasks, last_id), as_of = await reads.stale(read, fresh=request.fresh)
+    more = len(places) == page_size or (bool(places) and last_id != places[-1][0])
+    token = write_token(dict(places)[last_id], last_id) if more else ""
     return pb.CheckpointServiceListTasksResponse(
         tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of)
     )
@@ -234,17 +233,20 @@ def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tupl
     return (QUERIES.list_source_kind if request.filter.HasField("source") else QUERIES.list_tasks), _NEWEST
 
 
-async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> list[task_pb2.Task]:
-    """Returns as many tasks as fit into one response, at least one. Reads small parts, because a spec may be large."""
+async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> tuple[list[task_pb2.Task], str]:
+    """Returns as many tasks as fit into one response, at least one, and the id up to which they are complete.
+
+    Tasks that were pruned since the ids were read are left out. Reads small parts, because a spec may be large.
+    """
     tasks: list[task_pb2.Task] = []
     size = 0
     for start in range(0, len(task_ids), 10):
         for task in await read_tasks(connection, tenant, task_ids[start : start + 10]):
             size += task.ByteSize()
             if tasks and size > TASK_PAGE_BYTES:
-                return tasks
+                return tasks, tasks[-1].task_id
             tasks.append(task)
-    return tasks
+    return tasks, task_ids[-1] if task_ids else ""
 
 
 async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_waits import waiting
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 
+WAITS_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 BY_DEADLINE = task_pb2.TASK_ORDER_WAIT_DEADLINE
 IN_DOUBT = pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="TOOL_IN_DOUBT")
 
@@ -59,6 +61,27 @@ async def test_an_order_that_there_is_not_is_refused(checkpoint: MakeCheckpoint)
         await replica.stub.ListTasks(
             pb.CheckpointServiceListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS
         )
+
+
+async def test_a_list_goes_on_after_a_page_of_pruned_tasks(checkpoint: MakeCheckpoint) -> None:
+    """The tasks of the page are deleted after their ids were read, and before the tasks are."""
+    replica = await checkpoint()
+    oldest, *pruned = [(await replica.create()).task_id for _ in range(3)]
+    for task_id in pruned:
+        await replica.cancel(task_id)
+    request = pb.CheckpointServiceListTasksRequest(page_size=2)
+    async with await BoundedConnection.connect(replica.dsn) as postgres:
+        await postgres.execute("lock table ledger.budgets in access exclusive mode")  # the ids are read without it
+        listing = asyncio.ensure_future(replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))
+        while not await replica.query(WAITS_FOR_A_LOCK):
+            await asyncio.sleep(0.01)
+        await postgres.execute("delete from ledger.tasks where task_id = any(%s::uuid[])", (pruned,))
+    page = await listing
+    assert list(page.tasks) == []
+    request.page_token = page.next_page_token
+    assert request.page_token
+    rest = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
+    assert ([task.task_id for task in rest.tasks], rest.next_page_token) == ([oldest], "")
 
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
