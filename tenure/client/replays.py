@@ -54,7 +54,10 @@ def spec_of(entries: Sequence[ledger_pb2.Entry], name: str) -> task_pb2.TaskSpec
         raise UnreadableLedger(f"{name} has no ledger: its first entry must be `submitted`. Please {_HOW}")
     spec = entries[0].body.submitted.spec
     if spec.HasField("control"):
-        raise UnreadableLedger(f"{name} runs a function, which calls no model: there is nothing to replay")
+        raise UnreadableLedger(
+            f"{name} is the run of a function or of an agent in Python, whose code a replay does not have: test this code "
+            "with `tenure.testing`"
+        )
     try:
         entries_to_domain(entries)
     except ValueError as error:

@@ -122,12 +122,12 @@ def test_a_file_that_is_no_whole_ledger_is_refused(tenure: Tenure, tmp_path: Pat
         ("".join(lines[1:]), "line 1 has entry 2, but 1 comes next"),
         (lines[0] + "".join(lines[2:]), "line 2 has entry 3, but 2 comes next"),
         (lines[0] + lines[1][:40], "line 2 is no entry of a ledger"),
-        (exported(tenure, function, tmp_path).read_text(encoding="utf-8"), "runs a function"),
+        (exported(tenure, function, tmp_path).read_text(encoding="utf-8"), "is the run of a function"),
     ]:
         bad.write_text(content, encoding="utf-8")
         with pytest.raises(UnreadableLedger, match=why):
             tenure.replay(bad)
     done = command(tenure, "tasks", "replay", "--ledger", str(bad), "--model", "sim-other", "--recorded-tools")
-    assert (done.exit_code, "runs a function" in done.stderr) == (1, True)
+    assert (done.exit_code, "is the run of a function" in done.stderr) == (1, True)
     with pytest.raises(UnreadableLedger, match=r"nothing\.jsonl cannot be read: No such file"):
         Recording(tmp_path / "nothing.jsonl")

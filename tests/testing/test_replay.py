@@ -99,5 +99,5 @@ def test_a_replay_says_what_it_cannot_do(tenure: Tenure) -> None:
     function = tenure.submit_function("book", {"order": 7})
     function.wait()
     done = replay(tenure, function.id, "--recorded-tools")
-    assert "TASK runs a function" in done.stderr
+    assert "TASK is the run of a function" in done.stderr
     assert len(tenure.tasks) == 2
