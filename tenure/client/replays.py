@@ -55,8 +55,8 @@ def spec_of(entries: Sequence[ledger_pb2.Entry], name: str) -> task_pb2.TaskSpec
     spec = entries[0].body.submitted.spec
     if spec.HasField("control"):
         raise UnreadableLedger(
-            f"{name} is the run of a function or of an agent in Python, whose code a replay does not have: test this code "
-            "with `tenure.testing`"
+            f"{name} is the run of a function or of an agent in Python, whose code a replay does not have: test this "
+            "code with `tenure.testing`"
         )
     try:
         entries_to_domain(entries)
