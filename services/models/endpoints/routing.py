@@ -125,7 +125,7 @@ class ModelEndpoints:
                 await asyncio.wait({waiting.went}, timeout=self._longest_wait_seconds)
                 free = None if waiting.went.done() else self._free_one(call, refused_by | {route.endpoint.name})
                 if free is not None:
-                    _log.info("a call left a rate limit", extra={"task_id": call.task_id, "endpoint": free.name})
+                    _log.info("a call left a rate limit", extra={"task": call.task_id, "endpoint": free.name})
                     return free
             return EndpointPermit(self, call, route, waiting.take())
         finally:
