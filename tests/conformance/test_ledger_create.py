@@ -89,7 +89,7 @@ async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(checkpoint: Ma
     replica = await checkpoint()
     with pytest.raises(InvalidRequest) as refused:
         await replica.create(labels={"k": "\0"})
-    assert refused.value.reason == "INVALID_TEXT"
+    assert refused.value.violations == (("spec.labels['k']", "must not contain NUL"),)
 
 
 async def test_another_tenants_task_is_not_found(checkpoint: MakeCheckpoint) -> None:
