@@ -69,10 +69,11 @@ class _Agents:
             try:
                 await self.answering(request, ModelCall(lambda _block, _text: None, lambda: None), call)
             except ModelCallFailed as failure:
-                if failure.error_class is not FailureClass.RATE_LIMITED:
+                is_refused = failure.error_class is FailureClass.RATE_LIMITED
+                if not is_refused and failure.was_sent:  # all connect at once: a busy machine may miss some
                     raise
                 failures += 1
-                self.refused += self.is_measured
+                self.refused += is_refused and self.is_measured
                 wait = MODEL_CALL_RETRY.wait_seconds(failures, random.random(), failure.retry_after_seconds)
                 await asyncio.sleep(wait)
             else:
