@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults package docs bench bench-peers clean
+.PHONY: help setup node node-if-reached demo dev test-fast test faults nightly check lint types imports protos protos-fresh lock lock-fresh audit sbom package docs bench bench-peers clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,11 +42,22 @@ $(NODE_STAMP): tests/node/package-lock.json | $(STAMP)
 node-if-reached: setup
 	@$(MAKE) --question $(NODE_STAMP) || $(BIN)/python tests/node/install.py --or-skip
 
-test: setup node-if-reached ## All tests, on real etcd, Postgres and processes
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# The four commands of tests, by what they protect. CONTRIBUTING.md says which to run when.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test-fast: setup ## The inner loop: unit tests, contracts and one task from end to end
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -q tests/end_to_end/test_happy_path.py tests/contract tests/unit
+test-fast: setup ## The inner loop: rules and contracts, in about a minute
+	$(PYTEST) -m "not faults and not nightly" tests/unit tests/contract
+
+test: setup node-if-reached ## Rules, services on real stores, each endpoint once from end to end, a scene of each fault
+	$(PYTEST) -m "not faults and not nightly"
+
+faults: setup node-if-reached ## Sweeps over faults: MINUTES (10) of seeds, or the SEEDS A..B, or one SEED; then all others
+	$(BIN)/python -m tests.fault.suite $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),10))) $(if $(MODE),--mode $(MODE))
+	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
+	$(if $(or $(SEED),$(SEEDS)),,STATE_HISTORIES=300 $(PYTEST) -m faults)
+
+nightly: setup node-if-reached ## Wheel, site, browsers, compose, peers: everything that neither of the others runs
+	TENURE_TEST_PEERS=1 $(PYTEST) -m nightly
 
 check: setup lint types imports protos-fresh lock-fresh audit ## Static checks: lint, types, imports, protos, locks, known holes
 	$(BIN)/buf lint
@@ -80,11 +91,6 @@ imports:
 
 protos: setup ## Generate tenure/v1 from protos/
 	$(BIN)/python protos/generate.py
-
-faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..B, or one SEED again; then the models
-	$(BIN)/python -m tests.fault.suite $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),10))) $(if $(MODE),--mode $(MODE))
-	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
-	$(if $(or $(SEED),$(SEEDS)),,STATE_HISTORIES=300 $(BIN)/python -m pytest -q --timeout 0 tests/model/test_states_at_the_database.py)
 
 package: setup ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
