@@ -45,6 +45,7 @@ async def submitted_at_31_cents(install: Installation) -> task_pb2.Task:
     return await install.in_state(task_id, "WAITING_USER")
 
 
+@pytest.mark.faults
 async def test_a_person_grants_budget_at_the_command_line(installation: Installation) -> None:
     address = installation.stack.gateway_address
     task = await submitted_at_31_cents(installation)
@@ -96,6 +97,7 @@ async def test_a_refused_request_ends_with_the_partial_result(installation: Inst
     assert report.code == Exit.OK, report.out + report.err
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 async def test_a_tree_asks_at_10_dollars_and_survives_kills(own_installation: Installation) -> None:
     """Workers die in the middle of asking, and the checkpoint service in the middle of granting."""
@@ -125,6 +127,7 @@ async def test_a_tree_asks_at_10_dollars_and_survives_kills(own_installation: In
     await check_audit(install, tree)
 
 
+@pytest.mark.faults
 async def test_sub_agents_that_ended_at_a_cap_continue_after_a_grant(
     own_installation: Installation, tmp_path: Path
 ) -> None:

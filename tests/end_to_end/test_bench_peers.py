@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".peers"
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900), pytest.mark.nightly]
 
 
 async def run_peers(*arguments: str, seconds: float, module: str = "bench.peers") -> tuple[int | None, str]:

@@ -14,7 +14,7 @@ from bench.__main__ import LONG_NAMES, NAMES
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.nightly]
 
 
 async def run_module(*arguments: str) -> str:

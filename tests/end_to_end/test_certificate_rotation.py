@@ -27,6 +27,8 @@ from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.faults
+
 SUCCEEDED: Final = task_pb2.TASK_STATE_SUCCEEDED
 CONNECTED: Final = "connected with new certificate files"
 CALLING: Final = ("gateway", "coordinator", "worker-1", "worker-2")

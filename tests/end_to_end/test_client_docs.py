@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from tests.end_to_end.installation import Installation
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 PAGE: Final = Path(__file__).parents[2] / "docs" / "client.md"
 
 

@@ -59,6 +59,7 @@ async def test_each_event_comes_once_though_the_gateway_dies(own_installation: I
         assert [event for event in events if event.sequence is not None] == entries
 
 
+@pytest.mark.faults
 async def test_a_submit_whose_answer_is_lost_makes_one_task(installation: Installation, tcp_proxy: MakeProxy) -> None:
     label = {"run": uuid.uuid4().hex}
     proxy = await proxied(installation, tcp_proxy)
@@ -88,6 +89,7 @@ async def test_a_submit_whose_answer_is_lost_makes_one_task(installation: Instal
             assert len([task async for task in direct.tasks(labels=label)]) == number
 
 
+@pytest.mark.faults
 async def test_live_text_continues_where_it_broke(installation: Installation, tcp_proxy: MakeProxy) -> None:
     """A resumed stream repeats the text of the call in flight: the client does not pass it on twice."""
     proxy = await proxied(installation, tcp_proxy)
@@ -110,6 +112,7 @@ async def test_live_text_continues_where_it_broke(installation: Installation, tc
         await task.cancel()
 
 
+@pytest.mark.faults
 async def test_a_wait_for_a_result_outlives_the_network(installation: Installation, tcp_proxy: MakeProxy) -> None:
     proxy = await proxied(installation, tcp_proxy)
     async with Client(proxy.address) as client:

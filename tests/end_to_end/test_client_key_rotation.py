@@ -32,7 +32,7 @@ from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.fix_webhooks import MakeReceiver, Receiver
 from tests.support.patience import PATIENCE_SECONDS, slowness_now
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 REVOKED_WITHIN_SECONDS: Final = 5.0
 FOLLOWERS: Final = 3
 ROTATIONS: Final = 2

@@ -23,7 +23,7 @@ from tenure.v1 import task_service_pb2 as api
 from tests.support.composed import HOST, Composed, composed, etcdctl
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.nightly]
 ROLES = ("ledger_owner", "ledger_service", "tools_owner", "tools_service", "models_owner", "models_service")
 OWN_TABLE = {"ledger": "ledger.tasks", "tools": "tools.calls", "models": "models.generations"}
 

@@ -22,6 +22,8 @@ from tests.support.patience import PATIENCE_SECONDS
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
+pytestmark = pytest.mark.nightly
+
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 PATIENCE = PATIENCE_SECONDS * 1000.0
 NEEDS_LEAVE = task_pb2.AgentSpec(approve_tools=["append_record_unsafe"])

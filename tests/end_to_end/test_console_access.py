@@ -23,7 +23,7 @@ from tests.end_to_end.installation import Installation
 from tests.support.fix_browser import Viewer, viewer_of
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 PATIENCE: Final = PATIENCE_SECONDS * 1000.0
 NEEDS_LEAVE: Final = task_pb2.AgentSpec(approve_tools=["append_record_unsafe"])
 

@@ -21,7 +21,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 
 
 @pytest.fixture

@@ -116,6 +116,7 @@ async def test_a_killed_worker_is_replaced_and_effects_happen_once(
     assert verify(await recorded(installation, task_id)) == []
 
 
+@pytest.mark.faults
 async def test_the_example_at_the_command_line(installation: Installation, workers: Workers) -> None:
     """Nobody has the function, then somebody does; a fork answers from the record."""
     address = installation.stack.gateway_address
@@ -137,6 +138,7 @@ async def test_the_example_at_the_command_line(installation: Installation, worke
     assert steps(await installation.entries(forked)) == ["add up", "tell"]
 
 
+@pytest.mark.faults
 async def test_a_function_asks_a_person_and_goes_on_with_the_answer(
     installation: Installation, workers: Workers
 ) -> None:

@@ -42,6 +42,7 @@ async def submit(installation: Installation, workers: Workers, model: str, max_n
     return (await installation.client.submit("the goal", request=request)).task_id
 
 
+@pytest.mark.faults
 async def test_people_see_the_calls_and_the_checker_agrees(installation: Installation, workers: Workers) -> None:
     """A fork between answer and result is refused; one after the first call makes only the second."""
     address = installation.stack.gateway_address
@@ -86,6 +87,7 @@ async def test_a_cap_in_money_holds_for_the_calls_of_a_function(installation: In
     assert verify(await recorded(installation, task_id)) == []
 
 
+@pytest.mark.faults
 async def test_a_killed_worker_leaves_a_history_without_violation(installation: Installation, workers: Workers) -> None:
     killed = await workers.start()
     control = task_pb2.ControlWork(function="conversing", input_json=workers.given(model="sim-hello", waits=True))

@@ -63,6 +63,7 @@ def test_a_task_survives_a_frozen_and_a_killed_worker(tmp_path: Path) -> None:
     assert processes_of(data_dir) == set()
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with subprocess.Popen(
@@ -82,6 +83,7 @@ def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
     assert processes_of(data_dir) == set()
 
 
+@pytest.mark.nightly
 def test_a_used_folder_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     run = subprocess.run(

@@ -82,6 +82,7 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -
         assert (await tenure("tasks", "wait", next_id, address=addresses["gateway"])).code == Exit.OK
 
 
+@pytest.mark.nightly
 async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) -> None:
     async with started("dev", *QUICK, cwd=tmp_path) as dev:
         screen = ""
@@ -110,6 +111,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) ->
         assert b"worker-1" in out
 
 
+@pytest.mark.nightly
 @needs_proc
 async def test_a_second_start_in_a_folder_is_refused(tmp_path: Path) -> None:
     async with started("--json", "dev", "--data", str(tmp_path), *QUICK) as dev:
@@ -130,6 +132,7 @@ async def test_a_second_start_in_a_folder_is_refused(tmp_path: Path) -> None:
             assert (await client.wait(task.task_id, 60)).state
 
 
+@pytest.mark.nightly
 @needs_proc
 async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     dev = await start("--json", "dev", "--data", str(tmp_path), *QUICK)
@@ -152,6 +155,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         return False
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -188,6 +192,7 @@ def fake_postgres(folder: Path, version: str) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 async def test_without_etcd_no_postgres_is_started(tmp_path: Path) -> None:
     data, binaries = tmp_path / "data", fake_postgres(tmp_path / "bin", "15.7")
     refused = await tenure(
@@ -198,6 +203,7 @@ async def test_without_etcd_no_postgres_is_started(tmp_path: Path) -> None:
     assert not data.exists()
 
 
+@pytest.mark.nightly
 async def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused = await tenure(
@@ -209,6 +215,7 @@ async def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.nightly
 async def test_data_of_another_postgres_is_refused_before_the_start(tmp_path: Path) -> None:
     data, binaries = tmp_path / "data", fake_postgres(tmp_path / "bin", "15.7")
     (data / "postgres").mkdir(parents=True)
@@ -224,6 +231,7 @@ async def test_data_of_another_postgres_is_refused_before_the_start(tmp_path: Pa
     assert [path.name for path in data.iterdir()] == ["postgres"]
 
 
+@pytest.mark.nightly
 async def test_an_error_in_the_tools_file_is_reported_before_the_start(tmp_path: Path) -> None:
     file, data = tmp_path / "tools.yaml", tmp_path / "data"
     tool = {"url": "http://127.0.0.1:1/", "description": "It has a name that is taken."}

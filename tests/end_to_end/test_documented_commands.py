@@ -9,7 +9,7 @@ import pytest
 from devstack import StackOptions
 from tests.end_to_end.documented import PAGE, Terminal, normal, options_of_dev, plain_dev, steps_of
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.nightly]
 
 
 async def test_every_documented_command_says_what_the_page_shows(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 FOLDER: Final = Path(__file__).parents[2] / "examples" / "backend"
 HOOK: Final = "example-backend"
 

@@ -15,7 +15,7 @@ from devstack.child_process import ChildProcess
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 REPOSITORY: Final = Path(__file__).parents[2]
 MAX_TOKENS: Final = 50_000
 

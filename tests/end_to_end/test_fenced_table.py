@@ -19,7 +19,7 @@ from tests.support.fix_coordinator import Fleet
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 SCRIPT = Path(__file__).parents[2] / "examples" / "fenced_table" / "fenced_table.py"
 
 

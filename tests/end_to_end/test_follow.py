@@ -46,6 +46,7 @@ async def test_each_change_is_a_line_and_a_cursor_resumes_behind_it(installation
         ]
 
 
+@pytest.mark.faults
 async def test_for_people_a_line_says_which_task_did_what(installation: Installation) -> None:
     address = installation.stack.gateway_address
     label = ("--label", f"run={uuid.uuid4().hex}")
@@ -60,6 +61,7 @@ async def test_for_people_a_line_says_which_task_did_what(installation: Installa
     assert line.rstrip().endswith("say hello to all of them")
 
 
+@pytest.mark.faults
 async def test_the_tasks_of_a_source_are_followed(installation: Installation) -> None:
     address = installation.stack.gateway_address
     desk = f"manual/{uuid.uuid4().hex}"
@@ -71,6 +73,7 @@ async def test_the_tasks_of_a_source_are_followed(installation: Installation) ->
     assert queued["task"]["source"]["source_id"] == desk.removeprefix("manual/")
 
 
+@pytest.mark.faults
 async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installation: Installation) -> None:
     foreign = "MSA4YjA3NzY1Mi0wMDAwLTAwMDAtMDAwMC0wMDAwMDAwMDAwMDAgNSA1"
     done = await tenure("tasks", "follow", "--after", foreign, address=installation.stack.gateway_address)
@@ -78,6 +81,7 @@ async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installatio
     assert "list the tasks" in done.err
 
 
+@pytest.mark.faults
 async def test_a_follower_survives_restarts_of_ledger_and_gateway(own_installation: Installation) -> None:
     """Without a gap or a repeat, while a task runs."""
     stack = own_installation.stack

@@ -70,6 +70,7 @@ async def test_a_finished_task_is_continued_by_a_fork(installation: Installation
     assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
+@pytest.mark.faults
 async def test_a_forked_running_task_and_its_fork_work_once(installation: Installation) -> None:
     """From step 2 on both make the calls of the same steps: the effects of each happen, under keys of their own."""
     record = uuid.uuid4().hex
@@ -84,6 +85,7 @@ async def test_a_forked_running_task_and_its_fork_work_once(installation: Instal
     assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
+@pytest.mark.faults
 async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installation, run: Any) -> None:
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
@@ -108,6 +110,7 @@ async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installa
     await installation.client.cancel(waiting)
 
 
+@pytest.mark.faults
 async def test_a_conversation_has_one_live_task_at_a_time(installation: Installation, run: Any) -> None:
     conversation = uuid.uuid4().hex
     submit = ("--model", "sim-hello", "--conversation", conversation, "--exclusive")

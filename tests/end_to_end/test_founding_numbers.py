@@ -20,7 +20,7 @@ from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_asking_at_the_cap import AGENT, TEN_DOLLARS, Spent, spent_by
 from tests.end_to_end.test_sub_agents import tree_of
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 
 
 @pytest.mark.parametrize(

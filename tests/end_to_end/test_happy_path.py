@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+import pytest
+
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.installation import Installation, answers, check_whole
@@ -50,6 +52,7 @@ async def test_a_watcher_sees_live_text_then_every_entry_once(installation: Inst
     assert sequences == list(range(1, len(sequences) + 1))
 
 
+@pytest.mark.faults
 async def test_twenty_submits_with_one_request_id_are_one_task(installation: Installation) -> None:
     request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()))
     request.agent.model = "sim-hello"
@@ -57,6 +60,7 @@ async def test_twenty_submits_with_one_request_id_are_one_task(installation: Ins
     assert len({task.task_id for task in tasks}) == 1
 
 
+@pytest.mark.faults
 async def test_forty_tasks_at_once_all_end(installation: Installation) -> None:
     ids = await asyncio.gather(*(installation.submit("sim-one-tool") for _ in range(40)))
     ended = await asyncio.gather(*(installation.ended(task_id) for task_id in ids))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import uuid
 
+import pytest
+
 from tenure.cli.exit_codes import Exit
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tenure.wire.common import duration, moment
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation
+
+pytestmark = pytest.mark.faults
 
 
 async def test_deadlines_and_costs_are_told_after_a_kill(own_installation: Installation) -> None:

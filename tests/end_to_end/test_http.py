@@ -118,6 +118,7 @@ def cut_lengths(count: int) -> itertools.chain[int]:
     return itertools.chain(range(1, 601), (chosen.randint(300, 6000) for _ in range(count - 600)))
 
 
+@pytest.mark.faults
 async def test_a_client_cut_a_thousand_times_sees_each_event_once(http: httpx2.AsyncClient) -> None:
     task_id = await submitted(http, "sim-e2e-keyed-paced")
     await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 100})
@@ -139,6 +140,7 @@ async def test_a_client_cut_a_thousand_times_sees_each_event_once(http: httpx2.A
         assert {event.kind for event in events[len(listed) :]} == {"end"}  # cut between it and its 204: it comes again
 
 
+@pytest.mark.faults
 async def test_a_stream_outlives_its_gateway(own_installation: Installation) -> None:
     stack = own_installation.stack
     task_id = await own_installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex)
@@ -158,6 +160,7 @@ async def test_a_stream_outlives_its_gateway(own_installation: Installation) -> 
     assert entries == list(range(1, len(await own_installation.entries(task_id)) + 1))
 
 
+@pytest.mark.faults
 async def test_a_draining_gateway_ends_its_streams(own_installation: Installation) -> None:
     stack = own_installation.stack
     task_id = await own_installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex)

@@ -97,6 +97,7 @@ async def test_a_message_is_a_task_and_streams(installation: Installation, conne
     assert got.artifacts[0].parts[0].text == "All is done."
 
 
+@pytest.mark.nightly
 async def test_a_client_that_does_not_stream_gets_the_end(installation: Installation, connect: Any) -> None:
     agent = await connect(streams=False)
     first = message("hello", options={"model": "sim-hello"})
@@ -112,6 +113,7 @@ async def test_a_client_that_does_not_stream_gets_the_end(installation: Installa
     assert forked["forked_from_task_id"] == answer.task.id
 
 
+@pytest.mark.nightly
 async def test_an_approval_is_input_that_is_required(installation: Installation, connect: Any) -> None:
     agent, file = await connect(), uuid.uuid4().hex
     asked = await agent.send(message(file, options=LEAVE))
@@ -129,6 +131,7 @@ async def test_an_approval_is_input_that_is_required(installation: Installation,
         assert installation.effects(file) == ["only"]
 
 
+@pytest.mark.nightly
 async def test_a_context_is_listed_with_its_history(connect: Any) -> None:
     agent = await connect(streams=False)
     first = message("hello", options={"model": "sim-hello"})
@@ -153,6 +156,7 @@ async def test_a_context_is_listed_with_its_history(connect: Any) -> None:
     assert (last.id, last.artifacts, len(last.history)) == (begun.task.id, begun.task.artifacts, 0)
 
 
+@pytest.mark.nightly
 async def test_a_task_is_followed_and_cancelled(installation: Installation, connect: Any) -> None:
     agent = await connect()
     request = message(uuid.uuid4().hex, options=LEAVE)
@@ -173,6 +177,7 @@ async def test_a_task_is_followed_and_cancelled(installation: Installation, conn
     assert states(seen) == ["INPUT_REQUIRED", "CANCELED"]
 
 
+@pytest.mark.nightly
 async def test_refusals_have_the_errors_of_the_protocol(installation: Installation, connect: Any) -> None:
     agent = await connect()
     missing = "01900000-0000-7000-8000-000000000001"

@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 Frame = tuple[int | None, dict[str, Any]]
 MODEL = "sim-e2e-keyed-paced"
 

@@ -72,6 +72,7 @@ async def test_a_chat_of_two_messages(installation: Installation, node: Path) ->
     assert (ended["message"], ended["nothing"]) == (None, 1)
 
 
+@pytest.mark.nightly
 async def test_a_page_that_is_opened_again_gets_the_turn(installation: Installation, node: Path) -> None:
     """Here the turn waits for an approval; a turn that goes on is resumed in the test with the cuts."""
     base, chat_id = installation.stack.http_url, uuid.uuid4().hex
@@ -83,6 +84,7 @@ async def test_a_page_that_is_opened_again_gets_the_turn(installation: Installat
     assert (resumed["message"]["id"], resumed["nothing"]) == (answer["message"]["id"], 0)
 
 
+@pytest.mark.nightly
 async def test_an_approval_in_a_chat(installation: Installation, node: Path) -> None:
     base, chat_id, file = installation.stack.http_url, uuid.uuid4().hex, uuid.uuid4().hex
     task = {"model": "sim-e2e-unsafe-at-once", "approve_tools": ["append_record_unsafe"]}
@@ -108,6 +110,7 @@ def lengths(count: int) -> Iterator[int]:
     return iter([chosen.randint(1, 1500) for _ in range(count)])
 
 
+@pytest.mark.nightly
 async def test_a_chat_that_is_cut(installation: Installation, node: Path) -> None:
     host, _, port = installation.stack.http_url.removeprefix("http://").rpartition(":")
     chat_id, file = uuid.uuid4().hex, uuid.uuid4().hex
@@ -140,6 +143,7 @@ async def test_a_run_of_ag_ui(installation: Installation, node: Path) -> None:
     assert installation.effects(file)[:5] == LINES
 
 
+@pytest.mark.nightly
 async def test_an_interrupt_of_ag_ui(installation: Installation, node: Path) -> None:
     file, thread_id = uuid.uuid4().hex, uuid.uuid4().hex
     task = {"model": "sim-e2e-unsafe-at-once", "approve_tools": ["append_record_unsafe"]}
@@ -150,6 +154,7 @@ async def test_an_interrupt_of_ag_ui(installation: Installation, node: Path) -> 
     assert [one.get("content") for one in seen["messages"] if one["role"] == "assistant"][-1] == "That was it."
 
 
+@pytest.mark.nightly
 async def test_a_run_of_ag_ui_that_is_cut(installation: Installation, node: Path) -> None:
     host, _, port = installation.stack.http_url.removeprefix("http://").rpartition(":")
     file, thread_id = uuid.uuid4().hex, uuid.uuid4().hex

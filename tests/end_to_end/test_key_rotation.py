@@ -14,7 +14,7 @@ from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 SUCCEEDED: Final = task_pb2.TASK_STATE_SUCCEEDED
 READ_SECONDS: Final = LOOK_SECONDS + 1.0
 """Until each service has read a changed key file: it looks every LOOK_SECONDS."""

@@ -97,6 +97,7 @@ async def check_forks(installation: Installation, task_id: str, entries: list[le
     assert examine(await recorded(installation, task_id, after.task_id, continued.task_id)).violations == ()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("window_tokens", [2900, 3000])
 async def test_a_smaller_window_than_assumed_leads_to_a_summary(installation: Installation, window_tokens: int) -> None:
     """Nobody told the worker: the provider's refusal, or its answer that was cut off, is how it learns."""
@@ -113,11 +114,13 @@ async def test_a_smaller_window_than_assumed_leads_to_a_summary(installation: In
     assert examine(await recorded(installation, task_id)).violations == ()
 
 
+@pytest.mark.faults
 async def test_a_goal_beyond_the_window_fails_with_its_own_reason(installation: Installation) -> None:
     task = await installation.ended(await installation.submit("sim-steps-1-read_file-100w", "word " * 500))
     assert (task.state, task.reason) == (task_pb2.TASK_STATE_FAILED, "CONTEXT_WINDOW_EXCEEDED")
 
 
+@pytest.mark.faults
 async def test_an_output_beyond_the_window_is_read_in_parts(
     installation: Installation,
 ) -> None:

@@ -114,6 +114,7 @@ async def submitted_and_killed(installation: Installation) -> str:
     return task_id
 
 
+@pytest.mark.nightly
 async def test_a_task_survives_its_mcp_server(installation: Installation) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         task_id = await submitted_and_killed(installation)
@@ -130,6 +131,7 @@ async def test_a_task_survives_its_mcp_server(installation: Installation) -> Non
         assert rest["events"][-1]["state"] == "SUCCEEDED"
 
 
+@pytest.mark.nightly
 async def test_a_submit_is_capped(installation: Installation) -> None:
     async with connected(server(installation, "--max-cost", "0.30")) as client:
         refused = await client.call_tool("submit", {"goal": "ask", "max_cost": 0.31})
@@ -140,6 +142,7 @@ async def test_a_submit_is_capped(installation: Installation) -> None:
             assert (await installation.client.get(task["task_id"])).spec.limits.max_nano_usd == cap
 
 
+@pytest.mark.nightly
 async def test_a_question_is_answered(installation: Installation) -> None:
     async with connected(server(installation, "--no-max-cost", "--model", "sim-question")) as client:
         task = await call(client, "submit", goal="ask", request_id="mcp-one")
@@ -156,6 +159,7 @@ async def test_a_question_is_answered(installation: Installation) -> None:
         assert "NOT_FOUND" in str(unknown.content)
 
 
+@pytest.mark.nightly
 async def test_run_becomes_a_task_of_the_protocol(installation: Installation) -> None:
     """The server is another one for each request."""
     parameters = server(installation, "--no-max-cost", "--model", "sim-question")
@@ -199,6 +203,7 @@ async def test_the_gateway_serves_the_same_at_mcp(installation: Installation) ->
         assert stranger.status_code == 403
 
 
+@pytest.mark.nightly
 async def test_a_cancel_and_a_client_without_tasks(installation: Installation) -> None:
     parameters = server(installation, "--no-max-cost", "--model", "sim-question")
     async with connected(parameters, Tasks()) as client:

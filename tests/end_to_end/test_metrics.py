@@ -133,6 +133,7 @@ async def scrape(stack: Stack) -> Scraped:
     return scraped
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_dashboards_and_alerts_name_is_there(traffic: Traffic) -> None:
     scraped = await scrape(traffic.stack)
@@ -178,6 +179,7 @@ async def test_every_process_reports_only_what_is_described(traffic: Traffic) ->
                 assert sample.labels.keys() - {"le"} == CATALOGUE[name].labels.keys(), name
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_traffic_of_200_tenants_has_few_series(traffic: Traffic) -> None:
     scraped = await scrape(traffic.stack)
@@ -190,6 +192,7 @@ async def test_the_traffic_of_200_tenants_has_few_series(traffic: Traffic) -> No
     assert traffic.task_id[:13] not in text
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_numbers_are_those_of_the_traffic(traffic: Traffic) -> None:
     sums: dict[tuple[str, str], float] = {}
@@ -210,6 +213,7 @@ async def test_the_numbers_are_those_of_the_traffic(traffic: Traffic) -> None:
     assert sums["tenure_webhook_attempts_total", "failed"] >= 1
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_logs_show_the_way_of_a_task_and_no_content(traffic: Traffic) -> None:
     texts = {name: service.log() for name, service in traffic.stack.services.items()}
@@ -246,6 +250,7 @@ def on_this_stack(line: str, traffic: Traffic) -> str:
     return line
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_command_of_a_page_runs(traffic: Traffic, tmp_path: Path) -> None:
     """In the folder in which the stack has its data, as in a shell."""
@@ -331,6 +336,7 @@ class PrometheusServer:
                 await asyncio.sleep(0.5)
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_prometheus_answers_every_expression(traffic: Traffic, tmp_path: Path) -> None:
     program = shutil.which("prometheus")

@@ -38,6 +38,7 @@ async def test_a_scene_ends_the_same_with_each_vendor(installation: Installation
     assert used == sum(call[name] for call in calls for name in names)
 
 
+@pytest.mark.faults
 async def test_a_killed_worker_is_replaced_in_a_chat(own_installation: Installation) -> None:
     """Killed while the answer streams: the next worker makes the call again, and no effect happens twice."""
     file = uuid.uuid4().hex
@@ -53,6 +54,7 @@ async def test_a_killed_worker_is_replaced_in_a_chat(own_installation: Installat
     assert examine(await recorded(own_installation, task_id)).violations == ()
 
 
+@pytest.mark.faults
 async def test_a_history_continues_with_the_other_vendor(installation: Installation) -> None:
     """A fork within the tool calls of one vendor goes on with the other, and back; each effect keeps its keys."""
     record = uuid.uuid4().hex
@@ -75,6 +77,7 @@ async def test_a_history_continues_with_the_other_vendor(installation: Installat
     assert examine(await recorded(installation, origin, chat, back.task_id)).violations == ()
 
 
+@pytest.mark.faults
 async def test_usage_that_no_server_sent_is_billed(installation: Installation) -> None:
     task = await installation.ended(await installation.submit("openai/sim-no-usage-hello"))
     assert task.state == SUCCEEDED

@@ -20,7 +20,7 @@ from tests.support.fix_mail import MailServer, MakeMailServer
 from tests.support.http_stub import HttpStub, Seen, page
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.faults]
 
 
 @pytest.fixture

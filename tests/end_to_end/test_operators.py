@@ -44,6 +44,7 @@ async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     assert request.body.operator_request.reason == "it was cancelled by mistake"
 
 
+@pytest.mark.faults
 async def test_a_task_that_ran_into_a_limit_goes_on_with_more(installation: Installation) -> None:
     limits = task_pb2.Limits(max_tokens=1_000_000, max_steps=1)
     task_id = await installation.submit("sim-e2e-pure", limits=limits)
@@ -74,6 +75,7 @@ async def test_a_running_task_is_closed_out_with_an_operators_result(installatio
         await installation.client.close_out(task_id, FAILED, "once more")
 
 
+@pytest.mark.faults
 async def test_a_task_is_closed_out_as_succeeded_with_a_fitting_result(installation: Installation) -> None:
     schema = '{"type": "object", "required": ["ticket"]}'
     task_id = await installation.submit("sim-e2e-slow-answer", result_schema_json=schema)
@@ -90,6 +92,7 @@ async def test_a_task_is_closed_out_as_succeeded_with_a_fitting_result(installat
     check_whole(await installation.entries(task_id))
 
 
+@pytest.mark.faults
 async def test_an_operators_wait_survives_a_killed_ledger(own_installation: Installation) -> None:
     """The ledger is killed after it recorded the request, before it answers; the repeat has the same request id."""
     install, file = own_installation, uuid.uuid4().hex
@@ -119,6 +122,7 @@ async def test_an_operators_wait_survives_a_killed_ledger(own_installation: Inst
     assert install.effects(file) == [f"keyed {number}" for number in range(1, 6)]
 
 
+@pytest.mark.faults
 async def test_a_close_out_as_succeeded_survives_a_killed_ledger(own_installation: Installation) -> None:
     """The ledger is killed after it recorded the request, before it answers; the repeat has the same request id."""
     install = own_installation
@@ -140,6 +144,7 @@ async def test_a_close_out_as_succeeded_survives_a_killed_ledger(own_installatio
     assert sum(one.body.HasField("operator_request") for one in entries) == 1
 
 
+@pytest.mark.faults
 async def test_a_task_that_waits_for_its_retry_is_queued_at_once(installation: Installation) -> None:
     retry = task_pb2.RetryPolicy(max_attempts=3)
     retry.initial_backoff.seconds = retry.max_backoff.seconds = 600
@@ -152,6 +157,7 @@ async def test_a_task_that_waits_for_its_retry_is_queued_at_once(installation: I
     assert (await installation.ended(task_id)).state == CANCELLED
 
 
+@pytest.mark.faults
 async def test_the_command_says_why_it_does_nothing(installation: Installation) -> None:
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
@@ -184,6 +190,7 @@ async def test_a_running_task_is_transferred_to_the_named_worker(
         await installation.client.transfer(task_id, "again")
 
 
+@pytest.mark.faults
 async def test_a_drained_worker_releases_all_until_its_restart(
     own_installation: Installation,
 ) -> None:
@@ -217,6 +224,7 @@ async def test_a_drained_worker_releases_all_until_its_restart(
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.faults
 async def test_a_task_without_workers_is_explained(
     installation: Installation,
 ) -> None:
@@ -250,6 +258,7 @@ async def test_a_running_task_is_explained_by_owner_lease_and_calls(installation
     await installation.ended(task_id)
 
 
+@pytest.mark.faults
 async def test_the_command_takes_a_task_from_its_worker(installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     await installation.speaking(task_id)

@@ -19,6 +19,8 @@ from tests.end_to_end.test_verify import recorded
 from tests.support.fix_webhooks import MakeReceiver
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.faults
+
 VERIFIED, CHANGED = tool_pb2.OUTPUT_STATE_VERIFIED, tool_pb2.OUTPUT_STATE_CHANGED
 MISSING, STATED = tool_pb2.OUTPUT_STATE_MISSING, tool_pb2.OUTPUT_STATE_STATED
 

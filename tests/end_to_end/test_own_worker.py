@@ -116,6 +116,7 @@ async def test_another_one_resumes_when_it_is_killed_after_the_intent(installati
         await check_written(installation, task_id, file, takeovers=1)
 
 
+@pytest.mark.faults
 async def test_a_frozen_own_worker_is_refused_as_stale(installation: Installation, queue: str) -> None:
     file = uuid.uuid4().hex
     async with own_workers(installation.stack, queue) as workers:
@@ -135,6 +136,7 @@ async def test_a_frozen_own_worker_is_refused_as_stale(installation: Installatio
     assert frozen.log().count(f"{task_id} left") <= 1
 
 
+@pytest.mark.faults
 async def test_a_drained_one_gives_its_task_back(installation: Installation, queue: str) -> None:
     file = uuid.uuid4().hex
     async with own_workers(installation.stack, queue) as workers:

@@ -16,6 +16,8 @@ from tests.support.fix_pools import PooledStack, open_pooled_stack
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
+pytestmark = pytest.mark.faults
+
 POOLS = {
     "ours": {"identities": ["worker-1", "worker-2"], "tenants": ["shop"]},
     "acme": {"identities": ["acme"], "queues": ["default"], "loops": ["messages"], "tenants": ["acme"]},

@@ -19,7 +19,7 @@ from tenure.cli.exit_codes import Exit
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 REPOSITORY: Final = Path(__file__).parents[2]
 PAGE: Final = REPOSITORY / "docs" / "agents.md"
 BLOCKS: Final = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -15,6 +15,8 @@ from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 
+pytestmark = pytest.mark.faults
+
 REPOSITORY = Path(__file__).parents[2]
 
 

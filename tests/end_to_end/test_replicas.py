@@ -37,7 +37,7 @@ from tests.support.scripted_worker import ScriptedWorker
 KINDS: Final = ("gateway", "coordinator", "checkpoint", "tools")
 KEYED_EFFECTS: Final = sorted(f"keyed {number}" for number in range(1, 6))
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.faults]
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ async def begun(install: Installation) -> tuple[str, str]:
     return task_id, file
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("service", ["checkpoint", "coordinator", "gateway"])
 async def test_a_task_survives_a_crash_of(own_installation: Installation, service: str) -> None:
     task_id, file = await begun(own_installation)
@@ -35,6 +36,7 @@ async def test_a_task_survives_a_crash_of(own_installation: Installation, servic
     await check_survives(own_installation, task_id, file)
 
 
+@pytest.mark.faults
 async def test_a_task_survives_a_crash_of_etcd(own_installation: Installation) -> None:
     task_id, file = await begun(own_installation)
     etcd = own_installation.stack.etcd
@@ -45,6 +47,7 @@ async def test_a_task_survives_a_crash_of_etcd(own_installation: Installation) -
     await check_survives(own_installation, task_id, file)
 
 
+@pytest.mark.faults
 async def test_a_task_survives_a_crash_of_postgres(own_installation: Installation) -> None:
     task_id, file = await begun(own_installation)
     postgres = own_installation.stack.postgres

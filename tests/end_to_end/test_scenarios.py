@@ -13,7 +13,7 @@ from tenure.cli.exit_codes import Exit
 from tests.end_to_end.command import next_value, started, tenure
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.nightly]
 
 
 def blocks(language: str) -> list[str]:

@@ -66,6 +66,7 @@ async def brought_forward(install: Installation, schedule: pb.Schedule) -> datet
     return row[0] if row else due
 
 
+@pytest.mark.faults
 async def test_a_missed_due_time_is_made_up_for_once(small: Installation, clocks: Clocks) -> None:
     """Both ledgers are killed before it and come back after it; their own clocks are a day ahead, then a day behind."""
     clocks.shift("checkpoint", wall_seconds=A_DAY)

@@ -142,6 +142,7 @@ async def test_all_services_run_a_task_and_stop_in_order(environment: dict[str, 
             assert await process.wait() == 0, (tmp_path / "log").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 async def test_a_service_that_dies_stops_all_others(environment: dict[str, str], tmp_path: Path) -> None:
     async with served_all(environment, tmp_path / "log") as process:
@@ -155,6 +156,7 @@ async def test_a_service_that_dies_stops_all_others(environment: dict[str, str],
     assert "tenure: worker ended with code -9; the other services are stopped" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.nightly
 async def test_an_empty_address_of_runners_is_the_direct_way(environment: dict[str, str], tmp_path: Path) -> None:
     direct = {**environment, "TENURE_WORKER_MODELS_ADDRESS": ""}
     del direct["TENURE_MODELS_VERIFYING_KEYS_FILE"]  # what only the model runner needs
@@ -163,6 +165,7 @@ async def test_an_empty_address_of_runners_is_the_direct_way(environment: dict[s
         assert await calls_of_the_runner(environment) == 0
 
 
+@pytest.mark.nightly
 async def test_each_service_gets_its_own_certificate(environment: dict[str, str], tmp_path: Path) -> None:
     """`{service}` in the paths. A client without a certificate of these authorities does not get in."""
     certs = tmp_path / "certs"
@@ -184,6 +187,7 @@ async def test_each_service_gets_its_own_certificate(environment: dict[str, str]
                 await anext(stranger.list_tasks(limit=1), None)
 
 
+@pytest.mark.nightly
 async def test_one_certificate_for_all_services_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
     """Before any service starts."""
     one = {**environment, "TENURE_TLS_CERTIFICATE_FILE": str(tmp_path / "gateway.pem")}
@@ -194,6 +198,7 @@ async def test_one_certificate_for_all_services_is_refused(environment: dict[str
     assert "TENURE_TLS_CERTIFICATE_FILE=certs/{service}.pem" in text
 
 
+@pytest.mark.nightly
 async def test_a_service_reads_its_own_arguments(environment: dict[str, str]) -> None:
     code, text = await run("checkpoint", "--help", environment=environment)
     assert code == 0
@@ -203,6 +208,7 @@ async def test_a_service_reads_its_own_arguments(environment: dict[str, str]) ->
     assert (code, text.startswith("usage: tenure serve gateway")) == (2, True)
 
 
+@pytest.mark.nightly
 async def test_a_service_has_no_process_of_the_command(environment: dict[str, str]) -> None:
     """Signals reach the service, and its container's first process is the service."""
     process = await asyncio.create_subprocess_exec(*COMMAND, "simulator", env=environment, stdout=PIPE)

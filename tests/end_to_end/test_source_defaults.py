@@ -21,6 +21,8 @@ from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS
 from tests.support.service_process import ServiceProcess
 
+pytestmark = pytest.mark.faults
+
 FILE = """
 [defaults.conversation]
 priority = "PRIORITY_HIGH"

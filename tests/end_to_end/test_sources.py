@@ -22,6 +22,8 @@ from tests.end_to_end.test_takeover import check_done
 from tests.end_to_end.test_verify import recorded
 from tests.support.patience import CALL_SECONDS
 
+pytestmark = pytest.mark.faults
+
 RUN = "2026-11-23"
 
 

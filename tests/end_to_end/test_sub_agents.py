@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
@@ -35,6 +37,7 @@ async def test_a_tree_of_agents_comes_to_one_answer(installation: Installation) 
     assert all(one.task_id[:13] in shown.out for one in result)
 
 
+@pytest.mark.faults
 async def test_a_cancel_stops_all_agents_below(installation: Installation) -> None:
     root = await installation.submit("sim-by-goal", "team-long at work")
     await installation.in_state(root, "WAITING_EXTERNAL")

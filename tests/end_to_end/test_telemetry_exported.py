@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from devstack import Stack
 from tenure.client import Client
 from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
@@ -68,6 +70,7 @@ async def check_sub_agents(installation: Installation, collector: Collector) -> 
         assert agent.parent_id.hex() == call_span_id(root.task_id, task.spawn_call_id)
 
 
+@pytest.mark.faults
 async def test_kills_lose_no_span(collector: Collector, tmp_path: Path) -> None:
     """Workers, replicas of the ledger within an export, and the collector die while tasks run."""
     replicas, environment = {"checkpoint": 2}, {"*": collector.environment}

@@ -50,6 +50,7 @@ async def test_a_tenants_cap_refuses_its_submits_and_nobody_elses(installation: 
     assert "1 of 1 submits a minute" in response.err
 
 
+@pytest.mark.faults
 async def test_a_task_at_its_token_cap_waits_and_then_succeeds(
     installation: Installation,
 ) -> None:

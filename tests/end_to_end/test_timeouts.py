@@ -38,6 +38,7 @@ def moves(entries: list[ledger_pb2.Entry]) -> list[tuple[str, str]]:
     return [(state_name(move.to_state), move.reason) for move in seen]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("phase", "reason", "model", "queue"),
     [
@@ -62,6 +63,7 @@ async def test_a_late_phase_ends_with_its_reason_by_policy(
     await asyncio.gather(*map(check, ACTIONS))
 
 
+@pytest.mark.faults
 async def test_a_late_tool_is_stopped_and_the_task_ends(
     installation: Installation,
 ) -> None:
@@ -107,6 +109,7 @@ async def test_a_failing_model_is_retried_then_rescheduled_then_fatal(
     await installation.client.cancel(limited)
 
 
+@pytest.mark.faults
 async def test_a_task_is_started_at_its_time_and_not_before(installation: Installation) -> None:
     start = datetime.now(UTC) + timedelta(seconds=2)
     task_id = await installation.submit("sim-hello", start_time=timestamp(start))
@@ -115,6 +118,7 @@ async def test_a_task_is_started_at_its_time_and_not_before(installation: Instal
     assert ended.start_time.ToDatetime(tzinfo=UTC) >= start
 
 
+@pytest.mark.faults
 async def test_a_task_that_is_put_off_is_shown_so_and_can_be_cancelled(installation: Installation) -> None:
     address = installation.stack.gateway_address
     submitted = await tenure("submit", "later", "--start-in", "2h", address=address)
@@ -128,6 +132,7 @@ async def test_a_task_that_is_put_off_is_shown_so_and_can_be_cancelled(installat
     assert state_name((await installation.ended(task_id)).state) == "CANCELLED"
 
 
+@pytest.mark.faults
 async def test_timeouts_are_asked_for_on_the_command_line(installation: Installation) -> None:
     requests = ("submit", "wait", "--queue", NOBODYS, "--phase-timeout", "queued=1s:fail")
     submitted = await tenure(*requests, address=installation.stack.gateway_address)

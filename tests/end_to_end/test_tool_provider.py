@@ -59,6 +59,7 @@ async def test_a_killed_tool_service_has_its_effect_once(
     assert [key.partition("/")[0] for key, _ in provider.moves()] == [task_id]
 
 
+@pytest.mark.faults
 async def test_a_provider_killed_after_an_unsafe_effect_needs_a_person(
     own_installation: Installation, provider: NodeProvider, config: dict[str, str]
 ) -> None:

@@ -22,6 +22,7 @@ async def killed_in_mid_call(install: Installation, model: str, file: str, **fie
     return task_id
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("model", ["sim-e2e-keyed", "sim-e2e-idempotent", "sim-e2e-pure"])
 async def test_a_call_that_may_be_repeated_is_run_again(own_installation: Installation, model: str) -> None:
     file = uuid.uuid4().hex
@@ -39,6 +40,7 @@ async def test_a_call_that_may_be_repeated_is_run_again(own_installation: Instal
         assert own_installation.effects(file) == ["once"]
 
 
+@pytest.mark.faults
 async def test_a_program_keeps_its_own_bound_after_a_kill(own_installation: Installation) -> None:
     """The agent gave the program one second; the second runner of the call stops it after that time, too."""
     task_id = await killed_in_mid_call(own_installation, "sim-e2e-python-bound", uuid.uuid4().hex)
@@ -67,6 +69,7 @@ async def test_an_unsafe_call_is_in_doubt_and_waits_for_a_person(own_installatio
     assert outcomes == [tool_pb2.OUTCOME_STATUS_IN_DOUBT]
 
 
+@pytest.mark.faults
 async def test_an_unsafe_call_in_doubt_is_reported_if_configured(own_installation: Installation) -> None:
     file = uuid.uuid4().hex
     policy = task_pb2.TaskPolicy(on_in_doubt=task_pb2.IN_DOUBT_POLICY_TELL_MODEL)

@@ -23,7 +23,7 @@ from tests.end_to_end.test_sub_agents import tree_of
 from tests.end_to_end.test_verify import recorded
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 NANO_USD_A_TOKEN: Final = 10**6
 """Of output, which is all that costs: what answers are billed stands in their scenarios."""
 AGENT: Final = task_pb2.AgentSpec(

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.nightly]
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILES: Final = dict(

@@ -18,7 +18,7 @@ from tests.end_to_end.installation import Installation
 from tests.support.fix_node import packages
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 ROOT: Final = Path(__file__).parents[2]
 
 

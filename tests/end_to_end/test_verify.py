@@ -66,6 +66,7 @@ async def test_what_really_happened_breaks_no_rule(installation: Installation) -
     assert "missing    the history of etcd, which I1 " in numbers.out
 
 
+@pytest.mark.faults
 async def test_a_task_that_goes_on_meanwhile_breaks_no_rule(installation: Installation) -> None:
     """What is read of it at different times must be put together so that it fits."""
     task_id = await installation.submit("sim-e2e-paced", uuid.uuid4().hex)
@@ -76,6 +77,7 @@ async def test_a_task_that_goes_on_meanwhile_breaks_no_rule(installation: Instal
     assert reads > 1
 
 
+@pytest.mark.faults
 async def test_a_hand_in_the_tables_is_told_with_task_rule_and_place(installation: Installation) -> None:
     """Of a task of this test that has ended: nobody else at the shared installation sees it."""
     install = installation

@@ -140,6 +140,7 @@ async def test_a_task_waits_for_its_build_and_goes_on_with_it(installation: Inst
         assert [each.open_tasks for each in (await client.agent(builds.name)).revisions] == [0, 0]
 
 
+@pytest.mark.faults
 async def test_a_ramp_sends_a_part_of_the_submits_to_the_new_build(installation: Installation, builds: Builds) -> None:
     address = installation.stack.gateway_address
     builds.gate.touch()
@@ -182,6 +183,7 @@ max_steps = 9
 """
 
 
+@pytest.mark.faults
 async def test_an_agent_without_code_is_registered_from_a_file(installation: Installation, tmp_path: Path) -> None:
     address, name, file = installation.stack.gateway_address, f"greeter-{uuid.uuid4().hex[:8]}", tmp_path / "agent.toml"
     file.write_text(AGENT.format(name=name, system="Be kind."))

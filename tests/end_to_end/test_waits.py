@@ -28,6 +28,7 @@ async def outcomes(install: Installation, task_id: str) -> list[str]:
     ]
 
 
+@pytest.mark.faults
 async def test_a_person_approves_and_the_agent_reads_who_and_when(installation: Installation) -> None:
     task_id = await installation.submit("sim-approval")
     task = await installation.in_state(task_id, "WAITING_USER")
@@ -72,6 +73,7 @@ async def test_a_question_is_answered_at_the_command_line(installation: Installa
     assert again.code == Exit.REFUSED
 
 
+@pytest.mark.faults
 async def test_a_repeated_answer_by_the_cli_is_one_answer(installation: Installation) -> None:
     address, file, request_id = installation.stack.gateway_address, uuid.uuid4().hex, uuid.uuid4().hex
     task_id = await installation.submit("sim-e2e-leave", file, agent=NEEDS_LEAVE)
@@ -155,6 +157,7 @@ async def next_wait(install: Installation, task_id: str, before: str) -> task_pb
     return await install.client.get(task_id)
 
 
+@pytest.mark.faults
 async def test_a_waiting_task_is_cancelled_at_once(installation: Installation) -> None:
     for model in ("sim-approval", "sim-event"):
         task_id = await installation.submit(model, f"never-{uuid.uuid4().hex}")
@@ -163,6 +166,7 @@ async def test_a_waiting_task_is_cancelled_at_once(installation: Installation) -
         check_whole(await installation.entries(task_id))
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)  # it starts everything twice
 async def test_waits_survive_a_restart_of_every_service(own_installation: Installation) -> None:
     install = own_installation
@@ -194,6 +198,7 @@ async def test_waits_survive_a_restart_of_every_service(own_installation: Instal
     assert again.state == SUCCEEDED
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("failpoint", ["before_sweep", "after_sweep"])
 async def test_escalation_survives_a_killed_service(own_installation: Installation, failpoint: str) -> None:
     """The checkpoint service is killed as it takes the first step: before, and after the step is durable."""

@@ -38,6 +38,7 @@ async def test_a_registered_endpoint_gets_the_wait_and_the_end(
     assert (await tenure("webhooks", "delete", "waiting", address=installation.stack.gateway_address)).code == Exit.OK
 
 
+@pytest.mark.faults
 async def test_a_wait_without_an_answer_is_escalated_to_an_endpoint(
     own_installation: Installation, webhook_receiver: MakeReceiver
 ) -> None:
@@ -61,6 +62,7 @@ async def test_a_wait_without_an_answer_is_escalated_to_an_endpoint(
     assert (await tenure("webhooks", "delete", "lead", address=install.stack.gateway_address)).code == Exit.OK
 
 
+@pytest.mark.faults
 async def test_the_cli_lists_replays_pauses_rotates_and_deletes(
     installation: Installation, webhook_receiver: MakeReceiver
 ) -> None:

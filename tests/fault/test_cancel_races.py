@@ -65,6 +65,7 @@ async def cancelled_after(bench: WorkerBench, task_id: str, seconds: float) -> b
     return True
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("latest_seconds", [0.0, LATEST_CANCEL_SECONDS])
 async def test_a_cancel_and_a_completion_have_one_winner(bench: WorkerBench, latest_seconds: float) -> None:
     """At once: before a worker has it, or while it is handed out. Later: anywhere in a run, and after its end."""
@@ -91,6 +92,7 @@ async def test_many_cancels_at_once_are_one_end(bench: WorkerBench) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.faults
 async def test_a_cancelled_tasks_program_is_dead_at_the_commit(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-program")
@@ -113,6 +115,7 @@ def programs_of(task_id: str) -> list[int]:
     return results
 
 
+@pytest.mark.faults
 async def test_a_cancel_during_the_owners_sleep_is_carried_out(
     bench: WorkerBench,
 ) -> None:

@@ -23,6 +23,8 @@ from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.service_process import ServiceProcess
 
+pytestmark = pytest.mark.faults
+
 WRITERS = 16
 TASKS_A_WRITER = 6
 WATCHERS = 4

@@ -29,6 +29,8 @@ from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
 from tests.support.shifted_clocks import KINDS, Clocks
 
+pytestmark = pytest.mark.faults
+
 HOUR = 3600.0
 PACED_STEPS = 6
 ASKED = """

@@ -12,7 +12,11 @@ import pytest
 from tests.fault.ordinary_user import place_of_an_ordinary_user, run_as_an_ordinary_user
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become an ordinary user")
-pytestmark = [only_root, pytest.mark.skipif(sys.platform != "linux", reason="programs are confined on Linux only")]
+pytestmark = [
+    only_root,
+    pytest.mark.skipif(sys.platform != "linux", reason="programs are confined on Linux only"),
+    pytest.mark.faults,
+]
 
 ATTACK = """
 import json, os, socket, sys

@@ -61,6 +61,7 @@ async def test_an_etcd_crash_keeps_leases_revision_and_generation(own_fleet: Fle
         assert new > old
 
 
+@pytest.mark.faults
 async def test_a_compacted_expiry_is_not_missed(own_fleet: Fleet, own_etcd: EtcdProcess, tcp_proxy: MakeProxy) -> None:
     """Etcd answers such a watch with `created`, then with `canceled`, and then leaves the stream open and silent."""
     host, port = own_etcd.endpoint.split(":")
@@ -87,6 +88,7 @@ async def test_a_compacted_expiry_is_not_missed(own_fleet: Fleet, own_etcd: Etcd
     assert any("COMPACTED" in str(entry["message"]) for entry in blind.lines), "the watch went on as if nothing were"
 
 
+@pytest.mark.faults
 async def test_what_a_silent_watch_does_not_tell_is_found_by_comparing(own_fleet: Fleet) -> None:
     replica = await own_fleet.coordinator(failpoints="coordinator.deaf_watch", **SHORT)
     async with Owners(own_fleet) as owners:
@@ -101,6 +103,7 @@ async def test_what_a_silent_watch_does_not_tell_is_found_by_comparing(own_fleet
     assert "CLAIM_LOST" in [each.reason for each in await own_fleet.transitions(task_id)]
 
 
+@pytest.mark.faults
 async def test_without_space_nothing_is_granted_and_tasks_continue(tmp_path: Path, fresh_database: Any) -> None:
     etcd = start_etcd(tmp_path / "etcd", arguments=[QUOTA])
     fleet = await make_fleet(etcd, await fresh_database(MIGRATIONS), tmp_path)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from tenure.domain import entries as facts
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.partition import at, check_whole, recorded
+
+pytestmark = pytest.mark.faults
 
 TTL_SECONDS = 5.0
 AWAY_SECONDS = 9.0

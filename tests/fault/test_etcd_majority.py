@@ -25,7 +25,12 @@ from tests.support.fix_etcd_cluster import EtcdCluster
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.store_folder import store_folder
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(400),
+    pytest.mark.faults,
+]
 
 MODEL: Final = "sim-faults-keyed"
 STEPS: Final = 7

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.support.fix_coordinator import Fleet
     from tests.support.fix_etcd_cluster import EtcdCluster
 
+pytestmark = pytest.mark.faults
+
 # A new leader is elected after some two seconds, and a lost renewal costs an interval.
 PATIENT = {"ttl_seconds": "10", "renew_interval_seconds": "1"}
 

@@ -54,6 +54,7 @@ async def check_recovered(fleet: Fleet, owners: Owners, lost: Owned, *, generati
     await owners.check_one_owner_each()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kept", ["backup", "nothing"])
 async def test_epochs_grow_though_etcd_went_back(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path, kept: str
@@ -73,6 +74,7 @@ async def test_epochs_grow_though_etcd_went_back(
         await owners.of(revived, times=2)
 
 
+@pytest.mark.faults
 async def test_epochs_grow_though_nobody_ran_while_etcd_was_put_back(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
@@ -87,6 +89,7 @@ async def test_epochs_grow_though_nobody_ran_while_etcd_was_put_back(
         await check_recovered(own_fleet, owners, lost, generation=_life(lost) + 1)
 
 
+@pytest.mark.faults
 async def test_a_restore_that_nobody_can_notice_harms_nobody(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
@@ -110,6 +113,7 @@ async def test_a_restore_that_nobody_can_notice_harms_nobody(
         assert not await owners.may_write(former)
 
 
+@pytest.mark.faults
 async def test_replicas_that_all_notice_agree_on_one_generation(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
@@ -131,6 +135,7 @@ async def test_replicas_that_all_notice_agree_on_one_generation(
     assert sum(line["by_us"] for line in raised) == 2
 
 
+@pytest.mark.faults
 async def test_another_coordinator_finishes_a_half_done_raise(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """The first raise comes with the first etcd, the second stops between the ledger and the new etcd."""
     stopped = await own_fleet.coordinator(failpoints="coordinator.after_ledger_raise=2#freeze", **SHORT)
@@ -153,6 +158,7 @@ async def test_another_coordinator_finishes_a_half_done_raise(own_fleet: Fleet, 
         await owners.check_one_owner_each()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("granted_meanwhile", [True, False], ids=["granted-meanwhile", "queued-still"])
 async def test_a_coordinator_that_slept_through_a_restore_is_refused(
     own_fleet: Fleet, own_etcd: EtcdProcess, granted_meanwhile: bool

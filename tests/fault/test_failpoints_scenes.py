@@ -7,7 +7,12 @@ import pytest
 from tests.fault.failpoint_scenes import check_deaths_at, rounds
 from tests.fault.suite.installation import Installation
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    pytest.mark.faults,
+]
 
 
 @pytest.mark.parametrize("failpoints", rounds(of_work=False), ids="+".join)

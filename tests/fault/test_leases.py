@@ -120,6 +120,7 @@ async def eventually(attempt: Any, why: str, errors: tuple[type[Exception], ...]
 # Replicas die and freeze
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("moment", ["after_lease_claim", "after_lease_register"])
 async def test_a_dead_coordinators_acquire_is_taken_up_by_its_repeat(
     backends: Backends, leases: Leases, moment: str
@@ -131,6 +132,7 @@ async def test_a_dead_coordinators_acquire_is_taken_up_by_its_repeat(
     assert (await leases.renew(lease)).epoch == lease.epoch
 
 
+@pytest.mark.faults
 async def test_a_claim_that_nobody_registers_is_cleaned_up(backends: Backends, leases: Leases) -> None:
     dying = await backends.at(await backends.replica(failpoints="coordinator.after_lease_claim=kill9"))
     with pytest.raises(TenureError):
@@ -152,6 +154,7 @@ async def test_a_frozen_coordinator_grants_no_lease_late(backends: Backends, lea
     assert (await leases.renew(lease)).epoch == lease.epoch
 
 
+@pytest.mark.faults
 async def test_leases_live_on_when_their_coordinator_dies(backends: Backends, leases: Leases) -> None:
     first = await backends.replica()
     lease = await (await backends.at(first)).acquire("a")
@@ -160,6 +163,7 @@ async def test_leases_live_on_when_their_coordinator_dies(backends: Backends, le
     assert await leases.release(lease)
 
 
+@pytest.mark.faults
 async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends: Backends) -> None:
     replica = await backends.replica()
     async with watch(await backends.at(replica)) as answers:
@@ -170,6 +174,7 @@ async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends: B
     assert ended.value.reason == "DRAINING"
 
 
+@pytest.mark.faults
 async def test_without_a_ledger_no_lease_is_granted(broken_fleet: Fleet, leases: Leases) -> None:
     held = await leases.acquire("held")
     broken_fleet.checkpoint.signal(signal.SIGSTOP)
@@ -184,6 +189,7 @@ async def test_without_a_ledger_no_lease_is_granted(broken_fleet: Fleet, leases:
 # etcd is away, and goes back in time
 
 
+@pytest.mark.faults
 async def test_an_acquire_during_an_etcd_outage_is_one_lease(broken_etcd: EtcdProcess, leases: Leases) -> None:
     async with paused(broken_etcd):
         with pytest.raises(Unavailable):
@@ -193,6 +199,7 @@ async def test_an_acquire_during_an_etcd_outage_is_one_lease(broken_etcd: EtcdPr
     assert (await leases.renew(lease)).epoch == lease.epoch
 
 
+@pytest.mark.faults
 async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProcess, leases: Leases) -> None:
     revision = (await leases.list()).revision
     await leases.release(await leases.acquire("a"))
@@ -203,6 +210,7 @@ async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProc
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
+@pytest.mark.faults
 async def test_epochs_grow_when_etcd_was_replaced(broken_etcd: EtcdProcess, leases: Leases) -> None:
     for _ in range(20):  # so that the new etcd's revisions are behind
         await leases.release(await leases.acquire("warm-up"))
@@ -225,6 +233,7 @@ async def test_epochs_grow_when_etcd_was_replaced(broken_etcd: EtcdProcess, leas
         await eventually(watch_from_before, "the generation is not settled")
 
 
+@pytest.mark.faults
 async def test_leases_revived_by_a_backup_are_deleted(
     broken_etcd: EtcdProcess, survivor: ServiceProcess, leases: Leases
 ) -> None:
@@ -248,6 +257,7 @@ async def test_leases_revived_by_a_backup_are_deleted(
 # Holders
 
 
+@pytest.mark.faults
 async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Backends, leases: Leases) -> None:
     replica = await backends.replica()
     held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=2)
@@ -263,6 +273,7 @@ async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Bac
     await eventually(lambda: leases.acquire("a", "two"), "the lease never ends", (LeaseHeld, Unavailable))
 
 
+@pytest.mark.faults
 async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases: Leases) -> None:
     async def work() -> None:
         async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=5) as held:
@@ -275,6 +286,7 @@ async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases: Leas
     assert (await leases.get("a")).holder == "two"
 
 
+@pytest.mark.faults
 async def test_a_cancelled_holder_releases_its_lease(leases: Leases) -> None:
     async def work() -> None:
         async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=30):
@@ -291,6 +303,7 @@ async def test_a_cancelled_holder_releases_its_lease(leases: Leases) -> None:
         await leases.get("a")
 
 
+@pytest.mark.faults
 async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases: Leases) -> None:
     async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=10) as first:
         waiting = asyncio.create_task(once_held(leases, "two"))
@@ -301,6 +314,7 @@ async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases: Leases)
     assert (after.reason, after.previous_epoch) == ("RELEASED", first.epoch)
 
 
+@pytest.mark.faults
 async def test_tokens_follow_the_signing_key_until_it_is_withdrawn(
     broken_fleet: Fleet, backends: Backends, leases: Leases, tmp_path: Path
 ) -> None:
@@ -325,6 +339,7 @@ async def test_tokens_follow_the_signing_key_until_it_is_withdrawn(
         await verifier.verify(lease.token, resource="leases/a", tenant=backends.tenant)
 
 
+@pytest.mark.faults
 async def test_a_good_token_of_another_resource_is_refused(backends: Backends, leases: Leases) -> None:
     verifier, lease = TokenVerifier(leases.stub), await leases.acquire("a")
     for resource, tenant in (("leases/b", backends.tenant), ("tasks/a", backends.tenant), ("leases/a", "default")):

@@ -8,6 +8,8 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.support.fix_mcp import (
@@ -50,6 +52,7 @@ async def test_a_call_of_a_dead_server_is_repeated_or_in_doubt(
     assert (await tools.fence(owner))["1.3"].state == tool_pb2.CALL_STATE_IN_DOUBT
 
 
+@pytest.mark.faults
 async def test_a_silent_server_is_restarted(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -66,6 +69,7 @@ async def test_a_silent_server_is_restarted(
     assert (await tools.outcome(owner, "1.1", "odd__meta")).status is OutcomeStatus.SUCCEEDED
 
 
+@pytest.mark.faults
 async def test_a_late_call_is_cancelled_at_its_server(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -83,6 +87,7 @@ async def test_a_late_call_is_cancelled_at_its_server(
     assert processes(str(tmp_path)) == before
 
 
+@pytest.mark.faults
 async def test_nothing_of_a_server_is_left_when_the_service_is_killed(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -97,6 +102,7 @@ async def test_nothing_of_a_server_is_left_when_the_service_is_killed(
     await gone(str(tmp_path))
 
 
+@pytest.mark.faults
 async def test_no_server_process_survives_an_orderly_end(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -110,6 +116,7 @@ async def test_no_server_process_survives_an_orderly_end(
     assert processes(str(tmp_path)) == []
 
 
+@pytest.mark.faults
 async def test_a_server_that_comes_later_is_found(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -139,6 +146,7 @@ async def until_it_succeeds(tries: AsyncIterator[Outcome]) -> AsyncIterator[Outc
             return
 
 
+@pytest.mark.faults
 async def test_tools_follow_their_server_s_list(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -157,6 +165,7 @@ async def test_tools_follow_their_server_s_list(
     await withdrawn(tools, owner, "odd__progress")
 
 
+@pytest.mark.faults
 async def test_nonsense_on_stdout_and_noise_on_stderr_do_no_harm(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -176,6 +185,7 @@ async def test_nonsense_on_stdout_and_noise_on_stderr_do_no_harm(
     assert 1 <= len(said) <= 50
 
 
+@pytest.mark.faults
 async def test_a_server_is_killed_from_outside_and_comes_back(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:

@@ -190,6 +190,7 @@ async def test_the_next_worker_joins_the_call_in_flight(bench: WorkerBench, how:
     assert reasons[-1] == (Reason.WORKER_LOST if how == "kill" else Reason.WORKER_DRAINED)
 
 
+@pytest.mark.faults
 async def test_a_frozen_worker_wakes_and_pays_nothing(bench: WorkerBench) -> None:
     """It is deaf to the loss of its claim, reads the call to its end, and its commit is refused."""
     task_id, (sleeper, _) = await begun(bench, failpoints="worker.ignore_trust_window")
@@ -209,6 +210,7 @@ async def test_a_frozen_worker_wakes_and_pays_nothing(bench: WorkerBench) -> Non
     assert sent(bench, task_id) == {f"{task_id}/1/1": 1, f"{task_id}/2/1": 1}
 
 
+@pytest.mark.faults
 async def test_a_call_survives_several_workers(bench: WorkerBench) -> None:
     task_id, (first, _, _) = await begun(bench, workers=3)
     async with watching(bench, task_id) as told:
@@ -224,6 +226,7 @@ async def test_a_call_survives_several_workers(bench: WorkerBench) -> None:
     await check_paid_once(bench, task_id, claims=3)
 
 
+@pytest.mark.faults
 async def test_a_cancel_stops_the_call_at_the_provider(bench: WorkerBench) -> None:
     """The usage that the provider billed until then is in the ledger; the call was sent once."""
     task_id, _ = await begun(bench, workers=1)
@@ -256,6 +259,7 @@ async def settled_by_report(bench: WorkerBench, task_id: str) -> dict[str, Any]:
     return call
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 async def test_an_ending_while_queued_is_billed_by_a_report(bench: WorkerBench, how: str) -> None:
     """No worker settles the call: the ledger does, with an estimate, and the runner reports what it used.
@@ -281,6 +285,7 @@ async def test_an_ending_while_queued_is_billed_by_a_report(bench: WorkerBench, 
     await check_history(bench, task_id)
 
 
+@pytest.mark.faults
 async def test_a_worker_without_runners_repeats_the_call(bench: WorkerBench) -> None:
     """It cannot join: the call is settled as lost, stopped and reported, and the next attempt goes the direct way."""
     owner = await bench.start_worker()
@@ -297,6 +302,7 @@ async def test_a_worker_without_runners_repeats_the_call(bench: WorkerBench) -> 
     await check_history(bench, task_id)
 
 
+@pytest.mark.faults
 async def test_a_message_during_a_takeover_waits_for_its_turn(bench: WorkerBench) -> None:
     """It arrives while the task is queued, is in no request that was sent, and the next call has it."""
     owner = await bench.start_worker()
@@ -311,6 +317,7 @@ async def test_a_message_during_a_takeover_waits_for_its_turn(bench: WorkerBench
     assert text_of(first.content) == TEXT
 
 
+@pytest.mark.faults
 async def test_a_step_timeout_stops_the_call(bench: WorkerBench) -> None:
     """The task ends, after its call was stopped at the provider and settled with its usage."""
     await bench.start_worker()
@@ -328,6 +335,7 @@ async def test_a_step_timeout_stops_the_call(bench: WorkerBench) -> None:
     await check_history(bench, task_id)
 
 
+@pytest.mark.faults
 async def test_a_drained_runner_first_ends_its_calls(bench: WorkerBench) -> None:
     """Both replicas are restarted in the middle of a call: one of them makes it."""
     task_id, _ = await begun(bench, workers=1)
@@ -366,6 +374,7 @@ async def dying(bench: WorkerBench, failpoint: str) -> AsyncIterator[list[str]]:
             await runner.restart({"TENURE_FAILPOINTS": ""})
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("failpoint", sorted(OF_MODEL_RUNNERS))
 async def test_no_attempt_is_sent_twice_by_runners_that_die(bench: WorkerBench, failpoint: str) -> None:
     """A call whose runner died after the SENT mark is lost, and the next attempt is made; else the attempt goes on."""

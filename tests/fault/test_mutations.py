@@ -40,6 +40,7 @@ async def mutation_bench(
         yield bench
 
 
+@pytest.mark.faults
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_the_checker_notices_that_a_guard_is_missing(

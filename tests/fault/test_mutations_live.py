@@ -17,7 +17,7 @@ from tests.fault.mutants.catalogue import MUTATIONS
 from tests.support.fix_coordinator import Fleet
 from tests.support.fix_worker import WorkerBench
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 
 
 async def history(bench: WorkerBench, task_id: str) -> History:

@@ -29,7 +29,12 @@ from tests.fault.suite.schedule import Mode, PlannedFault, Schedule
 from tests.fault.suite.trial import Trial
 from tests.support.patience import slowness_now
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+    pytest.mark.faults,
+]
 
 DEFAULT_SEED: Final = 1
 TRIES: Final = 6

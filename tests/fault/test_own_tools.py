@@ -22,6 +22,7 @@ __all__ = ["worker_stack"]  # the fixture: leases short enough to outwait them
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.faults
 async def test_a_killed_workers_repeatable_calls_run_again(letters: Letters) -> None:
     killed = await letters.worker()
     task_id = await letters.submit(REPEATABLE)
@@ -46,6 +47,7 @@ async def test_a_killed_workers_unsafe_call_is_in_doubt(letters: Letters) -> Non
     assert letters.counts() == Counter({"began-UNSAFE": 1})
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("effect", ["KEYED", "UNSAFE"])
 async def test_an_outcome_that_was_not_sent_is_lost_with_the_worker(letters: Letters, effect: str) -> None:
     """The effect happened, and only the dead worker knew."""
@@ -61,6 +63,7 @@ async def test_an_outcome_that_was_not_sent_is_lost_with_the_worker(letters: Let
     assert len(letters.keys(effect)) == 1
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("effect", ["KEYED", "UNSAFE"])
 async def test_a_zombie_that_was_ordered_does_not_begin(letters: Letters, effect: str) -> None:
     """Frozen when the order arrived, and woken after the takeover: its trust window is closed."""
@@ -81,6 +84,7 @@ async def test_a_zombie_that_was_ordered_does_not_begin(letters: Letters, effect
     assert second.exit_code is None
 
 
+@pytest.mark.faults
 async def test_a_zombie_that_was_running_cannot_record(letters: Letters) -> None:
     """Its coroutine goes on after the takeover, and nothing can stop that; what it sends changes nothing."""
     sleeper = await letters.worker(failpoints="worker.ignore_trust_window;worker.after_own_tool=1#freeze")
@@ -97,6 +101,7 @@ async def test_a_zombie_that_was_running_cannot_record(letters: Letters) -> None
     assert len(letters.keys("KEYED")) == 1
 
 
+@pytest.mark.faults
 async def test_a_person_resolves_an_own_call_in_doubt(letters: Letters) -> None:
     killed = await letters.worker()
     waiting = TaskPolicy(on_in_doubt=InDoubtPolicy.WAIT_FOR_PERSON)
@@ -111,6 +116,7 @@ async def test_a_person_resolves_an_own_call_in_doubt(letters: Letters) -> None:
     assert letters.counts() == Counter({"began-UNSAFE": 2, "UNSAFE": 1})
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("effect", ["KEYED", "UNSAFE"])
 async def test_a_run_goes_on_through_a_killed_tool_service(letters: Letters, effect: str) -> None:
     """The worker joins its own run: the effect happens once, and is not in doubt."""
@@ -125,6 +131,7 @@ async def test_a_run_goes_on_through_a_killed_tool_service(letters: Letters, eff
     assert letters.counts() == Counter({f"began-{effect}": 1, effect: 1})
 
 
+@pytest.mark.faults
 async def test_a_cancel_stops_an_own_tool(letters: Letters) -> None:
     await letters.worker()
     task_id = await letters.submit(["KEYED"])
@@ -137,6 +144,7 @@ async def test_a_cancel_stops_an_own_tool(letters: Letters) -> None:
     assert letters.counts()["KEYED"] == 0
 
 
+@pytest.mark.faults
 async def test_a_drain_waits_for_an_unsafe_tool(letters: Letters) -> None:
     draining = await letters.worker(drain_seconds="30")
     task_id = await letters.submit(["UNSAFE"])
@@ -150,6 +158,7 @@ async def test_a_drain_waits_for_an_unsafe_tool(letters: Letters) -> None:
     assert letters.counts() == Counter({"began-UNSAFE": 1, "UNSAFE": 1})
 
 
+@pytest.mark.faults
 async def test_a_drain_hands_a_keyed_tool_over(letters: Letters) -> None:
     draining = await letters.worker(drain_seconds="30")
     task_id = await letters.submit(["KEYED"])

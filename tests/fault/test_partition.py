@@ -55,6 +55,7 @@ async def test_a_partitioned_owner_writes_until_the_next_open(
     await logged(cut.process, '"attached"', times=2)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("lost", [Lost.REQUESTS, Lost.ANSWERS])
 async def test_a_coordinator_heard_one_way_only_is_as_good_as_none(
     bench: WorkerBench, network: Network, lost: Any

@@ -15,6 +15,8 @@ from tests.support.fix_network import CHOICE, Network, reason_for_proxies
 from tests.support.fix_proxy import Lost
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.faults
+
 CLIENT = """
 import socket, sys
 host, port = sys.argv[1].split(":")

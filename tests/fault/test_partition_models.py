@@ -17,6 +17,8 @@ from tests.support.fix_proxy import Lost
 from tests.support.fix_worker import WorkerBench
 from tests.support.partition import STEADY_STEPS, check_whole, placed_worker
 
+pytestmark = pytest.mark.faults
+
 SILENCE_SECONDS = 2.0
 VENDORS = {"anthropic": "sim-worker-steady", "openai": "openai/sim-worker-steady"}
 UNREACHABLE = {"TIMEOUT", "CONNECTION"}

@@ -12,6 +12,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from tenure.domain import entries as facts
 from tenure.wire.common import state_name
 from tests.support.fix_network import Network
@@ -24,6 +26,8 @@ from tests.support.partition import (
     placed_service,
     placed_worker,
 )
+
+pytestmark = pytest.mark.faults
 
 STANDSTILL_SECONDS = 8.0
 """Six steps take less, but for the time in which a silent Postgres is given up."""

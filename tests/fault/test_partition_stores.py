@@ -6,6 +6,8 @@ import asyncio
 import uuid
 from typing import Any
 
+import pytest
+
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_client import open_channel
@@ -17,6 +19,8 @@ from tests.support.fix_proxy import Lost
 from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged, placed_service
 from tests.support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.faults
 
 CALL_SECONDS = 10.0
 

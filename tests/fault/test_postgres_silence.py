@@ -18,6 +18,8 @@ from tests.support.fix_network import Network, reason_for_proxies
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.faults
+
 REPOSITORY: Final = Path(__file__).parents[2]
 HOLD_A_LOCK: Final = """
 import asyncio, sys

@@ -20,7 +20,7 @@ from tests.fault.rehearsal import LOST_QUEUE, Rehearsal, rehearsal
 from tests.support.patience import CALL_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 FILE = uuid.uuid4().hex
 
 

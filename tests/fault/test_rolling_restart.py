@@ -25,7 +25,7 @@ from tests.end_to_end.installation import Installation
 from tests.fault.suite.etcd_log import EtcdLog
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400), pytest.mark.faults]
 
 TASKS: Final = 30
 AT_ONCE: Final = 5

@@ -27,6 +27,7 @@ LIMITS = SandboxLimits(wall_seconds=60, memory_bytes=96 * MIB, tmp_bytes=8 * MIB
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="this suite runs as an ordinary user already: see the others")
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_abuses_are_contained(sandbox: Sandbox, family: str, tmp_path: Path) -> None:
     assert await contain(sandbox, FAMILIES[family], tmp_path) == []
@@ -38,6 +39,7 @@ def users_place(sandbox_detection: Detection) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.faults
 @only_root
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("groups", "warm"), [("no cgroups", 0), ("no cgroups", 1), ("delegated cgroups", 1)])
@@ -60,6 +62,7 @@ def test_abuses_are_contained_for_an_ordinary_user(
     assert decoded["limits"] == (of_root if groups == "delegated cgroups" else "no cgroup can be made")
 
 
+@pytest.mark.faults
 async def test_an_abuse_that_is_not_contained_is_complained_about(sandbox: Sandbox, tmp_path: Path) -> None:
     wrong = {
         "gets out": Abuse("print('ESCAPED')"),
@@ -82,12 +85,14 @@ def refused(action):
 # What was once found to leak, kept closed.
 
 
+@pytest.mark.faults
 async def test_kernel_settings_cannot_be_opened_for_writing(sandbox: Sandbox) -> None:
     code = "for f in ('kernel/core_pattern', 'vm/drop_caches'): refused(lambda: open('/proc/sys/' + f, 'w'))"
     result = await sandbox.run_python(TRY + code, None, LIMITS)
     assert set(result.stdout.split()) <= {"EACCES", "EROFS"}, result
 
 
+@pytest.mark.faults
 async def test_the_services_environment_is_seen_nowhere(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_DSN", "postgres://secret")
     code = "import glob\nfor f in glob.glob('/proc/*/environ'): print(open(f, 'rb').read())"
@@ -97,17 +102,20 @@ async def test_the_services_environment_is_seen_nowhere(sandbox: Sandbox, monkey
     assert "VIRTUAL_ENV" not in result.stdout
 
 
+@pytest.mark.faults
 async def test_nothing_can_be_traced_or_read_from_outside(sandbox: Sandbox) -> None:
     code = "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
     code += "print(c.ptrace(16, 1, 0, 0), ctypes.get_errno(), c.process_vm_readv(1, 0, 0, 0, 0, 0), ctypes.get_errno())"
     assert (await sandbox.run_python(code, None, LIMITS)).stdout == "-1 1 -1 1\n"
 
 
+@pytest.mark.faults
 async def test_dev_and_shm_are_small_and_closed(sandbox: Sandbox) -> None:
     code = "s = os.statvfs('/dev/shm'); print(s.f_blocks * s.f_frsize); refused(lambda: open('/dev/x', 'w'))"
     assert (await sandbox.run_python(TRY + code, None, LIMITS)).stdout == f"{MIB}\nEROFS\n"
 
 
+@pytest.mark.faults
 async def test_no_descriptor_of_the_service_is_inherited(sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         os.set_inheritable(server.fileno(), True)
@@ -115,6 +123,7 @@ async def test_no_descriptor_of_the_service_is_inherited(sandbox: Sandbox) -> No
     assert result.stdout == "['0', '1', '2', '3']\n"  # the last is the listing's own
 
 
+@pytest.mark.faults
 async def test_no_process_inside_is_without_the_filter(sandbox: Sandbox) -> None:
     code = "import glob\nfor f in glob.glob('/proc/[0-9]*/status'): print(f, 'Seccomp:\\t2' in open(f).read())"
     assert (await sandbox.run_python(code, None, LIMITS)).stdout == "/proc/1/status True\n"
@@ -166,6 +175,7 @@ WEAKENED = {
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("weakness", WEAKENED)
 async def test_a_weakened_sandbox_does_not_open(
     sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch, weakness: str
@@ -179,6 +189,7 @@ async def test_a_weakened_sandbox_does_not_open(
     assert sentence in str(refused.value)
 
 
+@pytest.mark.faults
 async def test_behind_the_network_namespace_there_is_a_second_wall(
     sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

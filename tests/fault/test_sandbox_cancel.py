@@ -31,6 +31,7 @@ async def test_a_cancelled_run_is_gone_at_once(any_sandbox: Sandbox, nothing_lef
     assert all(task.done() for task in any_sandbox._running)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("milliseconds", [0, 1, 3, 6, 10, 15, 20, 25, 30, 40, 55])
 async def test_a_run_can_be_cancelled_at_any_moment(
     any_sandbox: Sandbox, nothing_left_behind: Callable[[], None], milliseconds: int, tmp_path: Path
@@ -43,6 +44,7 @@ async def test_a_run_can_be_cancelled_at_any_moment(
     assert all(task.done() for task in any_sandbox._running)
 
 
+@pytest.mark.faults
 async def test_a_run_cancelled_during_its_kill_is_killed(sandbox: Sandbox) -> None:
     ready = asyncio.Event()
     code = "print('ready')\nimport time; time.sleep(60)"
@@ -56,6 +58,7 @@ async def test_a_run_cancelled_during_its_kill_is_killed(sandbox: Sandbox) -> No
     assert all(task.done() for task in sandbox._running)
 
 
+@pytest.mark.faults
 async def test_closing_ends_what_runs(sandbox: Sandbox) -> None:
     ready = asyncio.Event()
     code = "print('ready')\nimport time; time.sleep(60)"
@@ -65,6 +68,7 @@ async def test_closing_ends_what_runs(sandbox: Sandbox) -> None:
     assert (await run).status is SandboxStatus.CANCELLED
 
 
+@pytest.mark.faults
 async def test_two_hundred_runs_take_turns_without_harm(sandbox: Sandbox) -> None:
     """Each of them a time bomb: they hold still and then, all at once, use what they can get."""
     bomb = "import os, time\ntime.sleep(0.05)\nos.fork()\nwhile True: pass"
@@ -84,6 +88,7 @@ async def test_two_hundred_runs_take_turns_without_harm(sandbox: Sandbox) -> Non
     assert most_at_once <= SLOTS
 
 
+@pytest.mark.faults
 async def test_slots_of_two_services_may_have_the_same_names(
     sandbox: Sandbox, sandbox_settings: SandboxSettings, sandbox_detection: Detection, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ from tests.fault.ordinary_user import (
 )
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = [pytest.mark.usefixtures("nothing_left_behind"), pytest.mark.faults]
 
 PACKAGE = Path(services.tools.sandbox.__file__).parent
 ROOT = PACKAGE.parents[2]

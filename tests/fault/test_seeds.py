@@ -14,7 +14,12 @@ from tests.fault.suite.schedule import Manner, Mode, plan
 from tests.fault.suite.trial import Trial
 from tests.support.store_folder import store_folder
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    pytest.mark.faults,
+]
 
 SEEDS = (30, 697, 821)
 """Chosen for what they plan, see test_these_seeds_meet_the_guards: README.md says how, when plans have changed."""

@@ -14,6 +14,8 @@ from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.faults
+
 AWAY_SECONDS = 9.0
 """A lease lasts 5 s."""
 

@@ -105,6 +105,7 @@ async def ended_well(bench: Any, task_id: Any, writes: Any) -> None:
     no_bug_told(bench)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGQUIT], ids=["crash", "immediate"])
 async def test_a_restart_of_postgres_loses_nothing_acknowledged(bench: WorkerBench, postgres: Any, by: Any) -> None:
     """F32."""
@@ -119,6 +120,7 @@ async def test_a_restart_of_postgres_loses_nothing_acknowledged(bench: WorkerBen
     await ended_well(bench, task_id, writes)
 
 
+@pytest.mark.faults
 async def test_a_read_only_postgres_acknowledges_nothing(bench: WorkerBench, postgres: Any) -> None:
     """F33."""
     await bench.start_worker()
@@ -173,6 +175,7 @@ async def answers(postgres: Any) -> bool:
     return True
 
 
+@pytest.mark.faults
 async def test_a_full_disk_fails_no_task(bench: WorkerBench, postgres: Any, disk: Any) -> None:
     """F34."""
     worker = await bench.start_worker()
@@ -193,6 +196,7 @@ async def test_a_full_disk_fails_no_task(bench: WorkerBench, postgres: Any, disk
     no_bug_told(bench)
 
 
+@pytest.mark.faults
 async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(
     bench: WorkerBench, postgres: Any, disk: Any
 ) -> None:
@@ -242,6 +246,7 @@ async def test_rolled_back_transactions_are_repeated_silently(bench: WorkerBench
         await execute(postgres, "drop sequence public.hits")
 
 
+@pytest.mark.faults
 async def test_a_deadlock_that_others_cause_is_survived(bench: WorkerBench, postgres: Any) -> None:
     """F36, by a session that locks in the wrong order."""
     await bench.start_worker()

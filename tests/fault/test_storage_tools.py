@@ -13,6 +13,8 @@ import pytest
 from tenure.domain.tools import OutcomeStatus
 from tests.support.fix_tools import TENANT, Grants, Outside, StartTools
 
+pytestmark = pytest.mark.faults
+
 UNLIMITED = resource.RLIM_INFINITY
 
 

@@ -26,7 +26,7 @@ from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_replicas import KEYED_EFFECTS
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400), pytest.mark.faults]
 
 MODEL: Final = "sim-e2e-keyed-paced"
 

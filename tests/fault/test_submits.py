@@ -37,6 +37,7 @@ async def tasks(stub: Any) -> Any:
     return (await stub.ListTasks(api.ListTasksRequest())).tasks
 
 
+@pytest.mark.faults
 async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways: Any) -> None:
     """F39."""
     request = submit()
@@ -45,6 +46,7 @@ async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways: Any
     assert len(await tasks(gateways[0])) == 1
 
 
+@pytest.mark.faults
 async def test_concurrent_submits_of_one_id_make_one_task(gateways: Any) -> None:
     """F39: whoever comes first."""
     request_id = str(uuid.uuid4())
@@ -62,6 +64,7 @@ async def test_concurrent_submits_of_one_id_make_one_task(gateways: Any) -> None
         assert refusal.metadata["task_id"] == accepted[0].task_id
 
 
+@pytest.mark.faults
 async def test_another_tenants_submit_of_the_same_id_is_another_task(
     checkpoint: MakeCheckpoint, gateway: Serve
 ) -> None:

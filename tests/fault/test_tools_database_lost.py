@@ -42,6 +42,7 @@ async def executed(tools: Any, owner: Any, call_id: Any, **arguments: Any) -> An
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.faults
 async def test_without_its_database_it_is_unavailable_and_runs_nothing(
     losable: Any, grants: Grants, outside: Outside
 ) -> None:
@@ -72,6 +73,7 @@ async def test_an_outcome_outlasts_the_outage(losable: Any, grants: Grants, outs
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_an_effect_beyond_the_trust_window_is_in_doubt(losable: Any, grants: Grants, outside: Outside) -> None:
     postgres, tools = losable
     owner = grants.claim()

@@ -52,6 +52,7 @@ async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
     assert outside.lines("a") == []
 
 
+@pytest.mark.faults
 async def test_a_start_that_is_late_is_taken_back_and_set_anew(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -61,6 +62,7 @@ async def test_a_start_that_is_late_is_taken_back_and_set_anew(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_a_late_outcome_clears_the_doubt(
     tool_service: StartTools,
     grants: Grants,
@@ -80,6 +82,7 @@ async def test_a_late_outcome_clears_the_doubt(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_a_runner_that_was_judged_dead_stops_what_it_runs(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -102,6 +105,7 @@ async def test_a_runner_that_was_judged_dead_stops_what_it_runs(
     assert (await frozen.outcome(successor, "1.1", UNSAFE, file="a", line="y")).status is OutcomeStatus.SUCCEEDED
 
 
+@pytest.mark.faults
 async def test_a_stale_owner_hears_it_also_from_a_service_that_slept(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:

@@ -47,6 +47,7 @@ async def in_doubt(tool_service: Any, grants: Any, failpoint: str = "tools.befor
     return tools, successor
 
 
+@pytest.mark.faults
 async def test_a_happened_resolution_is_the_final_outcome(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -63,6 +64,7 @@ async def test_a_happened_resolution_is_the_final_outcome(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_what_is_given_up_is_in_doubt_for_good(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_call_that_did_not_happen_runs_once_more(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("moment", "status", "call_attempt", "effects"),
     [("after_accept", DONE, 3, 1), ("before_effect", DOUBT, 2, 0), ("after_effect", DOUBT, 2, 1)],
@@ -115,6 +118,7 @@ async def test_a_service_killed_during_a_resolution_leaves_it(
     assert len(outside.lines("a")) == effects
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("moment", "decision"),
     [
@@ -155,6 +159,7 @@ async def test_a_woken_replica_cannot_overwrite_a_newer_decision(
     assert len(outside.lines("a")) == before + (decision == GONE)  # twice only by a word that was wrong
 
 
+@pytest.mark.faults
 async def test_a_late_outcome_that_came_before_the_word_counts_more(
     tool_service: StartTools,
     grants: Grants,
@@ -178,6 +183,7 @@ async def test_a_late_outcome_that_came_before_the_word_counts_more(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_words_that_race_at_two_replicas_are_decided_once(
     tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
@@ -190,6 +196,7 @@ async def test_words_that_race_at_two_replicas_are_decided_once(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_a_call_cancelled_after_a_resolution_is_in_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -205,6 +212,7 @@ async def test_a_call_cancelled_after_a_resolution_is_in_doubt(
     assert outside.lines("a") == []
 
 
+@pytest.mark.faults
 async def test_it_is_known_since_when_a_call_is_in_doubt(
     tool_service: StartTools, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:

@@ -23,6 +23,7 @@ KEYED, UNSAFE = "append_record", "append_record_unsafe"
 DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("moment", "tool", "status", "call_attempt", "effects"),
     [
@@ -64,6 +65,7 @@ async def test_whatever_the_moment_an_effect_happens_at_most_once(
     assert len(outside.lines("a")) == effects
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("moment", "call_attempt"), [("before_accept", 1), ("before_start", 2)])
 async def test_an_unmarked_call_of_any_class_is_run(
     tool_service: StartTools, grants: Grants, outside: Outside, moment: str, call_attempt: int
@@ -88,6 +90,7 @@ async def test_an_unmarked_call_of_any_class_is_run(
     assert sorted(line["key"][-3:] for line in outside.lines("a")) == ["1.0", "1.1"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("tool", [KEYED, UNSAFE])
 async def test_a_first_write_whose_answer_is_lost_leaves_no_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside, tool: str
@@ -98,6 +101,7 @@ async def test_a_first_write_whose_answer_is_lost_leaves_no_doubt(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_a_start_that_was_given_up_is_settled_without_a_caller(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -111,6 +115,7 @@ async def test_a_start_that_was_given_up_is_settled_without_a_caller(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_a_start_that_a_newer_claim_overtook_is_settled(
     tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Any
 ) -> None:
@@ -130,6 +135,7 @@ async def test_a_start_that_a_newer_claim_overtook_is_settled(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("moment", "status", "call_attempt", "effects"),
     [("before_withdraw", DOUBT, 1, 0), ("after_withdraw", DONE, 3, 1)],
@@ -154,6 +160,7 @@ async def test_a_service_killed_while_it_takes_a_late_mark_back(
     assert len(outside.lines("a")) == effects
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("moment", ["before_effect", "after_effect"])
 async def test_pure_and_idempotent_calls_are_run_again(
     tool_service: StartTools, grants: Grants, outside: Outside, moment: str
@@ -190,6 +197,7 @@ async def test_a_runner_killed_in_the_middle_of_an_effect(
     assert len(outside.lines("a")) == effects
 
 
+@pytest.mark.faults
 async def test_those_who_joined_a_dead_runners_call_get_it_run_again(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -207,6 +215,7 @@ async def test_those_who_joined_a_dead_runners_call_get_it_run_again(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_a_close_settles_the_calls_of_a_dead_runner(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
@@ -221,6 +230,7 @@ async def test_a_close_settles_the_calls_of_a_dead_runner(
     assert outside.lines("a") == []
 
 
+@pytest.mark.faults
 async def test_a_killed_service_takes_its_programs_along(
     tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
 ) -> None:
@@ -246,6 +256,7 @@ async def test_a_killed_service_takes_its_programs_along(
     assert (outside.workspace(owner) / "run").read_text() == "xx"
 
 
+@pytest.mark.faults
 async def test_a_service_told_to_stop_gives_its_calls_back(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:

@@ -22,7 +22,10 @@ from tenure.runtime.postgres import open_pool
 from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which")
+pytestmark = [
+    pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which"),
+    pytest.mark.faults,
+]
 UNSAFE = "append_record_unsafe"
 LONG = {"file": "a", "line": "x", "delay_ms": 20_000}
 

@@ -60,6 +60,7 @@ async def slow_readers(opened: Any, address: Any, task_id: Any) -> Any:
     return streams
 
 
+@pytest.mark.faults
 async def test_slow_readers_cost_no_memory_and_delay_none(
     checkpoint_process: MakeCheckpointProcess, gateway: Serve
 ) -> None:
@@ -105,6 +106,7 @@ async def restless(stubs: Any, task_id: Any, dice: Any) -> Any:
     return seen
 
 
+@pytest.mark.faults
 async def test_watchers_at_two_gateways_get_everything_once(ledgers: Any, gateway: Serve) -> None:
     """F44, while a ledger replica and a gateway are killed and commits are written by both ledgers in turn."""
     owners_replica, other = (each.replica for each in ledgers)

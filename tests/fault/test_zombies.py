@@ -22,7 +22,7 @@ from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 
 TTL_SECONDS = 3
 PACED = sorted(str(number) for number in range(6))

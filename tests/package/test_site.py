@@ -12,7 +12,7 @@ import pytest
 import tenure
 from tests.package.installed import ROOT
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

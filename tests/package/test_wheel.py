@@ -21,7 +21,7 @@ import pytest
 from tests.package.installed import ROOT, Environment, build, install, variables
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900), pytest.mark.nightly]
 
 PACKAGES: Final = 12
 DOWNLOADED_MB: Final = 15

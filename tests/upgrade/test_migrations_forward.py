@@ -14,7 +14,7 @@ from tests.support.fix_postgres import FreshDatabase
 from tests.upgrade.catalog import broken_by, demands
 from tests.upgrade.previous_release import STORES, Store
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 EACH_STORE: Final = pytest.mark.parametrize("store", STORES, ids=lambda store: store.service)
 
 HARMLESS: Final = {

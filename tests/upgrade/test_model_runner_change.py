@@ -10,7 +10,7 @@ from devstack.postgres_process import PostgresProcess
 from tests.upgrade.previous_release import REPOSITORY, previous_release
 from tests.upgrade.two_releases import MEDIUM, SHORT, TwoReleases, two_releases
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 
 ADDRESS = "TENURE_WORKER_MODELS_ADDRESS"
 

@@ -11,7 +11,7 @@ from tenure.runtime.postgres import BoundedConnection, PoolOptions, configure_se
 from tests.support.fix_postgres import FreshDatabase
 from tests.upgrade.previous_release import STORES, Store
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 Types = tuple[list[str], list[str]]
 AT_LEAST = {"checkpoint": 150, "tools": 30}
 """So many statements are known to be there: a check of nothing would succeed."""

@@ -20,6 +20,7 @@ pytestmark = [
         reason=f"this clone has no history with the previous release ({previous_release().commit[:8]}): "
         "git fetch --unshallow",
     ),
+    pytest.mark.nightly,
 ]
 
 
