@@ -54,7 +54,7 @@ test: setup node-if-reached ## Rules, services on real stores, each endpoint onc
 faults: setup node-if-reached ## Sweeps over faults: MINUTES (10) of seeds, or the SEEDS A..B, or one SEED; then all others
 	$(BIN)/python -m tests.fault.suite $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),10))) $(if $(MODE),--mode $(MODE))
 	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
-	$(if $(or $(SEED),$(SEEDS)),,STATE_HISTORIES=300 $(PYTEST) -m faults)
+	$(if $(or $(SEED),$(SEEDS)),,TENURE_EXAMPLES=10 $(PYTEST) -m "faults or fuzz")
 
 nightly: setup node-if-reached ## Wheel, site, browsers, compose, peers: everything that neither of the others runs
 	TENURE_TEST_PEERS=1 $(PYTEST) -m nightly

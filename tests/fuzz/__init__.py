@@ -1,4 +1,4 @@
-"""Generated requests against real services: each test is bounded, and TENURE_FUZZ_EXAMPLES makes it larger.
+"""Generated requests against real services: each test is bounded, and TENURE_EXAMPLES multiplies its examples.
 
 hostile.py    values that break programs, by the type of a field
 messages.py   strategies for whole messages, made from their descriptors: mostly valid, hostile in places

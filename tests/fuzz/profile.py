@@ -1,21 +1,18 @@
-"""How much is made up. TENURE_FUZZ_EXAMPLES=300 is a night's run; the default is what `make test` has time for."""
+"""The settings of Hypothesis for tests that send requests to services."""
 
 from __future__ import annotations
 
-import os
-from typing import Final
-
 from hypothesis import HealthCheck, Phase, settings
 
-FACTOR: Final = int(os.environ.get("TENURE_FUZZ_EXAMPLES", "0"))
+from tests.support.examples import FACTOR
 
 
 def examples(default: int) -> settings:
-    """So many examples, or as many as the environment says. What failed is shown as it was sent: not made smaller,
-    because services remember what they were sent before.
+    """So many examples, times TENURE_EXAMPLES. A failure is shown as it was sent and not made smaller, because services
+    remember earlier requests.
     """
     return settings(
-        max_examples=FACTOR or default,
+        max_examples=default * FACTOR,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

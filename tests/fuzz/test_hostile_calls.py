@@ -17,7 +17,12 @@ from tests.fuzz.profile import examples
 from tests.fuzz.world import Owner, World
 from tests.support.patience import CALL_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(3600),
+    pytest.mark.faults,
+]
 
 EXECUTE: Final = method_named("tools-ToolService.Execute")
 FENCE: Final = method_named("tools-ToolService.Fence")

@@ -21,7 +21,12 @@ from tests.fuzz.world import CONTROL, World
 from tests.support.fix_leases import Leases
 from tests.support.patience import AGAIN
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(3600),
+    pytest.mark.faults,
+]
 
 GRANTS: Final = method_named("checkpoint-CheckpointService.RegisterGrants")
 LEASE: Final = method_named("checkpoint-CheckpointService.RegisterLease")

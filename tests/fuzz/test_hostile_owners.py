@@ -13,7 +13,12 @@ from tests.fuzz.hostile_owner import HostileOwner, ends_and_goes_on
 from tests.fuzz.profile import examples
 from tests.fuzz.world import World
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(3600),
+    pytest.mark.faults,
+]
 
 
 async def test_a_task_of_a_hostile_owner_ends_and_continues(world: World) -> None:

@@ -21,7 +21,12 @@ from tests.fuzz.profile import examples
 from tests.fuzz.world import World
 from tests.support.scripted_worker import ScriptedWorker
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(3600),
+    pytest.mark.faults,
+]
 
 SESSION = method_named("coordinator-CoordinatorService.Session")
 FRAMES = [field.name for field in pb.SessionRequest.DESCRIPTOR.fields if field.name != "hello"]

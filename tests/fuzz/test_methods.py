@@ -15,14 +15,14 @@ from tests.fuzz.mutated import damaged
 from tests.fuzz.profile import examples
 from tests.fuzz.world import World
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600), pytest.mark.fuzz]
 
 FRAMES = 3
 """Most messages of one stream."""
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-@examples(8)
+@examples(1)
 @given(data=st.data())
 async def test_whatever_is_sent_is_answered_with_a_typed_result(world: World, method: Method, data: Any) -> None:
     most = FRAMES if method.streams_in else 1
@@ -35,7 +35,7 @@ async def test_whatever_is_sent_is_answered_with_a_typed_result(world: World, me
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-@examples(3)
+@examples(1)
 @given(data=st.data())
 async def test_any_bytes_get_a_typed_result(world: World, method: Method, data: Any) -> None:
     made = damaged(messages(method.descriptor.input_type, await world.known()))

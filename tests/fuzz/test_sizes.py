@@ -28,7 +28,12 @@ from tests.fuzz.world import Owner, World
 from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+    pytest.mark.faults,
+]
 
 COMMIT = method_named("checkpoint-CheckpointService.Commit")
 COMMITS = method_named("checkpoint-CheckpointService.CommitStream")

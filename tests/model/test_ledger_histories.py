@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import STATES
 from tenure.wire.ledger import entries_to_domain
+from tests.support.examples import examples
 from tests.support.fix_checkpoint import (
     MakeCheckpointProcess,
     answer,
@@ -113,12 +115,13 @@ def outcome(call_id: Any, step: Any) -> Any:
 histories = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), min_size=3, max_size=25)
 
 
+@pytest.mark.fuzz
 async def test_every_history_leaves_a_whole_ledger(checkpoint_process: MakeCheckpointProcess) -> None:
     # A process of its own: hypothesis minds random numbers drawn beside it, such as a sweep's.
     replica = (await checkpoint_process()).replica
     loop = asyncio.get_running_loop()
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
     @given(histories)
     def check(actions: Any) -> None:
         asyncio.run_coroutine_threadsafe(play(replica, actions), loop).result(60)

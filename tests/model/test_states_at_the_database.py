@@ -1,14 +1,13 @@
 """The database holds the same moves as the domain, whoever comes: the service, or SQL by hand under the service's role.
 
 Hypothesis makes up sequences of both. The expectation is the domain's rules; after each step the row, the entries and
-the rules say the same, and what was refused has left no trace. STATE_HISTORIES=300 plays more, as `make faults` does.
+the rules say the same, and what was refused has left no trace. TENURE_EXAMPLES plays more, as `make faults` does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -30,11 +29,12 @@ from tenure.wire.common import STATES
 from tests.model.expected_task import NOBODY, Expected
 from tests.model.hand_written import OF_ANY_TASK, OF_ENDED_TASKS, OF_OTHER_TABLES, OF_TASKS_THAT_NOBODY_HOLDS
 from tests.model.states_world import open_world, service_role
+from tests.support.examples import examples
 from tests.support.fix_checkpoint import entry, words
 from tests.support.fix_postgres import FreshDatabase
 
-pytestmark = pytest.mark.server
-HISTORIES = int(os.environ.get("STATE_HISTORIES", "12"))
+pytestmark = [pytest.mark.server, pytest.mark.fuzz]
+HISTORIES = examples(6)
 SETTINGS = settings(
     max_examples=HISTORIES,
     stateful_step_count=25,
