@@ -216,6 +216,7 @@ async def counts_of(stack: Stack, method: str) -> list[int]:
         return [count for (count,) in await (await owner.execute(statement, (method, STRANGER))).fetchall()]
 
 
+@pytest.mark.faults
 async def test_a_flood_is_sampled_and_counted_to_the_last(stack: Stack, channel: Any) -> None:
     """Two records at least: the first refusal, and all others, which the end of the service writes."""
     method = "CheckpointService/CommitStream"

@@ -179,6 +179,7 @@ async def test_large_requests_are_limited_by_their_bytes(both: Tenants, what: st
     await neighbour_is_served(both)
 
 
+@pytest.mark.faults
 async def test_connections_of_a_client_are_limited(both: Tenants) -> None:
     task_id = await a_task(both, 2)
     async with AsyncExitStack() as opened:
@@ -191,6 +192,7 @@ async def test_connections_of_a_client_are_limited(both: Tenants) -> None:
             stream.cancel()
 
 
+@pytest.mark.faults
 async def test_streams_that_nobody_reads_count_as_open(both: Tenants) -> None:
     task_id = await a_task(both, 3)
     async with noisy(both, 3) as client:
@@ -259,6 +261,7 @@ async def test_the_client_waits_and_is_served(both: Tenants) -> None:
             await client.submit("y" * 200_000, request=request)
 
 
+@pytest.mark.faults
 async def test_a_noisy_tenant_is_held_to_its_limits(tmp_path: Path) -> None:
     """`python -m bench noisy_tenant` has the latencies of the neighbour."""
     settings = {"TENURE_GATEWAY_LIMIT_CALLS_PER_SECOND": str(CALLS_PER_SECOND)}

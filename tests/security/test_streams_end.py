@@ -119,6 +119,7 @@ async def test_streams_of_a_revoked_key_end_at_each_gateway(guarded: Guarded) ->
                 await client.get(task_id)
 
 
+@pytest.mark.faults
 async def test_streams_of_an_expired_key_end_at_each_gateway(guarded: Guarded) -> None:
     expires_at = datetime.now(UTC) + timedelta(seconds=LIFE_SECONDS)
     key = await guarded.key(Permission.WRITE, expire_time=timestamp(expires_at))
@@ -129,6 +130,7 @@ async def test_streams_of_an_expired_key_end_at_each_gateway(guarded: Guarded) -
             await check_ends(reading, "API_KEY_INVALID", time.monotonic() + left_seconds)
 
 
+@pytest.mark.faults
 async def test_streams_of_an_expired_token_end_at_each_gateway(guarded: Guarded) -> None:
     expires_at = int(time.time()) + LIFE_SECONDS  # a whole second: the library cuts off the fraction of `exp`
     token = guarded.provider.token(exp=expires_at - LEEWAY_SECONDS)
@@ -138,6 +140,7 @@ async def test_streams_of_an_expired_token_end_at_each_gateway(guarded: Guarded)
             await check_ends(reading, "TOKEN_EXPIRED", time.monotonic() + expires_at - time.time())
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("reason", ["CERTIFICATE_WITHDRAWN", "CERTIFICATE_EXPIRED"])
 async def test_streams_of_a_bad_certificate_end_at_each_gateway(guarded: Guarded, tmp_path: Path, reason: str) -> None:
     """Of an operator whose certificate a second authority signed."""

@@ -95,6 +95,7 @@ async def flood(stack: Stack, call: Any, reasons: Counter[str]) -> None:
             reasons.update(result.refusal.reason for result in results)
 
 
+@pytest.mark.faults
 async def test_a_flooding_worker_is_limited_and_others_work(stack: Stack, ledger: Any) -> None:
     """The other worker repeats what its own limit refuses, until all its tasks are done."""
     certificates, reasons = stack.layout.certificates, Counter[str]()
@@ -166,6 +167,7 @@ async def test_tool_calls_in_flight_of_an_identity_are_limited(stack: Stack, tmp
     assert reasons["REQUESTS_IN_FLIGHT"] == A_FRAME - 2
 
 
+@pytest.mark.faults
 async def test_connections_of_an_identity_are_limited(stack: Stack, tmp_path: Path) -> None:
     """At the coordinator, where each session costs a lease in etcd. Other workers stay attached."""
     tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
