@@ -90,13 +90,13 @@ def test_a_package_has_one_release_in_all_locks(python: str) -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_sets_install_each_lock_once_and_run_is_the_extra_dev() -> None:
+def test_the_installed_sets_are_the_locks() -> None:
     run, develop = install.SETS["run"][0], install.SETS["develop"][0]
     assert [*run, *develop] == list(LOCKS)
     assert LOCKS[run[-1]] == "dev"
 
 
-def test_an_uninstallable_uv_gives_the_reason_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uninstallable_uv_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then pip installs the set."""
     monkeypatch.setattr(install, "VENV", tmp_path)
     monkeypatch.setattr(install, "PYTHON", sys.executable)
