@@ -1,8 +1,10 @@
-# `make help` says what each target does. Everything is installed into .venv; nothing outside of this folder changes.
+# `make help` says what each target does. Everything is installed into .venv; outside of this folder only caches change.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What is installed: what Tenure runs with, and what tests, checks and docs need besides.
+RUN := $(VENV)/.run
+DEVELOP := $(VENV)/.develop
 NODE_STAMP := tests/node/node_modules/.installed
 # With it `tenure dev` knows what its caller has to type to find the command.
 CALLERS_PATH := $(PATH)
@@ -16,26 +18,27 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(STAMP) ## Install Tenure and all it needs into .venv
+setup: $(DEVELOP) ## Install Tenure and all that tests, checks and docs need into .venv
 
-$(STAMP): pyproject.toml deploy/requirements-check.lock
+$(RUN): pyproject.toml deploy/requirements.lock deploy/requirements-dev.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Tenure needs Python 3.11, 3.12 or 3.13; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python cannot make virtual environments here; on Debian install the package python3-venv."; exit 1; }
-	@echo "Installing into $(VENV): Tenure, etcd, Postgres, bubblewrap and what checks them. It takes a minute or some."
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --require-hashes --requirement deploy/requirements-check.lock
-	@PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(PYTHON) deploy/install.py run
 	@touch $@
 
-demo: setup ## The main job: a task survives a frozen and a killed worker
+$(DEVELOP): $(RUN) deploy/requirements-check.lock
+	@$(PYTHON) deploy/install.py develop
+	@touch $@
+
+demo: $(RUN) ## The main job: a task survives a frozen and a killed worker
 	$(BIN)/tenure demo
 
-dev: setup ## Run the whole stack here until Ctrl-C
+dev: $(RUN) ## Run the whole stack here until Ctrl-C
 	@PATH='$(CALLERS_PATH)' $(BIN)/tenure dev
 
 node: $(NODE_STAMP) ## Install the Node packages that tests run
 
-$(NODE_STAMP): tests/node/package-lock.json | $(STAMP)
+$(NODE_STAMP): tests/node/package-lock.json | $(DEVELOP)
 	$(BIN)/python tests/node/install.py
 
 # Where the npm registry cannot be reached, the tests that need its packages are skipped, and say why.

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -18,35 +19,50 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 
+from deploy.install import releases
+
 ROOT: Final = Path(__file__).parents[1]
-LOCKS: Final = {
-    "deploy/requirements.lock": ("--extra", "server"),
-    "deploy/requirements-check.lock": ("--extra", "check"),
-}
-"""The locks of the image and of CI, with the arguments that choose their extras."""
+IMAGE_LOCK: Final = "deploy/requirements.lock"
+LOCKS: Final = {IMAGE_LOCK: "server", "deploy/requirements-dev.lock": "dev", "deploy/requirements-check.lock": "check"}
+"""The locks with their extras. Each holds what those before it lack, and each extra contains those before it."""
 AUDIT_SECONDS: Final = 10
 """The longest time for the vulnerability service; without an answer the audit is skipped."""
 
 
-def lock(*, upgrade: bool) -> int:
-    """Writes the locks for Python 3.11 to 3.13 and all platforms, and returns uv's exit code. Needs PyPI."""
-    for name, extras in LOCKS.items():
+def lock(*, upgrade: bool) -> None:
+    """Writes the locks for Python 3.11 to 3.13 and all platforms. Needs PyPI.
+
+    The last extra is resolved first, and the others get its releases: the image has those that are tested.
+    """
+    locked = "" if upgrade else "\n".join((ROOT / name).read_text() for name in LOCKS)
+    everything = _resolved(list(LOCKS.values())[-1], locked)
+    written: set[str] = set()
+    for name, extra in LOCKS.items():
+        added = [each for each in releases(_resolved(extra, everything)) if each.split("\n")[0] not in written]
+        (ROOT / name).write_text("\n".join(["# Written by `make lock`.", *added, ""]))
+        written |= {each.split("\n")[0] for each in added}
+
+
+def _resolved(extra: str, preferred: str) -> str:
+    """Returns the lock of an extra, with the preferred releases where they fit."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lock") as file:
+        file.write(preferred)
+        file.flush()
         arguments = [
-            *("pip", "compile", "pyproject.toml", "deploy/build-requirements.in", *extras, "--quiet"),
-            *("--universal", "--python-version", "3.11", "--generate-hashes", "--output-file", name),
-            *("--custom-compile-command", "make lock", *(["--upgrade"] if upgrade else [])),
+            *("pip", "compile", "pyproject.toml", "deploy/build-requirements.in", "--extra", extra, "--quiet"),
+            *("--universal", "--python-version", "3.11", "--generate-hashes", "--output-file", file.name),
         ]
-        code = subprocess.run([Path(sys.executable).parent / "uv", *arguments], cwd=ROOT, check=False).returncode
-        if code:
-            return code
-    return 0
+        subprocess.run(
+            [Path(sys.executable).parent / "uv", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
+        return Path(file.name).read_text()
 
 
 def audit(seconds: float = AUDIT_SECONDS) -> int:
     """Returns 1 if a locked release of the image has a known vulnerability, and 0 if not or without an answer."""
     arguments = [
         "--requirement",
-        "deploy/requirements.lock",
+        IMAGE_LOCK,
         "--disable-pip",
         "--no-deps",
         "--progress-spinner=off",
@@ -84,17 +100,11 @@ def sbom(path: Path) -> None:
     """Writes the packages of the image as CycloneDX JSON: Tenure, and each locked release with its hashes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     tenure = Component(name=project["name"], version=project["version"], type=ComponentType.APPLICATION)
-    releases = [_component(lines) for lines in _locked_releases()]
-    bom = Bom(components=releases, metadata=BomMetaData(component=tenure))
-    bom.register_dependency(tenure, releases)
+    components = [_component(lines) for lines in releases((ROOT / IMAGE_LOCK).read_text())]
+    bom = Bom(components=components, metadata=BomMetaData(component=tenure))
+    bom.register_dependency(tenure, components)
     path.parent.mkdir(parents=True, exist_ok=True)
     JsonV1Dot6(bom).output_to_file(str(path), allow_overwrite=True, indent=2)
-
-
-def _locked_releases() -> list[str]:
-    """The blocks of the image's lock, each a release with its marker and hashes."""
-    text = (ROOT / "deploy/requirements.lock").read_text()
-    return [block for block in re.split(r"\n(?=\S)", text) if re.match(r"[a-zA-Z0-9]", block)]
 
 
 def _component(release: str) -> Component:
@@ -125,11 +135,15 @@ def main() -> int:
     commands.add_parser("audit")
     commands.add_parser("sbom").add_argument("path", type=Path)
     chosen = parser.parse_args()
-    if chosen.command == "lock":
-        return lock(upgrade=chosen.upgrade)
     if chosen.command == "audit":
         return audit()
-    sbom(chosen.path)
+    if chosen.command == "sbom":
+        sbom(chosen.path)
+        return 0
+    try:
+        lock(upgrade=chosen.upgrade)
+    except subprocess.CalledProcessError as failure:
+        return failure.returncode  # uv has said why
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy.supply_chain import LOCKS, ROOT, _verdict, audit, sbom
+from deploy import install
+from deploy.supply_chain import IMAGE_LOCK, LOCKS, ROOT, _verdict, audit, sbom
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -34,6 +36,12 @@ def locked(name: str) -> list[Requirement]:
     return [Requirement(line.rstrip(" \\")) for line in lines if re.match(r"[a-zA-Z0-9]", line)]
 
 
+def locked_up_to(name: str) -> list[Requirement]:
+    """The releases of a lock and of those before it."""
+    names = list(LOCKS)
+    return [each for lock in names[: names.index(name) + 1] for each in locked(lock)]
+
+
 def environment(python: str) -> dict[str, str]:
     return {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
 
@@ -43,10 +51,10 @@ def environment(python: str) -> dict[str, str]:
 def test_the_lock_holds_a_fitting_release_of_each_requirement(name: str, python: str) -> None:
     releases = {
         canonicalize_name(each.name): next(iter(each.specifier)).version
-        for each in locked(name)
+        for each in locked_up_to(name)
         if each.marker is None or each.marker.evaluate(environment(python))
     }
-    for requirement in requirements_of(set(LOCKS[name]) - {"--extra"}):
+    for requirement in requirements_of({LOCKS[name]}):
         if requirement.marker is not None and not requirement.marker.evaluate(environment(python)):
             continue  # not for this machine
         assert requirement.specifier.contains(releases[canonicalize_name(requirement.name)]), (
@@ -67,8 +75,34 @@ def test_the_lock_has_no_direct_requirement_of_the_past(name: str) -> None:
     direct = set(
         re.findall(r"^([\w.-]+)==[^#]*?# via tenure \(pyproject\.toml\)$", (ROOT / name).read_text(), re.MULTILINE)
     )
-    names = {canonicalize_name(each.name) for each in requirements_of(set(LOCKS[name]) - {"--extra"})}
+    names = {canonicalize_name(each.name) for each in requirements_of({LOCKS[name]})}
     assert {canonicalize_name(each) for each in direct} <= names
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_package_has_one_release_in_all_locks(python: str) -> None:
+    """The image has the releases that are tested, and `make setup` after `make demo` replaces nothing."""
+    names = [
+        canonicalize_name(each.name)
+        for each in locked_up_to(list(LOCKS)[-1])
+        if each.marker is None or each.marker.evaluate(environment(python))
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_the_installed_sets_are_the_locks() -> None:
+    run, develop = install.SETS["run"][0], install.SETS["develop"][0]
+    assert [*run, *develop] == list(LOCKS)
+    assert LOCKS[run[-1]] == "dev"
+
+
+def test_an_uninstallable_uv_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then pip installs the set."""
+    monkeypatch.setattr(install, "VENV", tmp_path)
+    monkeypatch.setattr(install, "PYTHON", sys.executable)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    reason = install.install_uv(f"uv==0.0.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    assert reason == "ERROR: No matching distribution found for uv==0.0.0"
 
 
 def test_the_build_requirements_are_those_of_the_project() -> None:
@@ -79,7 +113,7 @@ def test_the_build_requirements_are_those_of_the_project() -> None:
 def test_the_image_installs_locked_releases_only() -> None:
     installs = re.findall(r"pip install (.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
     assert len(installs) == 2
-    assert "--require-hashes -r deploy/requirements.lock" in installs[0]
+    assert f"--require-hashes -r {IMAGE_LOCK}" in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
 
 
@@ -97,8 +131,7 @@ def test_the_bill_of_materials_lists_the_locked_releases(tmp_path: Path) -> None
     assert bill["bomFormat"] == "CycloneDX"
     components = {(canonicalize_name(each["name"]), each["version"]) for each in bill["components"]}
     assert components >= {
-        (canonicalize_name(each.name), next(iter(each.specifier)).version)
-        for each in locked("deploy/requirements.lock")
+        (canonicalize_name(each.name), next(iter(each.specifier)).version) for each in locked(IMAGE_LOCK)
     }
 
 

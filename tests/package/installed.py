@@ -14,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from deploy.supply_chain import LOCKS
+
 ROOT: Final = Path(__file__).parents[2]
 UNREACHED: Final = (
     "NewConnectionError",
@@ -88,8 +90,8 @@ def install(wheel: Path, extras: Sequence[str], folder: Path, *, compiled: bool)
 
 
 def _locked() -> list[str]:
-    """The releases of the lock, without their hashes: pip demands hashes of all packages or of none."""
-    lines = (ROOT / "deploy" / "requirements-check.lock").read_text().splitlines()
+    """The locked releases, without their hashes: pip demands hashes of all packages or of none."""
+    lines = [line for name in LOCKS for line in (ROOT / name).read_text().splitlines()]
     return [line.rstrip(" \\") for line in lines if re.match(r"[a-zA-Z0-9]", line)]
 
 
