@@ -15,6 +15,7 @@ settings.load_profile("patient")
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.forked",
+    "tests.support.shared_stores",
     "tests.support.fix_checkpoint",
     "tests.support.fix_closed_port",
     "tests.support.fix_collector",
