@@ -1,4 +1,4 @@
-"""A real etcd: the one of the run (`shared_stores`) with a client and a prefix for each test, or one of a test's own."""
+"""A real etcd: that of the run (`shared_stores`) with a client and a prefix for each test, or one of a test's own."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ class SharedStores:
             folder = self._opened.enter_context(store_folder())
             folder.chmod(0o700)
             self._listener = Listener(str(folder / "stores"))
+            self._opened.callback(self._listener.close)
             threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
         address = self._listener.address
         assert isinstance(address, str)
