@@ -138,7 +138,7 @@ def _runs(pid: int, start: str) -> bool:
 
 def _start_of(pid: int) -> str:
     """Returns when the process was started, as the system writes it; "" for a process that has ended."""
-    if sys.platform == "linux":
+    if Path("/proc/self/stat").exists():  # Linux
         try:
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):

@@ -184,6 +184,20 @@ async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(
         assert await client.revision() - before <= 10_000 / MAX_BATCH + 2 * 10 + 2  # deletions by the hundred
 
 
+async def test_a_raise_keeps_the_claims_of_another_installation(
+    client: EtcdClient, etcd_process: EtcdProcess, checkpoint: MakeCheckpoint
+) -> None:
+    namespace = own_prefix().encode()
+    async with EtcdClient([etcd_process.endpoint], namespace=namespace, timeout_seconds=CALL_SECONDS) as neighbour:
+        await neighbour.put(KEY, b"1")
+        _, [neighbours] = await claim(neighbour, 1, 1)
+        await client.put(KEY, b"0")
+        async with watched_over(client, await checkpoint()) as generation:
+            assert await generation.settled(PATIENCE_SECONDS) == 2
+        assert await neighbour.get(KEY) is not None
+        assert list(await LeaseStore(neighbour).claims.find_many([neighbours.task_id])) == [neighbours.task_id]
+
+
 async def test_a_deletion_meant_for_another_life_of_etcd_hits_nothing(own_etcd: EtcdProcess) -> None:
     """The revisions of the emptied etcd come to those of before: the same task, the same create_revision."""
     async with EtcdClient([own_etcd.endpoint], namespace=NAMESPACE, timeout_seconds=CALL_SECONDS) as client:
