@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+COMMAND: Final = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
 END_SECONDS: Final = 5.0
 """A process has so long to end after its signal; then comes SIGKILL, and folders are removed again for so long."""
 _POLL_SECONDS: Final = 0.01
@@ -56,7 +57,7 @@ class _Guard:
         reading, self._writing = os.pipe()
         with os.fdopen(reading, "rb") as pipe:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).resolve())],
+                COMMAND,
                 stdin=pipe,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ settings.load_profile("patient")
 
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
+    "tests.support.watched_processes",
     "tests.support.forked",
     "tests.support.shared_stores",
     "tests.support.fix_etcd",  # before those that import it

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from devstack import guard
 from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
@@ -72,10 +71,10 @@ class SimulatorControl:
 def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorControl]:
     """A simulator process of one's own, on a free port."""
     command = [sys.executable, "-m", "devstack.simulator", "--log", str(log_path), *options]
-    with guard.launch(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
         try:
             assert process.stdout is not None
-            announced = process.stdout.readline().decode()  # it listens once it says where
+            announced = process.stdout.readline()  # it listens once it says where
             assert announced.startswith("model simulator on http://"), f"the simulator did not start: {announced!r}"
             yield SimulatorControl(announced.split()[-1], log_path)
         finally:

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Final
 
-from devstack import child_process, guard
+from devstack import child_process
 
 REPOSITORY: Final = Path(__file__).parents[2]
 FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli", "tests.testing.example_program")
@@ -120,11 +120,9 @@ async def start_program(
 ) -> Process:
     """Starts a program with a pipe for its stderr, forked where that is possible. `limit`: the bytes of one line."""
     if not _may_be_forked(command, environment):
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             *command, env=environment, cwd=cwd, stderr=asyncio.subprocess.PIPE, limit=limit
         )
-        guard.watch_process(process.pid)
-        return process
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as stderr:
         forked = _server().fork(command, environment, cwd, stdout=1, stderr=stderr.fileno())
@@ -206,7 +204,7 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
         with theirs:
-            self._process = guard.launch(
+            self._process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,

@@ -140,9 +140,11 @@ def _find(config: pytest.Config, name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def shared_postgres(request: pytest.FixtureRequest) -> Served:
-    return _find(request.config, _POSTGRES)
+    where: Served = _find(request.config, _POSTGRES)
+    return where
 
 
 @pytest.fixture(scope="session")
 def shared_etcd(request: pytest.FixtureRequest) -> EtcdMember:
-    return _find(request.config, _ETCD)
+    where: EtcdMember = _find(request.config, _ETCD)
+    return where

@@ -233,7 +233,7 @@ def to_request(txn: Txn, namespace: bytes = b"") -> stubs.TxnRequest:
     return _request(txn, namespace)
 
 
-def _request(txn: Txn, namespace: bytes) -> stubs.TxnRequest:
+def _request(txn: Txn, namespace: bytes = b"") -> stubs.TxnRequest:
     return stubs.TxnRequest(
         compare=[_in_namespace(compare.message, namespace) for compare in txn.when],
         success=[_operation(operation, namespace) for operation in txn.then],
