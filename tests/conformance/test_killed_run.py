@@ -22,15 +22,17 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a pid alone does not prove the end"),
 ]
 REPOSITORY = Path(__file__).parents[2]
-CONTROLLER, WORKER = "controller", "worker"
+START_SECONDS = 4 * PATIENCE_SECONDS  # pytest imports all services
+ALONE, CONTROLLER, WORKER = "pytest without workers", "controller", "worker"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run of its own whose one test waits: a controller and a worker, the stores, services and a simulator."""
+def run(killed: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of its own whose one test waits: it has the shared stores, services and a simulator."""
     started, folder = tmp_path / "started", tmp_path / "tmp"
     folder.mkdir()
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider"]
+    workers = "0" if killed == ALONE else "1"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider"]
     process = subprocess.Popen(
         [*command, "tests/conformance/killed_run.py"],
         cwd=REPOSITORY,
@@ -39,7 +41,7 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         start_new_session=True,
     )
     with process:
-        ends_at = time.monotonic() + PATIENCE_SECONDS
+        ends_at = time.monotonic() + START_SECONDS
         while not started.exists():
             assert process.poll() is None, "the run ended"
             assert time.monotonic() < ends_at, "the test of the run did not start"
@@ -48,9 +50,10 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize("killed", [CONTROLLER, pytest.param(WORKER, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "killed", [ALONE, *(pytest.param(each, marks=pytest.mark.faults) for each in (CONTROLLER, WORKER))]
+)
 def test_no_process_and_no_folder_outlives_a_killed_run(run: subprocess.Popen[bytes], killed: str) -> None:
-    worker = next(pid for pid in children(run.pid) if "execnet" in command_of(pid))
     pids = [run.pid, *descendants(run.pid)]
     programs = " ".join(command_of(pid) for pid in pids)
     assert all(name in programs for name in ("bin/postgres", "bin/etcd", "devstack.simulator", "fork_server"))
@@ -59,7 +62,7 @@ def test_no_process_and_no_folder_outlives_a_killed_run(run: subprocess.Popen[by
     assert len(folders) > 2
     descriptors = [os.pidfd_open(pid) for pid in pids]
 
-    os.kill(run.pid if killed == CONTROLLER else worker, signal.SIGKILL)
+    os.kill(run.pid if killed != WORKER else worker_of(run.pid), signal.SIGKILL)
 
     ends_at = time.monotonic() + PATIENCE_SECONDS
     for pid, descriptor in zip(pids, descriptors, strict=True):
@@ -68,6 +71,11 @@ def test_no_process_and_no_folder_outlives_a_killed_run(run: subprocess.Popen[by
         assert ended, f"{command_of(pid)} is left"
         os.close(descriptor)
     assert [folder for folder in folders if folder.exists()] == []
+
+
+def worker_of(controller: int) -> int:
+    """The child that starts its own processes, as no store and no guard does."""
+    return next(pid for pid in children(controller) if "fork_server" in " ".join(map(command_of, children(pid))))
 
 
 def children(pid: int) -> list[int]:
