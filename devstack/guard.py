@@ -5,8 +5,8 @@
     guard.watch_folder(path)                # a folder that shall not outlive this process
 
 The guard is a process of its own, one for each process that starts something. It reads a pipe whose other end nobody
-else has: the end of the pipe is the end of that process. The kernel's parent-death signal cannot replace it: Linux alone
-has it, a program loses it when it changes its account, as Postgres does, and it removes no folder.
+else has: the end of the pipe is the end of that process. The kernel's parent-death signal cannot replace it: Linux
+alone has it, a program loses it when it changes its account, as Postgres does, and it removes no folder.
 """
 
 from __future__ import annotations
