@@ -199,7 +199,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChange:
-    """A put of the etcd key /tenure/generation."""
+    """A put of the generation's key in etcd."""
 
     revision: int
     generation: int

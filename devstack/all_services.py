@@ -23,7 +23,7 @@ from asyncio.subprocess import Process
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from devstack import die_with_parent
+from devstack import guard
 from devstack.options import HOST, HTTP_LISTEN, USUAL_PORTS
 from tenure.serve import SERVICES, command_line
 
@@ -112,12 +112,14 @@ def exit_code(codes: Iterable[int | None], *, is_asked: bool) -> int:
 
 
 async def _start(name: str, environment: Mapping[str, str]) -> Process:
-    return await asyncio.create_subprocess_exec(
-        *die_with_parent.command(command_line(name)),
+    process = await asyncio.create_subprocess_exec(
+        *command_line(name),
         stdin=asyncio.subprocess.DEVNULL,
         env=environment,
         start_new_session=True,  # Ctrl-C in the terminal is for this process, which drains the services
     )
+    guard.watch_process(process.pid)
+    return process
 
 
 def longest_drain(name: str, environment: Mapping[str, str]) -> float:

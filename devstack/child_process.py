@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, ClassVar, Final, Protocol
 
-from devstack import die_with_parent
+from devstack import guard
 from devstack.listening import listens
 
 # Errors of the stack.
@@ -140,9 +140,9 @@ class RunningProgram(Protocol):
 def start_process(
     command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: IO[bytes]
 ) -> RunningProgram:
-    """Starts a program that writes to `log` and, on Linux, dies with this process."""
-    return subprocess.Popen(
-        die_with_parent.command(list(command)),
+    """Starts a program that writes to `log` and ends with this process."""
+    return guard.launch(
+        command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -153,7 +153,7 @@ def start_process(
 
 
 class ChildProcess(ABC):
-    """A child process at one address. Only one thread may use it. On Linux it dies with the process that started it."""
+    """A child process at one address. Only one thread may use it. It ends with the process that started it."""
 
     launch: ClassVar[Callable[..., RunningProgram]] = staticmethod(start_process)
 

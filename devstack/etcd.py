@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devstack import die_with_parent
+from devstack import guard
 from devstack.child_process import freeze, open_log
 from devstack.listening import listens
 from devstack.options import choose_address
@@ -172,14 +172,14 @@ class EtcdProcess:
         return etcd_version(self._binary)
 
     def start(self) -> None:
-        """Starts the process without waiting. On Linux it dies with this process if the main thread starts it."""
+        """Starts the process without waiting. It ends with this process."""
         if self._process is not None and self._process.poll() is None:
             raise RuntimeError(f"etcd {self.member.name} is running already")
         self.member.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open_log(self.log_path) as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                die_with_parent.command(self._command()),
+            self._process = guard.launch(
+                self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -341,7 +341,6 @@ async def running_etcd(
 
 
 async def _start(etcd: EtcdProcess, timeout_seconds: float) -> None:
-    # Started in this thread and not in a worker thread: on Linux etcd ends with the thread that started it.
     etcd.start()
     try:
         await asyncio.to_thread(etcd.wait_ready, timeout_seconds)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from devstack import guard
 from devstack.postgres_cluster import (
     CHILD_ENVIRONMENT,
     SUPERUSER,
@@ -71,7 +72,7 @@ class WalArchive:
         account = self._postgres.cluster.account()
         _own_folder(account, self.folder)
         command = _command(self._postgres, "pg_receivewal", f"--directory={self.folder}", "--no-loop")
-        return subprocess.Popen(
+        return guard.launch(
             account.command(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

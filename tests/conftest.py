@@ -14,12 +14,14 @@ settings.load_profile("patient")
 
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
+    "tests.support.watched_processes",
     "tests.support.forked",
+    "tests.support.shared_stores",
+    "tests.support.fix_etcd",  # before those that import it
     "tests.support.fix_checkpoint",
     "tests.support.fix_closed_port",
     "tests.support.fix_collector",
     "tests.support.fix_coordinator",
-    "tests.support.fix_etcd",
     "tests.support.fix_etcd_cluster",
     "tests.support.fix_gateway",
     "tests.support.fix_leases",

@@ -40,8 +40,8 @@ async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
     if expected > generation + MAX_GENERATION_JUMP:
         raise WrongState(
             f"generation {expected} is too far ahead of the ledger's generation {generation}: if the key "
-            "/tenure/generation in etcd is wrong, stop the coordinators and delete it; if the ledger was restored, "
-            "raise its generation as docs/restore.md says",
+            "`generation` in etcd (usually /tenure/generation) is wrong, stop the coordinators and delete it; if the "
+            "ledger was restored, raise its generation as docs/restore.md says",
             reason="GENERATION_TOO_FAR",
         )
     if generation <= expected:

@@ -83,6 +83,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     store = await process.open(
         open_lease_store(
             settings.etcd_endpoints,
+            key_prefix=settings.etcd_key_prefix,
             ca_file=settings.etcd_ca_file,
             certificate_file=settings.etcd_certificate_file,
             key_file=settings.etcd_key_file,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from services.coordinator.etcd.endpoints import parse_targets
 from services.coordinator.sessions.session import Timing
@@ -13,6 +15,8 @@ from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.security import clear_text_problems, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, group, setting
+
+_PREFIX: Final = re.compile(r"/([A-Za-z0-9._:-]+/)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,9 @@ class CoordinatorSettings:
     metrics_listen: Address | None = metrics_setting()
     id: str = setting("this replica's name, unique among live ones; empty: host, pid and a random part", default="")
     etcd_endpoints: tuple[str, ...] = setting("the members of etcd", default=("127.0.0.1:2379",))
+    etcd_key_prefix: str = setting(
+        "the beginning of all keys in etcd; each installation on one etcd needs another", default="/tenure/"
+    )
     etcd_ca_file: Path | None = setting("the authority of etcd's certificates", default=None)
     etcd_certificate_file: Path | None = setting("the client certificate for etcd", default=None)
     etcd_key_file: Path | None = setting("the key of the client certificate for etcd", default=None)
@@ -64,6 +71,11 @@ class CoordinatorSettings:
         """Yields the settings that contradict each other."""
         if self.renew_interval_seconds * 2 > self.ttl_seconds:
             yield "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS must be at most half of the TTL: one renewal may be lost"
+        if not _PREFIX.fullmatch(self.etcd_key_prefix):
+            yield (
+                "TENURE_COORDINATOR_ETCD_KEY_PREFIX must begin and end with / and have letters, digits and -_.: "
+                f"between, such as /tenure/ or /staging/, not {self.etcd_key_prefix!r}"
+            )
         if self.reconnect_grace_seconds >= self.ttl_seconds:
             yield "TENURE_COORDINATOR_RECONNECT_GRACE_SECONDS must be shorter than the TTL, or it has no effect"
         if self.start_timeout_seconds <= self.renew_interval_seconds * 2:

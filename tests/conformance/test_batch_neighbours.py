@@ -24,6 +24,7 @@ from services.checkpoint.webhooks.sending import WebhookSettings
 from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.lease_store import ClaimRecord, LeaseStore, SessionRecord
 from services.coordinator.lease_store.claim_keys import ClaimResult, NewClaim
+from services.coordinator.lease_store.records import GENERATION_KEY
 from tenure.domain.errors import TenureError
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2, tool_service_pb2
@@ -38,6 +39,7 @@ from tests.support.fix_checkpoint import (
     words,
 )
 from tests.support.fix_coordinator import Fleet, make_fleet
+from tests.support.fix_etcd import own_prefix
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_tools import Grants, StartTools, execute_request
 from tests.support.fix_tools import Owner as ToolOwner
@@ -66,14 +68,14 @@ class World:
     stack: AsyncExitStack
 
     async def etcd(self) -> EtcdClient:
-        client = EtcdClient([self.etcd_process.endpoint], timeout_seconds=CALL_SECONDS)
+        namespace = own_prefix().encode()
+        client = EtcdClient([self.etcd_process.endpoint], namespace=namespace, timeout_seconds=CALL_SECONDS)
         made = await self.stack.enter_async_context(client)
-        await made.delete_prefix(b"/tenure/")
-        await made.put(b"/tenure/generation", b"1")
+        await made.put(GENERATION_KEY, b"1")
         return made
 
     async def fleet(self) -> Fleet:
-        made = await make_fleet(self.etcd_process, await self.fresh_database(MIGRATIONS), self.directory)
+        made = await make_fleet(self.etcd_process, await self.fresh_database(MIGRATIONS), self.directory, own_prefix())
         self.stack.push_async_callback(made.aclose)
         return made
 
@@ -172,7 +174,7 @@ async def sessions(world: World, poison: str) -> Ends:
     replica = await fleet.coordinator()
     workers = [await fleet.worker(replica) for _ in range(GOOD + 1)]
     bad = workers[POISON_AT]
-    async with EtcdClient([world.etcd_process.endpoint], timeout_seconds=CALL_SECONDS) as etcd:
+    async with fleet.etcd() as etcd:
         store = LeaseStore(etcd)
         held = await store.sessions.find(bad.session_id)
         assert held is not None

@@ -14,8 +14,9 @@ from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.transactions import Txn, TxnResult
 from services.coordinator.lease_store import ClaimRecord, HeldSession, LeaseStore, SessionRecord
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, ClaimRefusal, ClaimResult, NewClaim
-from services.coordinator.lease_store.records import claim_key
+from services.coordinator.lease_store.records import GENERATION_KEY, claim_key
 from tenure.domain.errors import Unavailable
+from tests.support.fix_etcd import own_prefix
 from tests.support.patience import CALL_SECONDS
 
 pytestmark = pytest.mark.server
@@ -38,9 +39,9 @@ class EtcdThatStops(EtcdClient):
 
 @pytest.fixture
 async def etcd(etcd_process: EtcdProcess) -> AsyncIterator[EtcdThatStops]:
-    async with EtcdThatStops([etcd_process.endpoint], timeout_seconds=CALL_SECONDS) as made:
-        await made.delete_prefix(b"/tenure/")
-        await made.put(b"/tenure/generation", b"1")
+    namespace = own_prefix().encode()
+    async with EtcdThatStops([etcd_process.endpoint], namespace=namespace, timeout_seconds=CALL_SECONDS) as made:
+        await made.put(GENERATION_KEY, b"1")
         yield made
 
 

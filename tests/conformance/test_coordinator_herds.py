@@ -7,7 +7,6 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.lease_store import ClaimRecord, LeaseStore
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
 from tenure.runtime.signing import write_key_pair
@@ -83,7 +82,7 @@ async def collect(workers: list[ScriptedWorker], count: int) -> list[pb.Grant]:
 async def _claims(fleet: Fleet, worker: ScriptedWorker, count: int) -> dict[str, pb.Grant]:
     """So many claims under the worker's session, made as a coordinator makes them, for tasks that need not exist."""
     made: dict[str, pb.Grant] = {}
-    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
+    async with fleet.etcd() as etcd:
         store = LeaseStore(etcd)
         session = await store.sessions.find(worker.session_id)
         assert session is not None

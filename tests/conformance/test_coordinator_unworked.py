@@ -15,6 +15,7 @@ from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.transactions import Txn, TxnResult
 from services.coordinator.lease_store import ClaimRecord, LeaseStore
 from services.coordinator.lease_store.claim_keys import ClaimRefusal, NewClaim
+from services.coordinator.lease_store.records import claim_key
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import WAITED_FOR, Fleet, epoch_of
 from tests.support.patience import PATIENCE_SECONDS
@@ -99,8 +100,8 @@ async def test_a_task_whose_claim_was_deleted_is_queued(fleet: Fleet) -> None:
     task_id = await fleet.submit()
     lost = await worker.next_grant()
     await worker.open(lost)
-    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
-        await etcd.delete(f"/tenure/claims/{task_id}".encode())
+    async with fleet.etcd() as etcd:
+        await etcd.delete(claim_key(task_id))
     assert (await worker.hears("revoke")).claim_id == lost.claim_id
     grant = await worker.next_grant()
     assert grant.task_id == task_id
@@ -173,7 +174,7 @@ async def test_a_claim_that_is_not_found_is_unclear_not_lost(fleet: Fleet, monke
 
 @asynccontextmanager
 async def lease_store(fleet: Fleet) -> AsyncIterator[tuple[EtcdClient, LeaseStore]]:
-    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
+    async with fleet.etcd() as etcd:
         yield etcd, LeaseStore(etcd)
 
 

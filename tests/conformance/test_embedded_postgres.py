@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import signal
 import socket
@@ -67,6 +68,12 @@ def start_elsewhere(directory: Any, account: Any = None) -> Any:
     )
 
 
+def guard_of(pid: int) -> int:
+    """The process that ends what `pid` started."""
+    listed = subprocess.run(["pgrep", "-P", str(pid), "-f", "devstack/guard.py"], capture_output=True, check=True)
+    return int(listed.stdout)
+
+
 def test_it_is_durable_and_listens_on_loopback_only(postgres: Any) -> None:
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
     values = dict(
@@ -123,11 +130,26 @@ def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, d
     assert query(postgres, "select 1") == [(1,)]
 
 
-def test_the_next_start_ends_a_server_whose_parent_was_killed(data_directory: Any) -> None:
+def test_a_server_and_its_sockets_go_with_the_process_that_started_it(data_directory: Any) -> None:
+    with start_elsewhere(data_directory) as parent:
+        pid = int(parent.stdout.readline().split()[0])
+        sockets = Path((data_directory / "postmaster.pid").read_text().splitlines()[4])
+        assert sockets.is_dir()
+        server, guard = os.pidfd_open(pid), os.pidfd_open(guard_of(parent.pid))
+        parent.kill()
+    # A process's descriptor becomes readable when it ends.
+    assert select.select([server], [], [], PATIENCE_SECONDS)[0]
+    assert select.select([guard], [], [], PATIENCE_SECONDS)[0]
+    assert not sockets.exists()
+    assert not (data_directory / "postmaster.pid").exists()  # it was shut down, not killed
+
+
+def test_the_next_start_ends_a_server_whose_parent_and_guard_were_killed(data_directory: Any) -> None:
     with start_elsewhere(data_directory) as parent:
         orphan_pid, orphan_dsn = parent.stdout.readline().split()
+        os.kill(guard_of(parent.pid), signal.SIGKILL)
         parent.kill()
-    psycopg.connect(orphan_dsn).close()  # it outlived its parent
+    psycopg.connect(orphan_dsn).close()  # it outlived its parent and the guard
     sockets = Path((data_directory / "postmaster.pid").read_text().splitlines()[4])
     assert sockets.is_dir()
     with PostgresProcess(data_directory) as postgres:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -20,9 +21,11 @@ from services.coordinator.etcd.transactions import (
     absent,
     created_at,
     modified_at,
+    none_under,
     present,
     value_is,
 )
+from services.coordinator.etcd.watch import KeyChange, KeyChanges
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -258,7 +261,7 @@ async def test_a_request_over_etcds_size_is_refused(etcd: EtcdSpace) -> None:
 async def test_status_tells_who_and_where(etcd: EtcdSpace) -> None:
     result = await etcd.client.put(etcd.key("k"), b"")
     status = await etcd.client.status()
-    assert status.revision == result.revision == await etcd.client.revision()
+    assert result.revision <= status.revision <= await etcd.client.revision()
     assert status.has_leader
     assert status.is_leader
     assert status.cluster_id != 0
@@ -277,3 +280,33 @@ async def test_status_of_a_member_without_a_leader_says_so(etcd_cluster: list[Et
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (await client.status()).has_leader:
                 await asyncio.sleep(0.05)
+
+
+async def test_a_client_sees_the_keys_of_its_namespace_only(etcd: EtcdSpace) -> None:
+    await etcd.client.put(etcd.key("k"), b"outside")
+    async with EtcdClient([etcd.endpoint], namespace=etcd.key("inside/")) as client:
+        put = await client.put(b"k", b"1", only_if=[absent(b"k"), none_under(b"")])
+        assert put.succeeded
+        refused = await client.txn(
+            Txn(when=(absent(b"k"),), then=(Put(b"k", b"2"),), otherwise=(Get(b"", prefix=True),))
+        )
+        assert [(each.key, each.value) for each in refused.key_values] == [(b"k", b"1")]
+        nested = await client.txn(Txn(then=(Txn(when=(value_is(b"k", b"1"),), then=(Put(b"k/2", b"2"), Get(b"k"))),)))
+        assert [each.key for each in nested.nested[0].key_values] == [b"k"]
+        assert [each.key for each in (await client.list(b"", page_keys=1)).key_values] == [b"k", b"k/2"]
+        assert await client.count(b"k/") == 1
+        assert list(await client.get_many([b"k", b"absent"])) == [b"k"]
+        async with aclosing(client.watch(b"k", put.revision, previous=True)) as watch:
+            assert await client.delete(b"k")
+            assert await client.delete_prefix(b"") == 1
+            changes: list[KeyChange] = []
+            while len(changes) < 4:
+                item = await anext(watch)
+                assert isinstance(item, KeyChanges)
+                changes += item.changes
+    assert [(each.key_value.key, each.deleted) for each in changes] == [
+        (b"k", False), (b"k/2", False), (b"k", True), (b"k/2", True)
+    ]  # fmt: skip
+    assert changes[2].previous is not None
+    assert changes[2].previous.key == b"k"
+    assert await etcd.client.delete(etcd.key("k"))

@@ -14,10 +14,13 @@ from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.generation import Generation
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, LeaseStore, SessionRecord
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
+from services.coordinator.lease_store.records import CLAIMS, SESSIONS
+from services.coordinator.lease_store.records import GENERATION_KEY as KEY
 from services.coordinator.ledger_client import LedgerClient
 from tenure.domain.errors import Unavailable
 from tenure.runtime.process import Duties
 from tests.support.etcd_restore import put_back, write_on
+from tests.support.fix_etcd import own_prefix
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -26,14 +29,14 @@ if TYPE_CHECKING:
     from devstack.etcd import EtcdProcess
     from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 
-KEY = b"/tenure/generation"
+NAMESPACE = b"/tenure/"
 
 
 @pytest.fixture
 async def client(etcd_process: EtcdProcess) -> AsyncIterator[EtcdClient]:
-    """Of the session's etcd, emptied of what Tenure keeps in it."""
-    async with EtcdClient([etcd_process.endpoint], timeout_seconds=CALL_SECONDS) as made:
-        await made.delete_prefix(b"/tenure/")
+    """Of the shared etcd, with a prefix of the test's own."""
+    namespace = own_prefix().encode()
+    async with EtcdClient([etcd_process.endpoint], namespace=namespace, timeout_seconds=CALL_SECONDS) as made:
         yield made
 
 
@@ -166,23 +169,38 @@ async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
 
 
 async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(
-    client: EtcdClient, checkpoint: MakeCheckpoint
+    own_etcd: EtcdProcess, checkpoint: MakeCheckpoint
 ) -> None:
-    await client.put(KEY, b"1")
-    for _ in range(10):
-        await claim(client, 1, 1_000)
-    await client.put(KEY, b"0")
-    before = await client.revision()
-    async with watched_over(client, await checkpoint()) as generation:
-        assert await generation.settled(2 * PATIENCE_SECONDS) == 2
-    assert (await client.list(b"/tenure/claims/")).key_values == ()
-    assert (await client.list(b"/tenure/sessions/")).key_values == ()
-    assert await client.revision() - before <= 10_000 / MAX_BATCH + 2 * 10 + 2  # deletions by the hundred
+    async with EtcdClient([own_etcd.endpoint], namespace=NAMESPACE, timeout_seconds=CALL_SECONDS) as client:
+        await client.put(KEY, b"1")
+        for _ in range(10):
+            await claim(client, 1, 1_000)
+        await client.put(KEY, b"0")
+        before = await client.revision()
+        async with watched_over(client, await checkpoint()) as generation:
+            assert await generation.settled(2 * PATIENCE_SECONDS) == 2
+        assert (await client.list(CLAIMS)).key_values == ()
+        assert (await client.list(SESSIONS)).key_values == ()
+        assert await client.revision() - before <= 10_000 / MAX_BATCH + 2 * 10 + 2  # deletions by the hundred
+
+
+async def test_a_raise_keeps_the_claims_of_another_installation(
+    client: EtcdClient, etcd_process: EtcdProcess, checkpoint: MakeCheckpoint
+) -> None:
+    namespace = own_prefix().encode()
+    async with EtcdClient([etcd_process.endpoint], namespace=namespace, timeout_seconds=CALL_SECONDS) as neighbour:
+        await neighbour.put(KEY, b"1")
+        _, [neighbours] = await claim(neighbour, 1, 1)
+        await client.put(KEY, b"0")
+        async with watched_over(client, await checkpoint()) as generation:
+            assert await generation.settled(PATIENCE_SECONDS) == 2
+        assert await neighbour.get(KEY) is not None
+        assert list(await LeaseStore(neighbour).claims.find_many([neighbours.task_id])) == [neighbours.task_id]
 
 
 async def test_a_deletion_meant_for_another_life_of_etcd_hits_nothing(own_etcd: EtcdProcess) -> None:
     """The revisions of the emptied etcd come to those of before: the same task, the same create_revision."""
-    async with EtcdClient([own_etcd.endpoint], timeout_seconds=CALL_SECONDS) as client:
+    async with EtcdClient([own_etcd.endpoint], namespace=NAMESPACE, timeout_seconds=CALL_SECONDS) as client:
         await client.put(KEY, b"1")
         await write_on(own_etcd, 100)
         _, [old] = await claim(client, 1, 1)

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied
 from tenure.domain.session_secret import holder_proof, is_proof
 from tenure.runtime.rpc_client import open_channel
@@ -76,8 +75,8 @@ async def test_the_secret_is_neither_in_etcd_nor_in_logs_nor_listed(fleet: Fleet
     replica, secret = await fleet.coordinator(), os.urandom(32)
     worker = await fleet.worker(replica, session_secret=secret)
     await refusal_of(taker_of(worker, replica, fleet, os.urandom(32)))
-    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
-        stored = b" ".join(each.value for each in (await etcd.list(b"/tenure/")).key_values)
+    async with fleet.etcd() as etcd:
+        stored = b" ".join(each.value for each in (await etcd.list(b"")).key_values)
     listed = b" ".join(each.SerializeToString() for each in await fleet.workers(replica))
     assert b"secret_digest" in stored
     for text in (secret, secret.hex().encode(), base64.b64encode(secret), holder_proof(secret).hex().encode()):

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from devstack.options import choose_address
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
@@ -15,6 +17,12 @@ from tenure.domain.tools import OutcomeStatus
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import PATIENCE_SECONDS
+
+
+@pytest.fixture(scope="module")
+def worker_etcd() -> str:
+    return ""  # an own one, to be paused
+
 
 TTL_SECONDS = 5.0
 PACED_EFFECTS = sorted(str(number) for number in range(6))

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import psycopg
 
-from devstack import die_with_parent
 from devstack.etcd import environment as etcd_environment
 from devstack.etcd import find_etcd, free_ports
 from devstack.options import HeldAddresses, Layout, StackOptions
@@ -190,9 +189,7 @@ def _start_etcd(one: Composed, opened: AsyncExitStack) -> None:
     binary = find_etcd()
     command = [str(binary), *(one.here("etcd", argument) for argument in container["command"][1:])]
     log = opened.enter_context((one.folder / "etcd.log").open("wb"))
-    process = subprocess.Popen(
-        die_with_parent.command(command), stdout=log, stderr=subprocess.STDOUT, env=etcd_environment()
-    )
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=etcd_environment())
     opened.callback(process.wait)
     opened.callback(process.terminate)
     check = [str(etcdctl()), *(one.here("etcd", argument) for argument in container["healthcheck"]["test"][2:])]

@@ -32,6 +32,7 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.token import read_claims
+from tests.support.fix_etcd import own_prefix
 from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.service_process import ServiceProcess
@@ -52,11 +53,14 @@ WAITED_FOR = "5"
 """`start_timeout_seconds` where it has to pass before somebody else gets the task, who then has so long to name it."""
 
 
+USUAL_PREFIX = "/tenure/"
+
+
 class Fleet:
     """One ledger, one etcd, and the coordinators and workers a test starts on them."""
 
-    def __init__(self, etcd_endpoint: str, dsn: str, directory: Path) -> None:
-        self.etcd_endpoint = etcd_endpoint
+    def __init__(self, etcd_endpoint: str, dsn: str, directory: Path, key_prefix: str = USUAL_PREFIX) -> None:
+        self.etcd_endpoint, self.key_prefix = etcd_endpoint, key_prefix
         self.dsn = dsn
         self.signing_key, self.verifying_keys = directory / "signing.json", directory / "verifying.json"
         self.services: list[ServiceProcess] = []
@@ -89,6 +93,7 @@ class Fleet:
         given = {
             "LISTEN": "127.0.0.1:0",
             "ETCD_ENDPOINTS": self.etcd_endpoint,
+            "ETCD_KEY_PREFIX": self.key_prefix,
             "CHECKPOINT_ADDRESS": self.checkpoint.address,
             "SIGNING_KEY_FILE": str(self.signing_key),
             "VERIFYING_KEYS_FILE": str(self.verifying_keys),
@@ -96,6 +101,11 @@ class Fleet:
             **{key.upper(): value for key, value in settings.items()},
         }
         return await self._start(ServiceProcess("coordinator", given, failpoints=failpoints, mutation=mutation))
+
+    def etcd(self) -> EtcdClient:
+        """A client for the keys of this fleet, to be closed."""
+        endpoints = self.etcd_endpoint.split(",")
+        return EtcdClient(endpoints, namespace=self.key_prefix.encode(), timeout_seconds=CALL_SECONDS)
 
     async def worker(
         self, replica: ServiceProcess, *, slots: int = 1, worker_id: str = "", **hello: Any
@@ -191,18 +201,16 @@ def epoch_of(token: token_pb2.FencingToken) -> int:
     return read_claims(token).epoch
 
 
-async def make_fleet(etcd: EtcdProcess, dsn: str, directory: Path) -> Fleet:
-    async with EtcdClient([etcd.endpoint]) as client:
-        await client.delete_prefix(b"/tenure/")
-    fleet = Fleet(etcd.endpoint, dsn, directory)
+async def make_fleet(etcd: EtcdProcess, dsn: str, directory: Path, key_prefix: str = USUAL_PREFIX) -> Fleet:
+    fleet = Fleet(etcd.endpoint, dsn, directory, key_prefix)
     await fleet.start()
     return fleet
 
 
 @pytest.fixture
 async def fleet(etcd_process: EtcdProcess, fresh_database: Any, tmp_path: Path) -> AsyncIterator[Fleet]:
-    """A ledger of the test's own, over the session's etcd emptied of what Tenure keeps in it."""
-    made = await make_fleet(etcd_process, await fresh_database(MIGRATIONS), tmp_path)
+    """A ledger of the test's own, over the shared etcd with a prefix of the test's own."""
+    made = await make_fleet(etcd_process, await fresh_database(MIGRATIONS), tmp_path, own_prefix())
     yield made
     await made.aclose()
 

@@ -1,4 +1,4 @@
-"""A real etcd. One process for the session, a client and a prefix of its own for each test."""
+"""A real etcd: that of the run (`shared_stores`) with a client and a prefix for each test, or one of a test's own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from devstack.etcd import EtcdProcess, start_cluster, start_etcd
+from devstack.etcd import EtcdMember, EtcdProcess, find_etcd, start_cluster, start_etcd
 from services.coordinator.etcd.client import EtcdClient
-from tests.support.store_folder import store_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -32,20 +31,16 @@ class EtcdSpace:
 
 
 @pytest.fixture(scope="session")
-def etcd_process() -> Iterator[EtcdProcess]:
-    """The session's etcd. Not to be killed or paused: `own_etcd` is for that."""
-    with store_folder() as folder:
-        process = start_etcd(folder)
-        yield process
-        process.stop()
+def etcd_process(shared_etcd: EtcdMember) -> EtcdProcess:
+    """The etcd of all tests, also those of other processes. Not to be killed or paused: `own_etcd` is for that."""
+    return EtcdProcess(shared_etcd, find_etcd())
 
 
 @pytest_asyncio.fixture
 async def etcd(etcd_process: EtcdProcess) -> AsyncIterator[EtcdSpace]:
-    """A client of the session's etcd and a prefix of the test's own, emptied at the end."""
+    """A client of the shared etcd and a prefix of the test's own, emptied at the end. Others move its revision."""
     async with EtcdClient([etcd_process.endpoint]) as client:
-        await client.delete_prefix(b"/tenure/")  # of killed coordinators: a lease that ends would move the revision
-        space = EtcdSpace(client, etcd_process.endpoint, f"/test/{uuid.uuid4().hex}/".encode())
+        space = EtcdSpace(client, etcd_process.endpoint, own_prefix().encode())
         yield space
         await client.delete_prefix(space.prefix)
 
@@ -66,6 +61,11 @@ def etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Etcd
     for member in members:
         # Without a majority the orderly end would wait for one; there is nothing here to keep.
         member.kill()
+
+
+def own_prefix() -> str:
+    """Returns a prefix of keys that nobody else has."""
+    return f"/test/{uuid.uuid4().hex}/"
 
 
 @asynccontextmanager

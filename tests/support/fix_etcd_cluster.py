@@ -20,6 +20,7 @@ from services.checkpoint.queries import MIGRATIONS
 from services.coordinator.etcd.calls import EtcdError
 from services.coordinator.etcd.client import EtcdClient
 from tests.support.fix_coordinator import Fleet
+from tests.support.fix_etcd import own_prefix
 from tests.support.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ async def cluster(three_members: list[EtcdProcess]) -> AsyncIterator[EtcdCluster
 async def cluster_fleet(cluster: EtcdCluster, fresh_database: Any, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A ledger of the test's own over the module's cluster, its leader the first to be asked."""
     endpoints = cluster.endpoints(await cluster.leader())
-    async with EtcdClient(endpoints) as client:
-        await client.delete_prefix(b"/tenure/")
-    fleet = Fleet(",".join(endpoints), await fresh_database(MIGRATIONS), tmp_path)
+    fleet = Fleet(",".join(endpoints), await fresh_database(MIGRATIONS), tmp_path, own_prefix())
     await fleet.start()
     yield fleet
     await fleet.aclose()

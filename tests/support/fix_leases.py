@@ -7,6 +7,7 @@ await leases.at(1).renew(lease)                                 # at the second
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.common import duration
 from tests.support.fix_coordinator import make_fleet
+from tests.support.fix_etcd import own_prefix
 from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ def reference(lease: pb.Lease) -> pb.LeaseReference:
 
 async def new_ledger(server: PostgresProcess) -> str:
     """A database for a module, gone with the server."""
-    name = f"leases_{next(_numbers)}"
+    name = f"leases_{os.getpid()}_{next(_numbers)}"
     async with await psycopg.AsyncConnection.connect(server.dsn(), autocommit=True) as postgres:
         await postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     await migrate(server.dsn(name), MIGRATIONS)
@@ -115,7 +117,7 @@ async def lease_fleet(
 ) -> AsyncIterator[Fleet]:
     """A ledger for the tests of a module, which share a loop."""
     dsn = await new_ledger(postgres_server)
-    fleet = await make_fleet(etcd_process, dsn, tmp_path_factory.mktemp("leases"))
+    fleet = await make_fleet(etcd_process, dsn, tmp_path_factory.mktemp("leases"), own_prefix())
     yield fleet
     await fleet.aclose()
 

@@ -25,10 +25,9 @@ import pytest_asyncio
 import yaml
 
 from devstack import StackOptions
-from devstack.postgres_process import PostgresProcess
+from devstack.etcd import EtcdProcess
 from devstack.service_process import ServiceProcess
 from devstack.stack import Stack
-from devstack.stores import ensure_database
 from tenure.domain import entries as facts
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
@@ -47,6 +46,8 @@ from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tenure.wire.common import state_name
 from tenure.wire.ledger import entries_to_domain
 from tenure.wire.task import spec_to_wire
+from tests.support.fix_etcd import own_prefix
+from tests.support.fix_postgres import MakeDatabase
 from tests.support.fix_simulator import REPOSITORY, SimulatorControl, running_simulator
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -364,13 +365,23 @@ def worker_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simul
         yield control
 
 
+@pytest.fixture(scope="module")
+def worker_etcd(etcd_process: EtcdProcess) -> str:
+    """The etcd of the stack: the shared one. A module whose tests break it returns "", for an own one."""
+    return etcd_process.endpoint
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker_stack(
-    tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresProcess
+    tmp_path_factory: pytest.TempPathFactory, new_database: MakeDatabase, worker_etcd: str
 ) -> AsyncIterator[Stack]:
-    folder = tmp_path_factory.mktemp("worker-stack")
-    await ensure_database(postgres_server.dsn(), "worker_tests")
-    options = StackOptions(data_dir=folder, workers=0, postgres_dsn=postgres_server.dsn("worker_tests"))
+    options = StackOptions(
+        data_dir=tmp_path_factory.mktemp("worker-stack"),
+        workers=0,
+        postgres_dsn=await new_database("worker_stack"),
+        etcd_endpoints=worker_etcd,
+        environment={"coordinator": {"TENURE_COORDINATOR_ETCD_KEY_PREFIX": own_prefix()}},
+    )
     async with Stack(options) as stack:
         yield stack
 

@@ -23,6 +23,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
+from tenure.runtime.outbound_http import http_tls_context
+
 PRELOADED: Final = (
     "services.checkpoint.main",
     "services.coordinator.main",
@@ -48,6 +50,7 @@ def main() -> None:
     gc.disable()
     for name in PRELOADED:
         import_module(name)
+    http_tls_context()
     gc.freeze()
     sock = socket.socket(fileno=int(sys.argv[1]))
     exits: dict[int, tuple[int, int]] = {}  # pidfd → pid, pipe for the exit code

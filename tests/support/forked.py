@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Final
 
-from devstack import child_process, die_with_parent
+from devstack import child_process
 
 REPOSITORY: Final = Path(__file__).parents[2]
 FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli", "tests.testing.example_program")
@@ -205,7 +205,7 @@ class _Server:
         command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                die_with_parent.command(command),
+                command,
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from devstack import die_with_parent
 from tests.support.fix_proxy import HOST, Lost, TcpProxy
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -53,7 +52,7 @@ class Namespace:
 
     def __init__(self) -> None:
         command = [_program("unshare"), "--net", _program("sleep"), "infinity"]
-        self._holder = subprocess.Popen(die_with_parent.command(command), stderr=subprocess.PIPE)
+        self._holder = subprocess.Popen(command, stderr=subprocess.PIPE)
         self._wait_until_apart()
         self.ip("link", "set", "lo", "up")
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from devstack import guard
+
 MEMORY: Final = Path("/dev/shm")  # Linux alone has it
 ROOM_BYTES: Final = 4 * 1024**3
 PREFIX: Final = "tenure-tests-"
@@ -21,20 +23,12 @@ PREFIX: Final = "tenure-tests-"
 
 @contextmanager
 def store_folder() -> Iterator[Path]:
-    """Removed at the end; everybody may enter it, as Postgres runs under an account of its own."""
-    _remove_leftovers()
+    """Removed at the end, also of a killed run; everybody may enter it, as Postgres has an account of its own."""
     in_memory = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=MEMORY if in_memory else None))
+    guard.watch_folder(folder)
     folder.chmod(0o755)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_leftovers() -> None:
-    """Of runs that were killed: memory is not given back by itself."""
-    for left in MEMORY.glob(f"{PREFIX}*"):
-        pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)

@@ -58,6 +58,9 @@ async def test_a_tls_identity_is_not_silently_ignored() -> None:
 
 async def test_a_missing_file_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
     """The coordinator ended with a stack, and its log had neither the setting nor what the file is for."""
-    store = open_lease_store(["127.0.0.1:2379"], ca_file=tmp_path / "absent.pem", certificate_file=None, key_file=None)
+    absent = tmp_path / "absent.pem"
+    store = open_lease_store(
+        ["127.0.0.1:2379"], key_prefix="/tenure/", ca_file=absent, certificate_file=None, key_file=None
+    )
     with pytest.raises(ConfigurationError, match=r"absent\.pem: the file for TLS with etcd cannot be read"):
         await store.__aenter__()

@@ -45,19 +45,22 @@ class EtcdClient:
 
     Reads are linearizable and go round the members within their deadline; they raise EtcdUnavailable or EtcdRefused.
     Writes are sent exactly once; they raise EtcdUnclear when the outcome is not known (calls.py has the tree).
-    `timeout_seconds` of a call, where not given, is the client's.
+    `timeout_seconds` of a call, where not given, is the client's. `namespace` begins every key in etcd: the client adds
+    it to the keys that it is given, and takes it from those that it returns.
     """
 
     def __init__(
         self,
         targets: Sequence[str],
         *,
+        namespace: bytes = b"",
         tls: TlsIdentity | None = None,
         timeout_seconds: float = 3.0,
         max_pending_renewals: int = 10_000,
         watch_patience: WatchPatience | None = None,
     ) -> None:
         self.endpoints = Endpoints(targets, tls)
+        self.namespace = namespace
         self._timeout_seconds = timeout_seconds
         self._keep_alive = KeepAlive(self.endpoints, max_pending=max_pending_renewals)
         self._watch_patience = watch_patience or WatchPatience()
@@ -81,8 +84,9 @@ class EtcdClient:
         self, key: bytes, *, timeout_seconds: float | None = None
     ) -> tuple[KeyValue | None, int]:
         """Returns the key, or None, and the store's revision at which it was read."""
-        response = await self._range(stubs.RangeRequest(key=key), timeout_seconds)
-        return key_value(response.kvs[0]) if response.kvs else None, response.header.revision
+        response = await self._range(stubs.RangeRequest(key=self.namespace + key), timeout_seconds)
+        found = key_value(response.kvs[0], self.namespace) if response.kvs else None
+        return found, response.header.revision
 
     async def get_many(self, keys: Iterable[bytes], *, timeout_seconds: float | None = None) -> dict[bytes, KeyValue]:
         """Returns those of the keys that exist, each read at its own revision, _READS_AT_ONCE at a time."""
@@ -116,7 +120,8 @@ class EtcdClient:
 
     async def count(self, prefix: bytes, *, timeout_seconds: float | None = None) -> int:
         """Returns the number of keys under a prefix."""
-        request = stubs.RangeRequest(key=prefix or b"\x00", range_end=prefix_end(prefix), count_only=True)
+        start, end = self._under(prefix)
+        request = stubs.RangeRequest(key=start, range_end=end, count_only=True)
         return (await self._range(request, timeout_seconds)).count
 
     async def revision(self, *, timeout_seconds: float | None = None) -> int:
@@ -146,17 +151,18 @@ class EtcdClient:
 
     async def delete_prefix(self, prefix: bytes, *, timeout_seconds: float | None = None) -> int:
         """Deletes all keys under a prefix in one revision. Returns their number."""
-        request = stubs.DeleteRangeRequest(key=prefix or b"\x00", range_end=prefix_end(prefix))
+        start, end = self._under(prefix)
+        request = stubs.DeleteRangeRequest(key=start, range_end=end)
         timeout = self._timeout(timeout_seconds)
         response = await write(self.endpoints, lambda e: e.kv.DeleteRange, request, timeout_seconds=timeout)
         return response.deleted
 
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
         """Runs a transaction, once. Raises ValueError when it is too wide, or only reads."""
-        request = transactions.to_request(txn)
+        request = transactions.to_request(txn, self.namespace)
         timeout = self._timeout(timeout_seconds)
         response = await write(self.endpoints, lambda e: e.kv.Txn, request, timeout_seconds=timeout)
-        return transactions.from_response(response, response.header.revision)
+        return transactions.from_response(response, response.header.revision, self.namespace)
 
     async def grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> EtcdLease:
         """Grants a new lease. A lease that was granted with an unclear answer ends after its TTL."""
@@ -196,7 +202,14 @@ class EtcdClient:
 
         Use it in `contextlib.aclosing`, so that its stream ends with the loop.
         """
-        watch = EtcdWatch(self.endpoints, prefix, start_revision, previous=previous, patience=self._watch_patience)
+        watch = EtcdWatch(
+            self.endpoints,
+            prefix,
+            start_revision,
+            namespace=self.namespace,
+            previous=previous,
+            patience=self._watch_patience,
+        )
         return watch.items()
 
     async def status(self, *, timeout_seconds: float | None = None) -> MemberStatus:
@@ -233,17 +246,21 @@ class EtcdClient:
 
     async def _list(self, prefix: bytes, page_keys: int, max_keys: int, timeout_seconds: float | None) -> Listing:
         key_values: list[KeyValue] = []
-        start, end, revision = prefix or b"\x00", prefix_end(prefix), 0
+        (start, end), revision = self._under(prefix), 0
         while True:
             page = stubs.RangeRequest(key=start, range_end=end, limit=page_keys, revision=revision)
             response = await self._range(page, timeout_seconds)
             revision = revision or response.header.revision
-            key_values.extend(key_value(each) for each in response.kvs)
+            key_values.extend(key_value(each, self.namespace) for each in response.kvs)
             if len(key_values) > max_keys:
                 raise EtcdRefused(f"more than {max_keys} keys under {prefix!r}")
             if not response.more:
                 return Listing(revision, tuple(key_values))
-            start = key_values[-1].key + b"\x00"
+            start = response.kvs[-1].key + b"\x00"
+
+    def _under(self, prefix: bytes) -> tuple[bytes, bytes]:
+        """Returns the first key under a prefix in etcd, and the first one after it."""
+        return self.namespace + prefix or b"\x00", prefix_end(self.namespace + prefix)
 
     async def _range(self, request: stubs.RangeRequest, timeout_seconds: float | None) -> stubs.RangeResponse:
         timeout = self._timeout(timeout_seconds)

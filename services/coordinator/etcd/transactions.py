@@ -65,10 +65,15 @@ class MemberStatus:
     is_leader: bool
 
 
-def key_value(message: stubs.KeyValue) -> KeyValue:
-    """Returns etcd's KeyValue without protobuf."""
+def key_value(message: stubs.KeyValue, namespace: bytes = b"") -> KeyValue:
+    """Returns etcd's KeyValue without protobuf, its key without the client's namespace."""
     return KeyValue(
-        message.key, message.value, message.create_revision, message.mod_revision, message.lease, message.version
+        message.key.removeprefix(namespace),
+        message.value,
+        message.create_revision,
+        message.mod_revision,
+        message.lease,
+        message.version,
     )
 
 
@@ -213,8 +218,10 @@ def _compare(message: stubs.Compare) -> Compare:
     return Compare(message)  # result's default is EQUAL
 
 
-def to_request(txn: Txn) -> stubs.TxnRequest:
+def to_request(txn: Txn, namespace: bytes = b"") -> stubs.TxnRequest:
     """Returns the message of a transaction. Raises ValueError when it is too wide for etcd, or only reads.
+
+    `namespace` is added to each of its keys.
 
     etcd before 3.5.7 panics when the caller of a transaction that only reads goes away, or its deadline passes, at the
     wrong moment (etcd's issues 14110 and 14891).
@@ -223,45 +230,59 @@ def to_request(txn: Txn) -> stubs.TxnRequest:
         raise ValueError("a transaction that only reads can crash etcd: read the keys with get or get_many")
     if txn.width > MAX_TXN_OPS:
         raise ValueError(f"a transaction is {txn.width} operations wide; etcd's limit is {MAX_TXN_OPS}")
-    return _request(txn)
+    return _request(txn, namespace)
 
 
-def _request(txn: Txn) -> stubs.TxnRequest:
+def _request(txn: Txn, namespace: bytes = b"") -> stubs.TxnRequest:
     return stubs.TxnRequest(
-        compare=[compare.message for compare in txn.when],
-        success=[_operation(operation) for operation in txn.then],
-        failure=[_operation(operation) for operation in txn.otherwise],
+        compare=[_in_namespace(compare.message, namespace) for compare in txn.when],
+        success=[_operation(operation, namespace) for operation in txn.then],
+        failure=[_operation(operation, namespace) for operation in txn.otherwise],
     )
 
 
-def _operation(operation: Operation) -> stubs.RequestOp:
+def _in_namespace(compare: stubs.Compare, namespace: bytes) -> stubs.Compare:
+    moved = stubs.Compare()
+    moved.CopyFrom(compare)
+    moved.key = namespace + compare.key
+    if compare.range_end:
+        moved.range_end = prefix_end(moved.key)
+    return moved
+
+
+def _operation(operation: Operation, namespace: bytes) -> stubs.RequestOp:
     match operation:
         case Put(key, value, lease):
-            return stubs.RequestOp(request_put=stubs.PutRequest(key=key, value=value, lease=lease))
-        case Get(key, prefix):
+            return stubs.RequestOp(request_put=stubs.PutRequest(key=namespace + key, value=value, lease=lease))
+        case Get(name, prefix):
+            key = namespace + name
             return stubs.RequestOp(request_range=stubs.RangeRequest(key=key, range_end=_end(key, prefix)))
-        case Delete(key, prefix):
+        case Delete(name, prefix):
+            key = namespace + name
             return stubs.RequestOp(request_delete_range=stubs.DeleteRangeRequest(key=key, range_end=_end(key, prefix)))
         case Txn():
-            return stubs.RequestOp(request_txn=_request(operation))
+            return stubs.RequestOp(request_txn=_request(operation, namespace))
 
 
 def _end(key: bytes, prefix: bool) -> bytes:
     return prefix_end(key) if prefix else b""
 
 
-def from_response(response: stubs.TxnResponse, revision: int) -> TxnResult:
+def from_response(response: stubs.TxnResponse, revision: int, namespace: bytes = b"") -> TxnResult:
     """Returns the result of a transaction. `revision` comes from the outer header: nested answers have none."""
-    return TxnResult(response.succeeded, revision, tuple(_result(each, revision) for each in response.responses))
+    results = tuple(_result(each, revision, namespace) for each in response.responses)
+    return TxnResult(response.succeeded, revision, results)
 
 
-def _result(response: stubs.ResponseOp, revision: int) -> tuple[KeyValue, ...] | int | TxnResult | None:
+def _result(
+    response: stubs.ResponseOp, revision: int, namespace: bytes
+) -> tuple[KeyValue, ...] | int | TxnResult | None:
     match response.WhichOneof("response"):
         case "response_range":
-            return tuple(key_value(each) for each in response.response_range.kvs)
+            return tuple(key_value(each, namespace) for each in response.response_range.kvs)
         case "response_delete_range":
             return response.response_delete_range.deleted
         case "response_txn":
-            return from_response(response.response_txn, revision)
+            return from_response(response.response_txn, revision, namespace)
         case _:
             return None

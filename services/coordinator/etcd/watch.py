@@ -178,12 +178,20 @@ class EtcdWatch:
     """One watch of a prefix, over any number of connections. Iterate it once."""
 
     def __init__(
-        self, endpoints: Endpoints, prefix: bytes, start_revision: int, *, previous: bool, patience: WatchPatience
+        self,
+        endpoints: Endpoints,
+        prefix: bytes,
+        start_revision: int,
+        *,
+        namespace: bytes,
+        previous: bool,
+        patience: WatchPatience,
     ) -> None:
         if start_revision < 1:
             raise ValueError("a watch starts at a revision: list first, then watch from the listing's revision + 1")
         self._endpoints = endpoints
-        self._prefix = prefix
+        self._prefix = namespace + prefix
+        self._namespace = namespace
         self._next_revision = start_revision
         self._previous = previous
         self._patience = patience
@@ -283,12 +291,11 @@ class EtcdWatch:
         revision = max(event.kv.mod_revision for event in fresh)
         # Not the header's revision, which may be ahead of events that are still to come.
         self._next_revision = revision + 1
-        return KeyChanges(revision, tuple(_change(event) for event in fresh))
+        return KeyChanges(revision, tuple(self._change(event) for event in fresh))
 
-
-def _change(event: stubs.Event) -> KeyChange:
-    previous = key_value(event.prev_kv) if event.HasField("prev_kv") else None
-    return KeyChange(key_value(event.kv), event.type == stubs.Event.DELETE, previous)
+    def _change(self, event: stubs.Event) -> KeyChange:
+        previous = key_value(event.prev_kv, self._namespace) if event.HasField("prev_kv") else None
+        return KeyChange(key_value(event.kv, self._namespace), event.type == stubs.Event.DELETE, previous)
 
 
 def _range(endpoint: Endpoint) -> grpc.aio.UnaryUnaryMultiCallable[stubs.RangeRequest, stubs.RangeResponse]:

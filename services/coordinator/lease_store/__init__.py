@@ -1,10 +1,12 @@
 """Stores the coordinators' keys in etcd. Only this package and services/coordinator/etcd know that the store is etcd.
 
-    /tenure/generation            the generation: the number of lives of etcd
-    /tenure/sessions/<session>    a worker's session, under the session's lease; put again by every attach
-    /tenure/claims/<task>         a claim, under its session's lease; put once and never again
-    /tenure/drains/<session>      an operator's request to drain the session's worker, under the session's lease
-    /tenure/leases/<tenant>/<resource>@<claim_id>   a named lease (LeaseService); put once, under its own etcd lease
+    generation            the generation: the number of lives of etcd
+    sessions/<session>    a worker's session, under the session's lease; put again by every attach
+    claims/<task>         a claim, under its session's lease; put once and never again
+    drains/<session>      an operator's request to drain the session's worker, under the session's lease
+    leases/<tenant>/<resource>@<claim_id>   a named lease (LeaseService); put once, under its own etcd lease
+
+Each key begins with the prefix of the installation (`etcd_key_prefix`, usually `/tenure/`), which the client adds.
 
 The modules, in the order in which data flows:
 

@@ -18,7 +18,6 @@ from services.coordinator.lease_store.records import (
     CLAIMS,
     DRAINS,
     GENERATION_KEY,
-    PREFIX,
     SESSIONS,
     HeldClaim,
     HeldSession,
@@ -117,7 +116,7 @@ async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[
     Use it in `aclosing`.
     """
     with translated_errors():
-        async with aclosing(etcd.watch(PREFIX, start_revision, previous=True)) as items:
+        async with aclosing(etcd.watch(b"", start_revision, previous=True)) as items:
             async for item in items:
                 match item:
                     case KeyChanges() if failpoint_enabled("coordinator.deaf_watch"):

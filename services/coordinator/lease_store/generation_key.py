@@ -38,7 +38,7 @@ class GenerationKey:
         """Returns etcd's generation, read linearizably. Raises Unavailable, also when the key has no valid value."""
         with translated_errors():
             held, revision = await self._etcd.get_with_revision(GENERATION_KEY, timeout_seconds=timeout_seconds)
-        return EtcdGeneration(None if held is None else read_generation(held.value), revision)
+        return EtcdGeneration(None if held is None else read_generation(held.value, self._etcd.namespace), revision)
 
     async def move(self, expected: int | None, target: int) -> bool:
         """Moves the key by compare-and-set.
@@ -59,12 +59,16 @@ def write_generation(generation: int) -> bytes:
     return str(generation).encode()
 
 
-def read_generation(value: bytes) -> int:
-    """Raises Unavailable when the key has another value: a guessed generation would be unsafe."""
+def read_generation(value: bytes, prefix: bytes) -> int:
+    """`prefix`: of the installation's keys.
+
+    Raises Unavailable when the key has another value: a guessed generation would be unsafe.
+    """
     if not value.isdigit() or len(value) > len(str(MAX_GENERATION)) or int(value) > MAX_GENERATION:
         raise Unavailable(
-            f"etcd's key {GENERATION_KEY.decode()} has no generation but {value[:40]!r}: keep other programs "
-            "from writing under /tenure/, then delete the key; the coordinators then settle a new generation",
+            f"etcd's key {(prefix + GENERATION_KEY).decode()} has no generation but {value[:40]!r}: keep other "
+            f"programs from writing under {prefix.decode()}, then delete the key; the coordinators then settle a new "
+            "generation",
             reason=ETCD_UNREADABLE,
         )
     return int(value)

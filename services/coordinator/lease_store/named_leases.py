@@ -1,6 +1,6 @@
 """Stores the keys of named leases (LeaseService), each under an etcd lease of its own.
 
-    /tenure/leases/<tenant>/<resource>@<claim_id>
+    leases/<tenant>/<resource>@<claim_id>
 
 The claim id is part of the key, so that a transfer can delete the old key and put the new one in one transaction: the
 transaction creates the new key, so its create_revision is higher. Every put has the condition that at most one key of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from services.coordinator.etcd.client import EtcdClient
     from services.coordinator.etcd.transactions import Compare, KeyValue
 
-LEASES: Final = b"/tenure/leases/"
+LEASES: Final = b"leases/"
 _log: Final = logging.getLogger(__name__)
 
 

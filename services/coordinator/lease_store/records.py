@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from services.coordinator.etcd.transactions import KeyValue
     from tenure.v1 import task_pb2
 
-PREFIX: Final = b"/tenure/"
-GENERATION_KEY: Final = b"/tenure/generation"
-SESSIONS: Final = b"/tenure/sessions/"
-CLAIMS: Final = b"/tenure/claims/"
-DRAINS: Final = b"/tenure/drains/"
+# Under the prefix of the installation, which is the namespace of the client.
+GENERATION_KEY: Final = b"generation"
+SESSIONS: Final = b"sessions/"
+CLAIMS: Final = b"claims/"
+DRAINS: Final = b"drains/"
 
 _log: Final = logging.getLogger(__name__)
 _Record = TypeVar("_Record", bound="DataclassInstance")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LeaseStore:
-    """The sessions, claims, drain marks, named leases and the generation in one etcd."""
+    """The sessions, claims, drain marks, named leases and the generation in the namespace of a client of etcd."""
 
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
@@ -47,16 +47,21 @@ class LeaseStore:
 
 @asynccontextmanager
 async def open_lease_store(
-    endpoints: Sequence[str], *, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
+    endpoints: Sequence[str],
+    *,
+    key_prefix: str,
+    ca_file: Path | None,
+    certificate_file: Path | None,
+    key_file: Path | None,
 ) -> AsyncIterator[LeaseStore]:
-    """Opens the store over these members. Without files it uses TLS only if the addresses say https.
+    """Opens the store over these members, all of its keys under the prefix.
 
-    Raises ConfigurationError for a file that cannot be read.
+    Without files it uses TLS only if the addresses say https. Raises ConfigurationError for a file that cannot be read.
     """
     files = (ca_file, certificate_file, key_file)
     ca, certificate, key = (None if file is None else _content(file) for file in files)
     tls = TlsIdentity(ca=ca, certificate=certificate, key=key) if any(files) else None
-    async with EtcdClient(endpoints, tls=tls) as etcd:
+    async with EtcdClient(endpoints, namespace=key_prefix.encode(), tls=tls) as etcd:
         yield LeaseStore(etcd)
 
 

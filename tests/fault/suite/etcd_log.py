@@ -17,9 +17,12 @@ from services.coordinator.etcd.watch import (
     ResyncReason,
 )
 from services.coordinator.lease_store.generation_key import read_generation
-from services.coordinator.lease_store.records import CLAIMS, GENERATION_KEY, PREFIX, read_claim
+from services.coordinator.lease_store.records import CLAIMS, GENERATION_KEY, read_claim
 from tenure.domain.errors import TenureError
+from tests.support.fix_coordinator import USUAL_PREFIX
 from tests.support.patience import PATIENCE_SECONDS
+
+PREFIX = USUAL_PREFIX.encode()
 
 
 @dataclass(slots=True)
@@ -41,13 +44,13 @@ class EtcdLog:
         return task_ids & {key.removeprefix(CLAIMS).decode() for key in self._alive}
 
     async def run(self) -> None:
-        async with EtcdClient(self.endpoints) as client:
+        async with EtcdClient(self.endpoints, namespace=PREFIX) as client:
             while True:
                 await self._one_life(client)
 
     async def _one_life(self, client: EtcdClient) -> None:
         """Until etcd is another one, or went back: then all is told again from the first revision."""
-        async with aclosing(client.watch(PREFIX, 1)) as items:
+        async with aclosing(client.watch(b"", 1)) as items:
             async for item in items:
                 if isinstance(item, KeyChanges):
                     for change in item.changes:
@@ -59,10 +62,10 @@ class EtcdLog:
 
     async def caught_up(self) -> None:
         """Returns once all that etcd has now is noted: seen by a key of our own."""
-        async with EtcdClient(self.endpoints) as client, asyncio.timeout(PATIENCE_SECONDS):
+        async with EtcdClient(self.endpoints, namespace=PREFIX) as client, asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
-                    marked = (await client.put(PREFIX + b"watched-so-far", b"")).revision
+                    marked = (await client.put(b"watched-so-far", b"")).revision
                     break
                 except (EtcdError, TenureError):
                     await asyncio.sleep(0.2)
@@ -81,7 +84,9 @@ class EtcdLog:
         key, value = change.key_value.key, change.key_value
         if key == GENERATION_KEY and not change.deleted:
             self.generations.append(
-                GenerationChange(revision=value.mod_revision, generation=read_generation(value.value), life=self._life)
+                GenerationChange(
+                    revision=value.mod_revision, generation=read_generation(value.value, PREFIX), life=self._life
+                )
             )
         elif key.startswith(CLAIMS) and change.deleted:
             born = self._alive.pop(key)

@@ -13,6 +13,7 @@ from devstack.postgres_cluster import EmbeddedPostgresError
 from services.coordinator.etcd.calls import EtcdError
 from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.lease_store.records import GENERATION_KEY
+from tests.fault.suite.etcd_log import PREFIX
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import PlannedFault
 from tests.fault.suite.signals import send
@@ -64,7 +65,7 @@ async def freeze_store(install: Installation, fault: PlannedFault) -> None:
 
 async def lose_generation(install: Installation, _fault: PlannedFault) -> None:
     """As in an etcd that was replaced by an empty one: nobody ever told it which life this is."""
-    async with EtcdClient(install.etcd_log.endpoints) as etcd:
+    async with EtcdClient(install.etcd_log.endpoints, namespace=PREFIX) as etcd:
         with suppress(EtcdError):  # it is away just now: a fault upon a fault
             await etcd.delete(GENERATION_KEY)
 
