@@ -101,6 +101,7 @@ def test_prometheus_understands_the_configuration(file: str) -> None:
     assert "SUCCESS" in promtool("check", "config", PROMETHEUS / file)
 
 
+@pytest.mark.nightly  # half a minute of processor time
 @pytest.mark.parametrize("file", ["objectives.yml", "causes.yml"])
 def test_alerts_fire_when_they_shall(file: str) -> None:
     assert "SUCCESS" in promtool("test", "rules", UNIT_TESTS / file)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ import pytest
 from tenure.domain import errors
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import (
-    FAILPOINTS,
-    SWITCHES,
     arm,
     declare,
     declare_switch,
@@ -182,32 +178,6 @@ def test_names_are_declared_once() -> None:
         declare(PLACE, "again")
     with pytest.raises(AssertionError, match="twice"):
         declare_switch("worker.ignore_trust_window", "again")
-
-
-def test_every_failpoint_stands_once_in_its_service() -> None:
-    places = Counter((name, service_of(file)) for file in sources() for name in called_with(file, "failpoint"))
-    assert places == Counter((name, name.partition(".")[0]) for name in FAILPOINTS)
-
-
-def test_every_switch_that_is_read_is_declared() -> None:
-    switched = {name for file in sources() for name in called_with(file, "failpoint_enabled")}
-    assert switched <= set(SWITCHES), "declare it in tenure/runtime/failpoints.py"
-
-
-def sources() -> list[Path]:
-    return [file for root in ("tenure", "services") for file in (ROOT / root).rglob("*.py")]
-
-
-def service_of(file: Path) -> str:
-    """`tenure/model_providers/client.py` is the worker's."""
-    return file.relative_to(ROOT).parts[1]
-
-
-def called_with(file: Path, function: str) -> list[str]:
-    """The literal names this file calls `function` with, each as often as it does."""
-    calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
-    named = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function and call.args)
-    return [str(call.args[0].value) for call in named if isinstance(call.args[0], ast.Constant)]
 
 
 async def test_a_gate_lets_the_process_continue_when_it_is_told(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tenure.runtime.failpoints import FAILPOINTS, arm, disarm
 from tests.fault.failpoint_scenes import ELSEWHERE, SCENES, rounds
 from tests.fault.suite.faults import INJECTORS
 from tests.fault.suite.scenarios import FAMILY, MEMBER, SCENARIOS, SLOWEST, WEIGHTS
 from tests.fault.suite.schedule import PLANNED, Mode, Shape, kind_of, plan
 
+pytestmark = pytest.mark.faults
 SERVICES = ("gateway", "coordinator", "coordinator-2", "checkpoint", "tools", "tools-2", "worker-1", "worker-2")
 SHAPE = Shape(SERVICES, ("worker-1>tools", "worker-1>tools-2", "coordinator>etcd"))
 SEEDS = range(300)

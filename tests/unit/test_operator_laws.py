@@ -11,6 +11,7 @@ from tenure.domain.states import Reason, TaskState
 from tests.fault.suite.between import Action, Done
 from tests.fault.suite.operator_laws import undone
 
+pytestmark = pytest.mark.faults
 FIRST, SECOND = 11, 12
 
 
