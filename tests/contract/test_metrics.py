@@ -86,7 +86,7 @@ def test_kinds_labels_and_services_are_those_of_the_code() -> None:
     assert wrong == []
 
 
-def test_no_label_tells_tasks_apart() -> None:
+def test_no_label_identifies_a_task() -> None:
     forbidden = {"task", "task_id", "claim", "claim_id", "epoch", "session", "worker", "call", "goal", "request_id"}
     assert {each.name for each in CATALOGUE.values() if forbidden & each.labels.keys()} == set()
 

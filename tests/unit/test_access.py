@@ -62,7 +62,7 @@ def test_a_process_is_known_by_its_one_identity() -> None:
         ["xspiffe://acme/worker/a"],
     ],
 )
-def test_other_names_are_no_identity(names: list[str]) -> None:
+def test_other_names_are_not_an_identity(names: list[str]) -> None:
     with pytest.raises(Unauthenticated):
         process_of(names, "acme")
 

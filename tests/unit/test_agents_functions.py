@@ -53,7 +53,7 @@ def test_functions_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         ([], "has no FUNCTIONS"),
     ],
 )
-def test_what_is_no_function_is_refused(monkeypatch: pytest.MonkeyPatch, functions: Any, reason: str) -> None:
+def test_other_objects_are_refused(monkeypatch: pytest.MonkeyPatch, functions: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         load_functions([module(monkeypatch, functions)])
 

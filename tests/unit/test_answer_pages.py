@@ -51,7 +51,7 @@ async def test_the_addresses_of_one_network_have_one_rate() -> None:
 
 
 @pytest.mark.parametrize("blank", ["\u3164", "\u115f", "\uffa0", "\u2800", "\ufe0f", "\u034f", "\u200b", "\U000e0101"])
-def test_what_shows_nothing_is_shown_as_its_number(blank: str) -> None:
+def test_invisible_characters_are_shown_as_numbers(blank: str) -> None:
     shown = _arguments(f'{{"to": "ann{blank}@example.com"}}')
     assert blank not in shown
     assert f"\\u{ord(blank):04x}" in shown

@@ -21,7 +21,7 @@ from tests.unit.golden_files import compare_with_golden
 
 
 class Narration:
-    """The lines of a watched task on a console of so many columns: `seen`."""
+    """The lines of a watched task on a console of so many columns: `printed`."""
 
     def __init__(self, *, terminal: bool, width: int = 80, verbose: bool = False) -> None:
         self._written = io.StringIO()
@@ -43,7 +43,7 @@ class Narration:
         return self
 
     @property
-    def seen(self) -> str:
+    def printed(self) -> str:
         return self._written.getvalue()
 
 
@@ -131,7 +131,7 @@ def stories() -> dict[str, list[Any]]:
 
 def narrated(events: Sequence[Any], **options: Any) -> str:
     """The lines, without the time of day: it is that of this machine's zone."""
-    return re.sub(r"^\d\d:\d\d:\d\d", "hh:mm:ss", Narration(**options).show(*events).seen, flags=re.MULTILINE)
+    return re.sub(r"^\d\d:\d\d:\d\d", "hh:mm:ss", Narration(**options).show(*events).printed, flags=re.MULTILINE)
 
 
 def test_narration_is_the_golden_file() -> None:
@@ -154,15 +154,15 @@ def test_control_characters_are_escaped(terminal: bool) -> None:
     shown = Narration(terminal=terminal).show(ledger.queued(), ledger.opened(), ledger.attempt(1))
     shown.show(ledger.answer(1, hostile), ledger.intent("1.0", "execute_python", code=hostile))
     shown.show(ledger.outcome("1.0", hostile))
-    assert "\x1b" not in shown.seen
-    assert "\\x1b[2J" in shown.seen
+    assert "\x1b" not in shown.printed
+    assert "\\x1b[2J" in shown.printed
 
 
 def test_lines_fit_the_terminal() -> None:
     ledger = Ledger()
     shown = Narration(terminal=True, width=60).show(ledger.intent("1.0", "write_file", content="long " * 100))
     shown.show(ledger.outcome("1.0", "word " * 100), ledger.answer(1, "word " * 40))
-    assert all(len(line) <= 60 for line in shown.seen.splitlines())
+    assert all(len(line) <= 60 for line in shown.printed.splitlines())
 
 
 def test_the_model_step_of_a_function_is_shown_with_v_only() -> None:
@@ -173,8 +173,8 @@ def test_the_model_step_of_a_function_is_shown_with_v_only() -> None:
         narration = Narration(terminal=False, verbose=verbose)
         narration.task.runs_function = True
         narration.show(ledger.answer(1, "I refund it."), ledger.entry(1, control_step=recorded))
-        assert "I refund it." in narration.seen
-        assert ('{"kind":"response"}' in narration.seen) is verbose
+        assert "I refund it." in narration.printed
+        assert ('{"kind":"response"}' in narration.printed) is verbose
 
 
 def test_a_takeover_keeps_the_live_text_of_a_joined_call_only() -> None:

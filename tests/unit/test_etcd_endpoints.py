@@ -28,7 +28,7 @@ def test_an_unusable_endpoint_is_refused(targets: list[str]) -> None:
         parse_targets(targets)
 
 
-async def test_a_failure_found_by_many_rotates_once() -> None:
+async def test_concurrent_failures_rotate_once() -> None:
     async with Endpoints(["a:1", "b:2", "c:3"]) as members:
         failed = members.current
         members.rotate(failed)

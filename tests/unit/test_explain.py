@@ -145,11 +145,11 @@ def test_a_providers_refusal_is_explained_by_the_last_move() -> None:
     ("seconds", "text"),
     [(-1, "0 s"), (3.2, "3 s"), (200, "3 min"), (7500, "2 h 5 min"), (7200, "2 h"), (200_000, "2 days")],
 )
-def test_spans_are_said_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
     assert span(seconds) == text
 
 
-def test_the_facts_are_those_of_the_services() -> None:
+def test_facts_are_gathered_from_the_services() -> None:
     task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, owner="w", epoch=7, step=2)
     task.deadline_time.FromSeconds(1100)
     intents = [ledger_pb2.ToolIntent(call_id=f"2.{index}", tool="t") for index in range(2)]
@@ -172,7 +172,7 @@ def test_the_facts_are_those_of_the_services() -> None:
     assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
 
 
-def test_the_next_step_of_a_wait_is_told_in_time_from_now() -> None:
+def test_next_escalation_step_has_a_relative_time() -> None:
     wait = task_pb2.Wait(kind=task_pb2.WAIT_KIND_QUESTION, question="Which?", assignee="lead")
     wait.next_step.after.FromSeconds(7200)
     wait.next_step.priority = task_pb2.PRIORITY_HIGH

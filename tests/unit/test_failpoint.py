@@ -63,7 +63,7 @@ def test_a_typo_is_an_error(setting: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-def test_all_typos_are_told_together_and_nothing_is_armed() -> None:
+def test_typos_are_reported_together_and_arm_nothing() -> None:
     with pytest.raises(ConfigurationError) as caught:
         arm("worker.ignore_trust_window;a.b=kill9;c.d=kill9")
     assert len(caught.value.problems) == 2
@@ -80,7 +80,7 @@ def test_all_typos_are_told_together_and_nothing_is_armed() -> None:
         ("INTERNAL", PeerFailed),
     ],
 )
-async def test_error_raises_what_the_code_stands_for(name: str, kind: Any) -> None:
+async def test_error_action_raises_the_error_of_the_code(name: str, kind: Any) -> None:
     arm(f"{PLACE}=error({name})")
     with pytest.raises(kind):
         await failpoint(PLACE)
@@ -180,7 +180,7 @@ def test_names_are_declared_once() -> None:
         declare_switch("worker.ignore_trust_window", "again")
 
 
-async def test_a_gate_lets_the_process_continue_when_it_is_told(tmp_path: Path) -> None:
+async def test_gate_holds_the_process_until_its_answer(tmp_path: Path) -> None:
     """It says where it is and with which task. A gate that nobody keeps is open."""
     questions: asyncio.Queue[bytes] = asyncio.Queue()
     answer = asyncio.Event()

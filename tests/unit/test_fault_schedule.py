@@ -21,7 +21,7 @@ def test_a_seed_plans_the_same_every_time() -> None:
     assert len({str(plan(seed, SHAPE)) for seed in SEEDS}) == len(SEEDS)
 
 
-def test_even_seeds_are_liveness_and_odd_ones_safety_unless_told() -> None:
+def test_even_seeds_are_liveness_and_odd_ones_safety() -> None:
     assert {plan(seed, SHAPE).mode for seed in SEEDS if seed % 2 == 0} == {Mode.LIVENESS}
     assert {plan(seed, SHAPE).mode for seed in SEEDS if seed % 2} == {Mode.SAFETY}
     assert plan(2, SHAPE, Mode.SAFETY).mode is Mode.SAFETY

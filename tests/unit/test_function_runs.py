@@ -160,7 +160,7 @@ class Halt(BaseException):
     """Not an Exception, as what pytest.fail raises."""
 
 
-async def test_whatever_a_function_raises_ends_its_task() -> None:
+async def test_any_exception_of_a_function_ends_its_task() -> None:
     async def function(_work: Work, _given: Any) -> None:
         raise Halt("enough")
 

@@ -196,7 +196,7 @@ def answering(tmp_path: Path, parts: int, threads: Executor) -> McpToolCaller:
     return McpToolCaller(Mock(link=AsyncMock(return_value=link)), "t", definition, keeper(tmp_path), threads)
 
 
-async def test_of_an_answer_with_many_parts_only_some_are_kept(tmp_path: Path) -> None:
+async def test_parts_of_an_answer_are_limited(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         answer = await answering(tmp_path, MAX_PARTS_KEPT + 4, threads).run(context(), {})
     assert len(list(tmp_path.rglob("*.png"))) == answer.content.count("kept in the workspace") == MAX_PARTS_KEPT
@@ -286,11 +286,11 @@ async def test_a_call_without_any_link_is_not_in_doubt(tmp_path: Path) -> None:
 
 
 async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
-    async def for_ever(*_: object) -> None:
+    async def never_answers(*_: object) -> None:
         await asyncio.Event().wait()
 
     definition = ToolDefinition("s__t", "", "{}", effect_class)
-    server = Mock(link=AsyncMock(return_value=Mock(call=for_ever)))
+    server = Mock(link=AsyncMock(return_value=Mock(call=never_answers)))
     calling = McpToolCaller(server, "t", definition, keeper(root), ThreadPoolExecutor(1))
     return await calling.run(replace(context(), timeout_seconds=0.05), {})
 

@@ -103,7 +103,7 @@ def test_another_request_than_the_begun_call_is_a_divergence() -> None:
 
 
 @pytest.mark.parametrize("bodies", [CALLED, [(1, ControlStep("count", "3"))]], ids=["tool call", "step"])
-def test_a_call_in_the_place_of_other_work_is_a_divergence(bodies: list[tuple[int, Body]]) -> None:
+def test_call_instead_of_other_work_is_a_divergence(bodies: list[tuple[int, Body]]) -> None:
     with pytest.raises(Diverged):
         recorded_step(after(*bodies), 1, "ask", is_model_call=True)
 
@@ -225,7 +225,7 @@ async def test_nothing_is_shown_after_the_end_of_an_attempt() -> None:
     assert (shown, report.usage) == (["in ? time"], TokenUsage(3, 4))
 
 
-async def test_a_late_attempt_says_how_long_it_had() -> None:
+async def test_late_attempt_names_its_timeout() -> None:
     report = AttemptReport("task", 2, attempt(), 0.01, lambda _block, _text: None, lambda: None)
 
     async def run(_given: ModelCallReport) -> ModelCallAnswer:

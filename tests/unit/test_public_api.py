@@ -172,7 +172,7 @@ os.wait()
 """
 
 
-def test_a_client_of_before_a_fork_says_so() -> None:
+def test_client_of_before_a_fork_is_refused() -> None:
     run = subprocess.run(
         [sys.executable, "-c", USED_AFTER_A_FORK], capture_output=True, text=True, check=True, timeout=60
     )

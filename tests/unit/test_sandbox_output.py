@@ -21,7 +21,7 @@ def test_portions_make_no_difference(parts: list[bytes], limit: int) -> None:
 
 
 @given(portions, st.integers(1, 200))
-def test_nothing_is_missing_unless_it_says_so(parts: list[bytes], limit: int) -> None:
+def test_only_marked_output_is_cut(parts: list[bytes], limit: int) -> None:
     kept = KeptOutput(limit)
     for part in parts:
         kept.feed(part)

@@ -36,7 +36,7 @@ async def test_a_program_prints_and_ends(any_sandbox: Sandbox) -> None:
     assert result.message == ""
 
 
-async def test_what_was_used_is_measured(sandbox: Sandbox) -> None:
+async def test_usage_is_measured(sandbox: Sandbox) -> None:
     if "memory" not in sandbox.detection.cgroups.limits:
         pytest.skip("no cgroup counts memory here")
     code = (
@@ -68,7 +68,7 @@ async def test_files_in_the_workspace_persist_between_runs(any_sandbox: Sandbox,
     assert (workspace / "from_the_service").read_text() == "hello!"
 
 
-async def test_files_are_the_programs_own_whichever_slot_it_runs_in(sandbox: Sandbox, workspace: Path) -> None:
+async def test_files_stay_writable_in_every_slot(sandbox: Sandbox, workspace: Path) -> None:
     write = "import os\nopen('f', 'a').write('x')\nos.chmod('f', 0o600)"
     async with asyncio.TaskGroup() as others:
         await sandbox.run_python(write, workspace, SandboxLimits())
@@ -113,7 +113,7 @@ async def test_nul_and_invalid_utf8_come_through_as_text(sandbox: Sandbox) -> No
 
 
 @pytest.mark.parametrize("code", ["print('\0')", "print('\ud800')", "if", "\t x", ""])
-async def test_code_that_is_no_program_is_the_programs_problem(sandbox: Sandbox, code: str) -> None:
+async def test_invalid_code_is_nonzero(sandbox: Sandbox, code: str) -> None:
     result = await sandbox.run_python(code, None, SandboxLimits())
     assert result.status is (SandboxStatus.NONZERO if code else SandboxStatus.OK)
 
@@ -124,7 +124,7 @@ async def test_code_has_a_bound(sandbox: Sandbox) -> None:
         await sandbox.run_python("#" * (MAX_CODE_BYTES + 1), None, SandboxLimits())
 
 
-async def test_output_is_seen_while_the_program_runs(sandbox: Sandbox, workspace: Path) -> None:
+async def test_output_is_streamed(sandbox: Sandbox, workspace: Path) -> None:
     code = "import os, time\nprint('ready')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('gone')"
     seen: list[tuple[str, str]] = []
 
@@ -139,7 +139,7 @@ async def test_output_is_seen_while_the_program_runs(sandbox: Sandbox, workspace
     assert "".join(text for _, text in seen) == result.stdout
 
 
-async def test_a_callback_that_fails_ends_the_run_and_is_heard(sandbox: Sandbox) -> None:
+async def test_failing_callback_ends_the_run(sandbox: Sandbox) -> None:
     def on_output(_stream: str, _text: str) -> None:
         raise LookupError("nobody listens")
 
@@ -198,14 +198,14 @@ async def test_cpu_time_of_all_processes_counts_together(sandbox: Sandbox) -> No
     assert "CPU time" in result.message
 
 
-async def test_what_was_printed_before_the_end_is_not_lost(any_sandbox: Sandbox) -> None:
+async def test_output_before_a_timeout_is_kept(any_sandbox: Sandbox) -> None:
     result = await any_sandbox.run_python(
         "print('begun'); import time; time.sleep(60)", None, SandboxLimits(wall_seconds=3.0)
     )
     assert (result.status, result.stdout, result.exit_code) == (SandboxStatus.TIMEOUT, "begun\n", None)
 
 
-async def test_a_filled_workspace_is_noticed(sandbox: Sandbox, workspace: Path) -> None:
+async def test_full_workspace_ends_the_program(sandbox: Sandbox, workspace: Path) -> None:
     code = "import time\nfor n in range(1000):\n    open(f'f{n}', 'wb').write(bytes(1 << 20))\n    time.sleep(0.01)"
     limits = SandboxLimits(workspace_bytes=5 * MIB, wall_seconds=60)
     result = await sandbox.run_python(code, workspace, limits)
@@ -220,12 +220,12 @@ async def test_an_exit_code_is_reported_as_it_was(sandbox: Sandbox) -> None:
     assert (crashed.status, crashed.exit_code) == (SandboxStatus.NONZERO, 128 + signal.SIGSEGV)
 
 
-async def test_more_runs_than_slots_take_turns(sandbox: Sandbox) -> None:
+async def test_more_runs_than_slots_wait(sandbox: Sandbox) -> None:
     runs = [sandbox.run_python(f"print({n})", None, SandboxLimits()) for n in range(16)]
     assert [result.stdout for result in await asyncio.gather(*runs)] == [f"{n}\n" for n in range(16)]
 
 
-async def test_runs_in_parallel_see_nothing_of_each_other(sandbox: Sandbox) -> None:
+async def test_parallel_runs_are_isolated(sandbox: Sandbox) -> None:
     look = "print(sorted(p for p in os.listdir('/proc') if p.isdigit()))"
     code = f"import os, time\nopen('/tmp/mine', 'x').close()\ntime.sleep(0.3)\n{look}"
     results = await asyncio.gather(*(sandbox.run_python(code, None, SandboxLimits()) for _ in range(4)))

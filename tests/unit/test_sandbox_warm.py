@@ -90,7 +90,7 @@ async def test_a_program_finds_the_environment_of_a_cold_sandbox(warm: Sandbox, 
     assert (result.status, result.stderr) == (SandboxStatus.NONZERO, expected.stderr)
 
 
-async def test_modules_in_the_workspace_are_found(warm: Sandbox, cold: Sandbox, workspace: Path) -> None:
+async def test_modules_of_the_workspace_are_imported(warm: Sandbox, cold: Sandbox, workspace: Path) -> None:
     (workspace / "helper.py").write_text("answer = 42")
     (workspace / "sitecustomize.py").write_text("print('customized', __file__)")
     code = "import helper, sitecustomize, sys; print(helper.answer, sitecustomize.__file__)"
@@ -119,7 +119,7 @@ async def test_a_sandbox_is_used_once(warm: Sandbox, workspace: Path) -> None:
     assert seed != first.stdout.strip()
 
 
-async def test_one_that_died_while_it_waited_is_replaced(warm: Sandbox, workspace: Path) -> None:
+async def test_dead_warm_sandbox_is_replaced(warm: Sandbox, workspace: Path) -> None:
     (former,) = waiting(warm)
     os.kill(pid_of(former), signal.SIGKILL)
     await replaced(warm, former)
@@ -127,7 +127,7 @@ async def test_one_that_died_while_it_waited_is_replaced(warm: Sandbox, workspac
     assert warm.warm_runs == 1
 
 
-async def test_none_waits_for_ever(
+async def test_old_warm_sandbox_is_replaced(
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.tools.sandbox.warm_pool._MAX_AGE_SECONDS", 0.2)
@@ -217,7 +217,7 @@ async def test_an_overfull_workspace_is_refused_and_the_sandbox_ended(warm: Sand
     assert warm.warm_runs == 0
 
 
-async def test_a_slot_is_never_shared_with_a_waiting_sandbox(warm: Sandbox, workspace: Path, tmp_path: Path) -> None:
+async def test_slot_is_never_shared_with_a_warm_sandbox(warm: Sandbox, workspace: Path, tmp_path: Path) -> None:
     """Programs that take all places at once: the one that waits is used, and none is started beside them."""
     code = "import os, time\nopen(os.getcwd() + '/here', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)"
     workspaces = [tmp_path / str(number) for number in range(SLOTS)]
@@ -245,7 +245,7 @@ async def test_closing_while_sandboxes_are_started_leaves_none(
     assert not waiting(opened)
 
 
-async def test_one_that_cannot_be_used_once_it_has_started_is_ended(
+async def test_unusable_warm_sandbox_is_ended(
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_process: SandboxedProcess) -> int:
@@ -256,13 +256,13 @@ async def test_one_that_cannot_be_used_once_it_has_started_is_ended(
         assert await opened._warm.start() == "it is gone"
 
 
-async def test_opening_proves_that_one_that_waited_holds(sandbox_settings: SandboxSettings) -> None:
+async def test_opening_tests_a_warm_sandbox(sandbox_settings: SandboxSettings) -> None:
     async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=2)) as opened:
         assert opened.warm_runs == 1
         assert [sentence for sentence in opened.detection.present if "ahead" in sentence]
 
 
-async def test_a_weakness_of_those_that_wait_alone_is_noticed(
+async def test_weak_warm_sandbox_stops_the_start(
     sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow_everything = bytes.fromhex("060000000000ff7f")  # BPF: return SECCOMP_RET_ALLOW

@@ -46,7 +46,7 @@ def checked() -> float:
         (schedule_service_pb2.UpdateScheduleRequest(spec=SPEC), "spec.result_schema_json"),
     ],
 )
-def test_the_schema_of_a_request_is_found_wherever_it_stands(request_: Any, field: str) -> None:
+def test_nested_schema_of_a_request_is_checked(request_: Any, field: str) -> None:
     assert schemas_in(request_) == [(field, "{}")]
 
 

@@ -69,7 +69,7 @@ def test_text_before_results_is_refused() -> None:
     assert "immediately after: t1" in words
 
 
-def test_a_result_that_nothing_asked_for_is_refused() -> None:
+def test_result_without_a_tool_use_is_refused() -> None:
     words = refusal(GOAL, assistant(text("no tools")), user(result("t9")))
     assert words.startswith("messages.2.content: unexpected `tool_use_id` found in `tool_result` blocks: t9.")
 
@@ -110,7 +110,7 @@ def test_repeated_tool_use_ids_are_refused() -> None:
         (["hello"], "messages.0: Input should be a valid dictionary"),
     ],
 )
-def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
+def test_invalid_conversation_is_refused(messages: Any, words: str) -> None:
     assert words in refusal(*messages)
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
         ({"system": [{**text("a"), "cache_control": {"type": "ephemeral"}}] * 5}, "maximum of 4 blocks"),
     ],
 )
-def test_what_is_no_request_is_refused(fields: Any, words: str) -> None:
+def test_invalid_request_is_refused(fields: Any, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         check_create({"model": "sim-hello", "max_tokens": 10, "messages": [GOAL], **fields})
     assert (caught.value.status, words in caught.value.message) == (400, True)

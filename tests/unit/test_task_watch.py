@@ -46,14 +46,14 @@ async def test_appended_entries_are_handed_over_in_order_once() -> None:
 
 
 @pytest.mark.parametrize("expected", [[6], [5, 7], [6, 5], [None], [5, None], [None, 5]])
-async def test_whoever_missed_something_reads(expected: list[int | None]) -> None:
+async def test_watcher_with_a_gap_reads_the_ledger(expected: list[int | None]) -> None:
     watch = watch_at(4)
     for first in expected:
         watch.tell(None if first is None else growth(first))
     assert await taken(watch) is None
 
 
-async def test_once_it_has_read_it_is_handed_what_follows() -> None:
+async def test_caught_up_watcher_gets_appended_entries() -> None:
     watch = watch_at(4)
     watch.tell(growth(6))
     assert await taken(watch) is None

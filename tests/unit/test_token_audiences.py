@@ -95,7 +95,7 @@ def test_a_token_of_an_earlier_release_passes(signer: Signer, verifier: Verifier
     assert tools.provider_token(token, tools.check(token)) == b""
 
 
-def test_an_unknown_audience_is_no_earlier_release(signer: Signer, verifier: Verifier) -> None:
+def test_unknown_audience_is_refused(signer: Signer, verifier: Verifier) -> None:
     message = token_pb2.TokenClaims.FromString(sign_claims(signer, CLAIMS, NOW).claims)
     message.audiences.append(77)  # type: ignore[arg-type]  # of a newer release
     signed = signer.sign(message.SerializeToString())

@@ -20,7 +20,7 @@ def verdict(*failures: Any, retries: int = 0, random_fraction: float = 0.5) -> A
     return after_failure(failures, retries, POLICY, result="so far", random_fraction=random_fraction)
 
 
-def test_a_refusal_fails_the_task_in_the_providers_words() -> None:
+def test_refusal_fails_the_task_with_the_providers_message() -> None:
     assert verdict(failure("INVALID_REQUEST", retryable=False)) == Transition(
         TaskState.FAILED,
         Reason.MODEL_REJECTED,
@@ -47,7 +47,7 @@ def test_after_its_tries_the_task_is_scheduled() -> None:
     assert scheduled.retry_delay_seconds == 5.0
 
 
-def test_after_its_retries_the_task_fails_with_what_it_has() -> None:
+def test_task_fails_after_its_retries_with_its_text() -> None:
     failed = verdict(*[failure()] * MODEL_CALL_TRIES, retries=2)
     assert isinstance(failed, Transition)
     assert (failed.to_state, failed.reason, failed.result) == (TaskState.FAILED, Reason.MODEL_UNAVAILABLE, "so far")
