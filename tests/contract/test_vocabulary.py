@@ -142,7 +142,7 @@ def test_a_public_class_has_a_unique_name() -> None:
     shared = {
         name for name, files in modules.items() if sum(has_class(file, name) for file in files if len(files) > 1) > 1
     }
-    assert set(shared) == {"Client", "LedgerClient", "Stack", "ToolsClient"}
+    assert shared == {"Client", "LedgerClient", "Stack", "ToolsClient"}
 
 
 def problem_of(name: str) -> str:
