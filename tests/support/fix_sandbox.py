@@ -51,9 +51,7 @@ async def _opened(settings: SandboxSettings, detection: Detection, *, warm: bool
         yield opened
 
 
-@pytest.fixture(
-    params=["cgroups", "rlimits", *(pytest.param(name, marks=pytest.mark.faults) for name in WARM_LIMITS)]
-)
+@pytest.fixture(params=["cgroups", "rlimits", *(pytest.param(name, marks=pytest.mark.faults) for name in WARM_LIMITS)])
 async def any_sandbox(
     request: pytest.FixtureRequest, sandbox_settings: SandboxSettings, sandbox_detection: Detection
 ) -> AsyncIterator[Sandbox]:

@@ -1,4 +1,4 @@
-"""Agents of the OpenAI Agents SDK: what a model call reserves and reports, and what a model and a person are told."""
+"""Agents of the OpenAI Agents SDK: what a model call reserves, reports and sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.agents.openai_agents.models import input_bound
 from tenure.control import StepFailed
 from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
-from tests.unit.test_agents_openai import Script, call, said, told
+from tests.unit.test_agents_openai import Script, call, sent_to_the_model, text_message
 
 set_tracing_disabled(True)
 
@@ -104,8 +104,10 @@ async def test_arguments_without_json_are_an_error_of_the_model(price: str) -> N
     def weigh(item: str) -> str:
         return f"weighed {item}"
 
-    script = Script([call("order", f'{{"price": {price}}}'), call("weigh", '{"item": "tea"}')], said("Done."))
+    script = Script([call("order", f'{{"price": {price}}}'), call("weigh", '{"item": "tea"}')], text_message("Done."))
     agent = Agent(name="shop", model=script, tools=[order, weigh])
     assert await durable(agent).run(JournalWork("Order"), None) == "Done."
-    assert told(script, "order")[0].startswith("INVALID_ARGUMENTS: The arguments of order cannot be recorded: ")
-    assert told(script, "weigh") == ["weighed tea"]
+    assert sent_to_the_model(script, "order")[0].startswith(
+        "INVALID_ARGUMENTS: The arguments of order cannot be recorded: "
+    )
+    assert sent_to_the_model(script, "weigh") == ["weighed tea"]

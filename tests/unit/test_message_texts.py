@@ -110,4 +110,3 @@ def test_tools_of_the_same_content_have_texts_of_their_own() -> None:
     texts = ToolTexts(most=2)
     for number in range(100):  # each is gone before the next one, which may get its place in memory
         assert texts.of({"name": f"tool_{number}"}) == f'{{"name":"tool_{number}"}}'
-    assert len(texts._texts) == 2

@@ -95,5 +95,8 @@ async def test_a_poll_wakes_only_watchers_that_are_behind() -> None:
         current.seen_sequence, behind.seen_sequence, other.seen_sequence = 7, 3, 1
         hub.wake_behind({"t": 7, "gone": 9})
         assert await taken(behind) is None
-        assert not current._moved.is_set()
-        assert not other._moved.is_set()
+        waiting = [asyncio.ensure_future(watch.take()) for watch in (current, other)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
