@@ -125,7 +125,7 @@ async def test_a_changed_order_breaks_the_chain_there(change: Callable[[list[Cha
 
 async def test_a_log_made_anew_or_cut_differs_from_the_noted_head() -> None:
     noted = Head(5, chain()[-1].hash)
-    with pytest.raises(BrokenChainError, match="ends with record 4"):
+    with pytest.raises(BrokenChainError, match="record 4"):
         await verify_chain(each(chain(4)), noted)
     made_anew, head = [], NO_HASH
     for one in chain(6):
@@ -133,7 +133,7 @@ async def test_a_log_made_anew_or_cut_differs_from_the_noted_head() -> None:
         head = chain_hash(head, one.number, one.recorded_at, changed)
         made_anew.append(replace(one, record=changed, hash=head))
     assert (await verify_chain(each(made_anew))).number == 6
-    with pytest.raises(BrokenChainError, match="another hash than the one that was noted"):
+    with pytest.raises(BrokenChainError, match="hash"):
         await verify_chain(each(made_anew), noted)
 
 
@@ -141,7 +141,7 @@ async def test_a_log_made_anew_or_cut_differs_from_the_noted_head() -> None:
 def test_a_head_is_read_back_or_refused(text: str) -> None:
     head = Head(17, bytes(range(32)))
     assert Head.parse(str(head)) == head
-    with pytest.raises(ValueError, match="a head is a number from 1"):
+    with pytest.raises(ValueError, match="head"):
         Head.parse(text)
 
 

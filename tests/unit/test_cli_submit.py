@@ -110,7 +110,7 @@ def test_a_time_without_a_zone_is_of_this_machine() -> None:
     assert MOMENT.convert("2031-05-01T12:00+02:00", None, None) == datetime(2031, 5, 1, 10, tzinfo=UTC)
     here = datetime(2031, 5, 1, 12).astimezone()
     assert MOMENT.convert("2031-05-01T12:00", None, None) == here
-    with pytest.raises(click.BadParameter, match="is not a time"):
+    with pytest.raises(click.BadParameter):
         MOMENT.convert("tomorrow", None, None)
 
 

@@ -116,5 +116,5 @@ def test_schema_has_the_arguments_of_the_constructor() -> None:
     assert validate_result(kind.schema_json, '{"cents": [1, 2]}').violations == ()
     assert validate_result(kind.schema_json, '{"cents": [1, 2], "total": 3}').violations != ()
     assert kind.read('{"cents": [1, 2]}') == Order([1, 2])
-    with pytest.raises(TypeError, match=r"Seeded\.seed is an InitVar"):
+    with pytest.raises(TypeError, match=r"Seeded\.seed"):
         result_type_of(Seeded)

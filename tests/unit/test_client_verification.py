@@ -81,7 +81,7 @@ async def test_known_keys_verify_while_the_fetch_fails(signer: Signer, failure: 
     await verifier.verify(token_of(signer), resource="leases/a")
     keys.failure = failure
     assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
-    with pytest.raises(Unavailable, match="cannot be fetched"):
+    with pytest.raises(Unavailable):
         await TokenVerifier(cast("Any", keys)).verify(token_of(signer), resource="leases/a")
 
 

@@ -191,9 +191,9 @@ async def test_a_step_has_some_time(timeout_seconds: float) -> None:
         raise AssertionError("the step was begun")
 
     work = FunctionWork("t1", "", ask)
-    with pytest.raises(ValueError, match="a positive timeout"):
+    with pytest.raises(ValueError, match="timeout"):
         await work.step("step", str, timeout_seconds=timeout_seconds)
-    with pytest.raises(ValueError, match="a positive timeout"):
+    with pytest.raises(ValueError, match="timeout"):
         await work.gather(("step", str), timeout_seconds=timeout_seconds)
 
 

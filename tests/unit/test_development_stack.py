@@ -43,7 +43,7 @@ from tenure.runtime.running_stack import read_addresses
 def test_a_folder_has_one_stack(tmp_path: Path) -> None:
     with hold_folder(tmp_path):
         write_addresses(tmp_path, {"gateway": "127.0.0.1:8470"})
-        with pytest.raises(FolderBusy, match=r"its gateway is 127\.0\.0\.1:8470"), hold_folder(tmp_path):
+        with pytest.raises(FolderBusy, match=r"127\.0\.0\.1:8470"), hold_folder(tmp_path):
             pass
     with hold_folder(tmp_path):
         pass
@@ -171,7 +171,7 @@ async def test_program_that_is_not_etcd_is_refused() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(StackError, match=f"no etcd answers at {endpoint}"):
+        with pytest.raises(StackError, match=endpoint):
             await endpoint_version(endpoint)
 
 
@@ -235,7 +235,7 @@ def test_a_setting_is_typed_with_or_without_its_prefix() -> None:
         with pytest.raises(click.BadParameter, match=r"worker\.SLOTS=4"):
             SETTING.convert(text, None, None)
     for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESSES", "gateway.TOOLS_ADDRESS"):
-        with pytest.raises(click.BadParameter, match=r"the stack sets TENURE_[A-Z_]+ itself"):
+        with pytest.raises(click.BadParameter, match=r"TENURE_[A-Z_]+"):
             SETTING.convert(f"{setting}=0.0.0.0:1", None, None)
     sender = SETTING.convert("checkpoint.SMTP_FROM_ADDRESS=a@b.example", None, None)
     assert sender == ("checkpoint", "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS", "a@b.example")

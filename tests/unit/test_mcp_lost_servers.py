@@ -62,7 +62,7 @@ async def test_call_of_a_lost_connection_fails() -> None:
     await until(lambda: fact.is_linked)
     opened[0].ended.set()
     await until(lambda: not fact.is_linked)
-    with pytest.raises(CallNotSent, match="the connection ended"):
+    with pytest.raises(CallNotSent):
         await server.link(context())
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

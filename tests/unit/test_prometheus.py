@@ -109,7 +109,7 @@ async def test_idle_connections_are_closed() -> None:
 
 async def test_a_taken_port_is_named() -> None:
     async with metrics_endpoint(ANY_PORT, MetricRegistry()) as address:
-        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+        with pytest.raises(OSError, match=address):
             async with metrics_endpoint(Address(address), MetricRegistry()):
                 pass
 

@@ -26,14 +26,14 @@ async def test_another_system_is_named_and_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "platform", "darwin")
     result = detect(SandboxSettings())
     assert result.missing == ("programs are sandboxed on Linux only, and this is darwin",)
-    with pytest.raises(SandboxUnavailable, match="this is darwin"):
+    with pytest.raises(SandboxUnavailable, match="darwin"):
         await Sandbox.open(SandboxSettings())
 
 
 @linux_only
 async def test_without_bubblewrap_nothing_runs(tmp_path: Path) -> None:
     settings = SandboxSettings(bubblewrap=tmp_path / "bwrap")
-    with pytest.raises(SandboxUnavailable, match=r"bubblewrap .*/bwrap is not an executable file"):
+    with pytest.raises(SandboxUnavailable, match="bwrap"):
         await Sandbox.open(settings)
 
 
@@ -98,7 +98,7 @@ async def test_a_bubblewrap_without_isolation_is_noticed(tmp_path: Path) -> None
     )
     tmp_path.chmod(0o755)
     program = make_executable(tmp_path / "bwrap", script)
-    with pytest.raises(SandboxUnavailable, match=r"no program runs in the sandbox: .*bwrap: no namespaces"):
+    with pytest.raises(SandboxUnavailable, match="no namespaces"):
         await Sandbox.open(SandboxSettings(bubblewrap=program))
 
 

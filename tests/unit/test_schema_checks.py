@@ -82,7 +82,7 @@ async def test_a_machine_without_room_for_a_process_is_too_busy(monkeypatch: pyt
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
-    with pytest.raises(Unavailable, match="Resource temporarily unavailable") as busy:
+    with pytest.raises(Unavailable) as busy:
         await check_schema_in_child("{}")
     assert busy.value.reason == "JUDGING_TIMEOUT"
 

@@ -24,7 +24,7 @@ def test_a_stream_that_was_closed_between_two_items_ends() -> None:
     stream = calls.iterate(numbers)
     assert next(stream) == 1
     calls.end()
-    with pytest.raises(Unavailable, match="closed during the call") as closed:
+    with pytest.raises(Unavailable) as closed:
         next(stream)
     assert closed.value.reason == "CLIENT_CLOSED"
 
@@ -43,7 +43,7 @@ async def test_a_stream_that_was_closed_during_a_wait_ends() -> None:
     waiting = asyncio.create_task(asyncio.to_thread(next, stream))
     assert await asyncio.to_thread(waits.wait, PATIENCE_SECONDS)
     calls.end()
-    with pytest.raises(Unavailable, match="closed during the call"):
+    with pytest.raises(Unavailable):
         await waiting
 
 

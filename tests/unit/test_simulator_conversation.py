@@ -118,5 +118,5 @@ def test_invalid_request_is_refused(fields: Any, words: str) -> None:
 
 def test_counting_takes_no_max_tokens() -> None:
     assert check_count({"model": "m", "messages": [GOAL]})["model"] == "m"
-    with pytest.raises(ApiError, match="max_tokens: Extra inputs"):
+    with pytest.raises(ApiError, match="max_tokens"):
         check_count({"model": "m", "messages": [GOAL], "max_tokens": 1})

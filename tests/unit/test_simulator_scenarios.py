@@ -134,7 +134,7 @@ def test_steps_call_their_tool_n_times_and_end() -> None:
 def test_a_first_token_is_part_of_the_latency(tmp_path: Path) -> None:
     path = tmp_path / "late.yaml"
     path.write_text("- {text: late, latency_ms: 2000, first_token_ms: 2001}")
-    with pytest.raises(ScenarioError, match="first_token_ms 2001 is part of latency_ms"):
+    with pytest.raises(ScenarioError, match="first_token_ms"):
         load_scenario(path)
     path.write_text("- {text: late, latency_ms: 2000, first_token_ms: 2000}")
     assert load_scenario(path).turn(0).first_token_ms == 2000

@@ -293,7 +293,7 @@ async def test_unstoppable_tool_is_not_reported_as_stopped(monkeypatch: pytest.M
         await past_return(released.wait())
         return ToolAnswer("late")
 
-    with pytest.raises(ToolInDoubt, match="has not stopped yet"):
+    with pytest.raises(ToolInDoubt):
         await outcome_of(stubborn, timeout_seconds=0.05)
     outcome = await outcome_of(stubborn, timeout_seconds=0.05, effect_class=EffectClass.KEYED)
     assert outcome.status is OutcomeStatus.TIMED_OUT

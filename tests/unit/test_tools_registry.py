@@ -112,7 +112,7 @@ def test_a_call_of_an_unreached_source_is_deferred() -> None:
     now = 100.0
     registry = ToolRegistry([], clock=lambda: now)
     registry.expect("s")
-    with pytest.raises(Unavailable, match="not connected yet"):
+    with pytest.raises(Unavailable):
         registry.judge(ALL, "s__x", "{}")
     assert isinstance(registry.judge(ALL, "t__x", "{}"), Outcome)
     now += PATIENCE_SECONDS

@@ -136,7 +136,7 @@ def test_a_copy_is_complete_or_not_there(source: Path, copy: Callable[..., Path]
     with pytest.raises(CopyStopped):
         copy(stopped=stopped)
     for bounds in (Bounds(max_bytes=20 * 4096), Bounds(max_files=20)):
-        with pytest.raises(WrongState, match="cannot be copied"):
+        with pytest.raises(WrongState):
             copy(bounds=bounds)
     assert sorted(path.name for path in (tmp_path / "root" / "default").iterdir()) == ["source"]
     assert len(list(copy().iterdir())) == 30
