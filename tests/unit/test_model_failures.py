@@ -55,6 +55,24 @@ def test_a_passing_failure_is_retried_rescheduled_then_fatal(error_class: Any) -
         assert verdict.retry_delay_seconds == (2.0 if to_state is TaskState.RETRY_SCHEDULED else None)
 
 
+def verdict(*failures: ModelFailure, random_fraction: float = 0.5) -> RetryModelCall | Transition:
+    return after_failure(failures, 0, POLICY, result="", random_fraction=random_fraction)
+
+
+def test_the_delay_grows_with_jitter_and_is_at_least_the_providers() -> None:
+    overloaded = failure(FailureClass.OVERLOADED)
+    assert verdict(overloaded) == RetryModelCall(0.25)
+    assert verdict(overloaded, overloaded) == RetryModelCall(0.5)
+    assert verdict(overloaded, overloaded, random_fraction=0.0) == RetryModelCall(0.0)
+    assert verdict(failure(FailureClass.OVERLOADED, retry_after_seconds=9)) == RetryModelCall(9)
+
+
+def test_interrupted_calls_do_not_count() -> None:
+    interrupted = failure(FailureClass.INTERRUPTED)
+    assert verdict(interrupted) == RetryModelCall(0.0)
+    assert isinstance(verdict(*[interrupted] * MODEL_CALL_TRIES, failure(FailureClass.OVERLOADED)), RetryModelCall)
+
+
 def test_a_long_retry_time_is_waited_for_without_a_worker() -> None:
     verdict = after_failure(
         [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", random_fraction=0.5
