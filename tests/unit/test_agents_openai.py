@@ -123,8 +123,8 @@ async def test_result_without_json_is_text() -> None:
     script = Script([call("refund")], text_message("Refunded."))
     agent = Agent(name="support", model=script, tools=[refund])
     assert await durable(agent).run(JournalWork("Refund"), None) == "Refunded."
-    (shown_to_the_model,) = sent_to_the_model(script, "refund")
-    assert "'at': '2026-11-23T00:00:00Z', 'cents': '5.0', 'price': {'cents': 5}" in shown_to_the_model
+    (seen,) = sent_to_the_model(script, "refund")
+    assert "'at': '2026-11-23T00:00:00Z', 'cents': '5.0', 'price': {'cents': 5}" in seen
 
 
 async def test_a_tool_waits_for_its_approval() -> None:
@@ -152,7 +152,7 @@ async def test_a_tool_waits_for_its_approval() -> None:
 @pytest.mark.parametrize(
     ("given", "seen"), [("500 cents", "500 cents"), ("500", "500"), ('{"cents": 5}', "{'cents': 5}")]
 )
-async def test_result_of_a_person_reaches_the_model(given: str, shown_to_the_model: str) -> None:
+async def test_result_of_a_person_reaches_the_model(given: str, seen: str) -> None:
     """A call in doubt that a person resolved as happened has their text as its result."""
 
     @function_tool
@@ -164,7 +164,7 @@ async def test_result_of_a_person_reaches_the_model(given: str, shown_to_the_mod
     work = JournalWork("Refund order 7")
     work.outcomes["refund"] = given
     assert await durable(agent).run(work.begin(), None) == "Refunded."
-    assert [str(each) for each in sent_to_the_model(script, "refund")] == [shown_to_the_model]
+    assert [str(each) for each in sent_to_the_model(script, "refund")] == [seen]
 
 
 async def test_a_typed_result_is_the_task_s_json() -> None:
@@ -202,12 +202,12 @@ async def test_usage_is_billed_without_the_caches_twice() -> None:
 
     class Billed(JournalWork):
         async def call_model(self, name: str, request: Any, run: Any) -> Any:
-            async def shown_to_the_model(report: Any) -> Any:
+            async def seen(report: Any) -> Any:
                 answer = await run(report)
                 answers.append(answer.usage)
                 return answer
 
-            return await super().call_model(name, request, shown_to_the_model)
+            return await super().call_model(name, request, seen)
 
     await durable(Agent(name="support", model=Cached(text_message("Hello.")))).run(Billed("Hello"), None)
     assert answers == [TokenUsage(input_tokens=6, output_tokens=2, cache_read_input_tokens=4)]
