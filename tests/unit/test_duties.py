@@ -121,7 +121,7 @@ async def test_a_silent_duty_restarts_and_logs_where_it_waited(
     assert stuck == []
     assert metrics.read("tenure_duty_stalls_total", duty="scripted") >= before + 1
     assert "no progress for 0.1 s" in caplog.text
-    assert "wait_for_ever" in caplog.text
+    assert "never_return" in caplog.text
 
 
 async def test_a_duty_that_notes_progress_is_left_alone() -> None:
@@ -257,8 +257,8 @@ async def test_announced_pause_is_not_silence(
     assert duty.began >= 2
     assert stuck == []
     assert rested.is_set()
-    assert "rest_then_wait_for_ever" in caplog.text
-    assert "wait_for_ever" in caplog.text
+    assert "pause_then_never_return" in caplog.text
+    assert "never_return" in caplog.text
 
 
 async def test_a_wait_that_this_process_ends_may_take_any_time() -> None:

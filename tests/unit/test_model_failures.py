@@ -59,7 +59,7 @@ def verdict(*failures: ModelFailure, random_fraction: float = 0.5) -> RetryModel
     return after_failure(failures, 0, POLICY, result="", random_fraction=random_fraction)
 
 
-def test_the_delay_grows_with_jitter_and_is_at_least_the_providers() -> None:
+def test_the_delay_grows_with_jitter() -> None:
     overloaded = failure(FailureClass.OVERLOADED)
     assert verdict(overloaded) == RetryModelCall(0.25)
     assert verdict(overloaded, overloaded) == RetryModelCall(0.5)
