@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, settings
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 # Hypothesis fails an example that takes longer than 200 ms, and data that is slow to draw: on a busy machine any is.
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# As in tests/fuzz/profile.py: TENURE_FUZZ_EXAMPLES=300 is a night's run.
+EXAMPLES = int(os.environ.get("TENURE_FUZZ_EXAMPLES", "30"))
+settings.register_profile("patient", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 pytest_plugins = [

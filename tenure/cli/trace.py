@@ -64,7 +64,7 @@ def trace(context: Context, task: str) -> None:
             for span in sorted(spans, key=lambda span: span.started_ns):
                 context.emit(trace_span(span).to_json())
         else:
-            _Waterfall(spans, time.time_ns(), context.console.width).show(context)
+            Waterfall(spans, time.time_ns(), context.console.width).show(context)
 
     context.run(work)
 
@@ -101,7 +101,7 @@ class _Row:
     goes_on: bool = False
 
 
-class _Waterfall:
+class Waterfall:
     """The spans in lines, children below their parents, in the order of their beginnings."""
 
     def __init__(self, spans: list[TaskSpan], now_ns: int, width: int) -> None:

@@ -36,13 +36,13 @@ def test_every_metric_and_label_that_an_expression_names_exists() -> None:
     assert wrong == []
 
 
-def test_the_scan_finds_what_it_shall_find() -> None:
+def test_scan_reads_known_names() -> None:
     names = {selector.name for each in expressions() for selector in each.named.selectors}
     assert len(names) > 60
     assert {"tenure_pickup_seconds_bucket", "tenure:slo_budget:ratio", "up"} <= names
 
 
-def test_every_alert_leads_to_its_page() -> None:
+def test_every_alert_has_its_page() -> None:
     for alert in alerts():
         page = ROOT / alert["annotations"]["runbook_url"]
         assert page.parent == PAGES
@@ -60,7 +60,7 @@ def test_every_page_is_one_of_an_alert_and_in_the_index() -> None:
     assert {alert["alert"] for alert in alerts() if f"`{alert['alert']}`" not in index} == set()
 
 
-def test_every_alert_says_whom_it_wakes() -> None:
+def test_every_alert_has_a_severity() -> None:
     assert {alert["labels"]["severity"] for alert in alerts()} == {"page", "ticket"}
     assert all(alert["annotations"]["summary"] for alert in alerts())
 
@@ -77,7 +77,7 @@ def test_an_objective_alerts_fast_and_slow() -> None:
         assert severities == {"page", "ticket"}, name
 
 
-def test_dashboards_can_be_told_apart() -> None:
+def test_dashboards_have_distinct_ids() -> None:
     assert dashboards().keys() == {"overview.json", "tasks.json", "workers.json", "stores.json", "tenants.json"}
     assert len({dashboard["uid"] for dashboard in dashboards().values()}) == len(dashboards())
     for name, dashboard in dashboards().items():
@@ -101,8 +101,9 @@ def test_prometheus_understands_the_configuration(file: str) -> None:
     assert "SUCCESS" in promtool("check", "config", PROMETHEUS / file)
 
 
+@pytest.mark.nightly  # half a minute of processor time
 @pytest.mark.parametrize("file", ["objectives.yml", "causes.yml"])
-def test_alerts_fire_when_they_shall(file: str) -> None:
+def test_alerts_fire_as_tested(file: str) -> None:
     assert "SUCCESS" in promtool("test", "rules", UNIT_TESTS / file)
 
 

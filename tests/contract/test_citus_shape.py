@@ -49,7 +49,7 @@ def of_task(table: str) -> str:
     return PARTITION.sub(r"\1", table)
 
 
-async def test_every_table_has_its_place(ledger: Any) -> None:
+async def test_every_table_is_distributed_or_listed(ledger: Any) -> None:
     tables = {name for (name,) in await rows(ledger, "select tablename from pg_tables where schemaname = 'ledger'")}
     assert tables - {f"entries_{number}" for number in range(16)} == DISTRIBUTED | REFERENCE | LOCAL
     assert len(DISTRIBUTED) + len(REFERENCE) + len(LOCAL) == len(DISTRIBUTED | REFERENCE | LOCAL)
@@ -76,7 +76,7 @@ async def test_the_root_is_in_each_unique_key(ledger: Any) -> None:
     assert all(re.search(rf"drop (constraint|index) {name}\b", CITUS) for name in without)
 
 
-async def test_no_foreign_key_leaves_its_place(ledger: Any) -> None:
+async def test_foreign_keys_stay_on_their_node(ledger: Any) -> None:
     found = await rows(
         ledger,
         "select conrelid::regclass::text, confrelid::regclass::text, pg_get_constraintdef(oid) from pg_constraint"

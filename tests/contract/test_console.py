@@ -33,7 +33,7 @@ def test_no_other_host_is_named() -> None:
     assert not re.search(r"@import|url\(", (CONSOLE / "console.css").read_text())
 
 
-def test_every_module_and_file_named_is_there() -> None:
+def test_every_named_file_exists() -> None:
     missing = [
         f"{path.relative_to(CONSOLE)}: {name}"
         for path in modules()
@@ -48,7 +48,7 @@ def test_every_module_and_file_named_is_there() -> None:
     assert missing == []
 
 
-def test_what_others_wrote_is_as_they_released_it() -> None:
+def test_vendored_files_are_unchanged() -> None:
     """vendor/README.md names the release of each file, and its hash."""
     named = dict(re.findall(r"\| `([^`]+)` \|.*\| `([0-9a-f]{64})` \|", (VENDOR / "README.md").read_text()))
     files = {str(path.relative_to(VENDOR)): path for path in VENDOR.rglob("*") if path.is_file()}

@@ -102,7 +102,7 @@ def test_the_ledger_and_the_workers_have_one_default_model() -> None:
     assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"]
 
 
-def test_etcd_is_none_of_those_that_corrupt_data() -> None:
+def test_etcd_is_a_safe_release() -> None:
     version = tuple(int(part) for part in compose_services()["etcd"]["image"].rpartition(":v")[2].split("."))
     assert version >= (3, 5, 33)
     assert version[:2] != (3, 6) or version >= (3, 6, 14)
@@ -183,7 +183,7 @@ def test_a_stop_gives_time_to_drain() -> None:
         assert int(grace.removesuffix("s")) > drain_seconds + CLOSING_SECONDS, name
 
 
-def test_each_service_is_asked_for_its_health() -> None:
+def test_each_service_has_a_health_check() -> None:
     for name in SERVICES:
         check = compose_services()[name]["healthcheck"]
         assert check["test"] == ["CMD", "python", *command_line(name, "health")[1:]]

@@ -33,7 +33,7 @@ def test_a_service_serves_metrics_where_prometheus_asks(service: str) -> None:
     assert {"names": [service], "type": "A", "port": PORTS[service]} in scraped["dns_sd_configs"]
 
 
-def test_what_is_added_is_confined() -> None:
+def test_added_services_are_confined() -> None:
     for name in ("prometheus", "grafana"):
         service = added()["services"][name]
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])

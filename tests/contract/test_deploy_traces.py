@@ -46,7 +46,7 @@ def test_the_collector_passes_traces_on_to_the_viewer() -> None:
     assert added()["services"]["collector"]["command"] == ["--config=/etc/tenure/collector.yaml"]
 
 
-def test_what_is_added_is_confined() -> None:
+def test_added_services_are_confined() -> None:
     assert set(added()["services"]) == {*SERVICES, "collector", "jaeger"}
     for name in ("collector", "jaeger"):
         service = added()["services"][name]

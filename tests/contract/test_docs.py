@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.sizing import Load, table
 from devstack.simulator.scenario import ScenarioLibrary
 from tenure import Client
 from tenure import client as below_client
@@ -56,3 +57,9 @@ def test_methods_of_the_client_that_pages_name_exist() -> None:
             if not hasattr(below_client.Client if below else Client, name):
                 wrong.append(f"{page.name}: {below}Client.{name}")
     assert wrong == []
+
+
+def test_the_sizing_page_has_the_table_of_its_model() -> None:
+    page = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
+    begin, end = "<!-- the table: printed by python -m bench.sizing -->", "<!-- the end of the table -->"
+    assert page.partition(begin)[2].partition(end)[0].strip() == table(Load(active=10_000))

@@ -82,7 +82,7 @@ async def test_an_error_of_any_size_arrives_with_its_reason(raised: Any) -> None
     assert (in_frame.reason, in_frame.message) == (caught.value.reason, caught.value.message)
 
 
-def test_what_utf_8_cannot_hold_is_replaced() -> None:
+def test_half_of_a_surrogate_pair_is_replaced() -> None:
     response = from_plain(*to_plain(errors.NotFound("half of \ud83d", metadata={"name": "\udc00"})))
     assert response.message == "half of ?"
 

@@ -31,7 +31,7 @@ from tests.support.helm_chart import (
 from tests.support.monitoring import labels_of
 from tests.support.promql import named_in
 
-VERSIONS = ("1.33", "1.37")
+VERSIONS = (pytest.param("1.33", marks=pytest.mark.nightly), "1.37")
 OF_OTHERS = {"ScaledObject", "PodMonitor"}
 """Kinds of custom resources, whose schemas Kubernetes does not have."""
 ADDED_BY_SCRAPES = {"namespace", "pod"}

@@ -185,7 +185,7 @@ def test_addresses_lead_to_services_of_the_chart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_pod_has_time_to_drain_and_is_asked_for_health(name: str) -> None:
+def test_pod_has_time_to_drain_and_a_health_check(name: str) -> None:
     for pod, deployment in manifests(name).of_kind("Deployment").items():
         template = deployment["spec"]["template"]
         service = component(template)
@@ -275,7 +275,7 @@ def pods_of(name: str) -> dict[str, Pod]:
 
 
 @pytest.mark.parametrize("name", ["", DIRECT, "production"])
-def test_processes_reach_what_the_map_says(name: str) -> None:
+def test_processes_reach_their_peers_only(name: str) -> None:
     policies = list(manifests(name).of_kind("NetworkPolicy").values())
     pods = pods_of(name)
     for pod in pods.values():
@@ -290,7 +290,7 @@ def test_processes_reach_what_the_map_says(name: str) -> None:
     assert connections(policies, list(pods.values())) == expected
 
 
-def test_processes_leave_the_cluster_where_the_map_says() -> None:
+def test_listed_processes_leave_the_cluster() -> None:
     policies, pods = list(manifests("production").of_kind("NetworkPolicy").values()), pods_of("production")
     outside = {
         "etcd": Outside(2379, STORE),
@@ -314,7 +314,7 @@ def test_processes_leave_the_cluster_where_the_map_says() -> None:
     assert leaving(plain, pods_of("")["checkpoint"]) == {Outside(5432, ())}  # no webhooks, no collector
 
 
-def test_pools_reach_what_their_values_say() -> None:
+def test_pools_reach_their_peers_only() -> None:
     pools = {"plain": {}, "open": {"internet": True}, "closed": {"internet": False, "egress": TO_PORT_8000}}
     for has_runner, outside in ((True, set()), (False, {INTERNET})):
         documents = render({"models": {"enabled": has_runner}, "pools": pools})
@@ -336,7 +336,7 @@ def keys_of(documents: list[Document]) -> dict[str, set[str]]:
     return found
 
 
-def test_whoever_calls_models_has_the_keys() -> None:
+def test_callers_of_models_have_the_keys() -> None:
     """The model runners; without them the workers; and pools that ask for it, whose agents call models themselves."""
     key = {"ANTHROPIC_API_KEY_FILE"}
     assert keys_of(rendered("")) == {"tenure-models": key}
@@ -369,7 +369,7 @@ def test_a_volume_of_one_node_is_released_first() -> None:
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_traces_go_where_the_values_say() -> None:
+def test_traces_go_to_the_collector_of_the_values() -> None:
     for protocol in ("grpc", "http/protobuf"):
         values = {"endpoint": "http://collector:4318", "protocol": protocol}
         documents = [each for each in render({"traces": values}) if each["kind"] == "Deployment"]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from tenure.runtime.metric_catalogue import CATALOGUE, page
 from tenure.runtime.metrics import BUCKETS_SECONDS
+from tests.contract.sources import ROOT, files_with, parse
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = ("tenure", "services")
 KINDS = {"cell": {"counter", "gauge"}, "count": {"counter"}, "gauge": {"gauge"}}
 KINDS |= {"observe": {"histogram"}, "histogram": {"histogram"}, "remove": {"gauge"}}
-THEMSELVES = {ROOT / "tenure" / "runtime" / name for name in ("metrics.py", "metric_catalogue.py")}
+THEMSELVES = {"tenure/runtime/metrics.py", "tenure/runtime/metric_catalogue.py"}
 OWNERS = {"metrics", "REGISTRY", "self._registry"}
 SOURCE_FACTS = {"tenure_tool_source_linked", "tenure_tool_source_tools", "tenure_tool_source_held"}
 """The name is put together from a part that varies: `tenure_tool_source_{name}`."""
@@ -32,18 +31,14 @@ class Use(NamedTuple):
 
 @cache
 def uses() -> list[Use]:
-    found = []
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.parent != ROOT / "tenure" / "v1" and path not in THEMSELVES:
-                found += list(uses_in(path))
-    assert len(found) > 80
-    return found
+    files = files_with(rf"\b(?:metrics|REGISTRY|_registry)\.(?:{'|'.join(KINDS)})\(", FOLDERS)
+    counted = [use for file in files if file not in THEMSELVES for use in uses_in(file)]
+    assert len(counted) > 80
+    return counted
 
 
-def uses_in(path: Path) -> Iterator[Use]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    where = str(path.relative_to(ROOT))
+def uses_in(where: str) -> Iterator[Use]:
+    tree = parse(where)
     service = where.split("/")[1] if where.startswith("services/") else ""
     constants = {
         node.target.id: node.value.value
@@ -91,7 +86,7 @@ def test_kinds_labels_and_services_are_those_of_the_code() -> None:
     assert wrong == []
 
 
-def test_no_label_tells_tasks_apart() -> None:
+def test_no_label_identifies_a_task() -> None:
     forbidden = {"task", "task_id", "claim", "claim_id", "epoch", "session", "worker", "call", "goal", "request_id"}
     assert {each.name for each in CATALOGUE.values() if forbidden & each.labels.keys()} == set()
 

@@ -23,7 +23,7 @@ def text_of(edit: Edit) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
-def test_each_edit_of_a_mutation_finds_its_place(name: Any) -> None:
+def test_each_edit_of_a_mutation_applies(name: Any) -> None:
     texts: dict[str, str] = {}
     for edit in MUTATIONS[name].edits:
         texts[edit.where] = edit.apply(texts.get(edit.where) or text_of(edit))

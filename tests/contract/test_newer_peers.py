@@ -85,7 +85,7 @@ def test_an_unknown_kind_of_outcome_is_taken_for_the_worst() -> None:
     assert outcome_to_domain(newer(tool_pb2.Outcome(content="c"))).status.name == "FAILED"
 
 
-def test_calls_that_stand_in_an_unknown_way_are_asked_for_later() -> None:
+def test_calls_in_an_unknown_state_are_requested_later() -> None:
     with pytest.raises(Unavailable) as refused:
         call_statuses_to_domain([newer(tool_pb2.CallRecord(call_id="1.0"))])
     assert refused.value.reason == "NEWER_TOOLS"

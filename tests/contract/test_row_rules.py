@@ -175,7 +175,7 @@ async def test_a_new_task_keeps_the_rules_too(ledger: Any) -> None:
 
 
 @pytest.mark.parametrize(("rule", "change"), cases(SHRUNK_TASKS))
-async def test_what_a_task_counts_only_grows(ledger: Any, rule: str, change: str) -> None:
+async def test_counts_of_a_task_only_grow(ledger: Any, rule: str, change: str) -> None:
     await ledger.execute(f"update tasks set {GROWN}".encode())
     assert await refused_by(ledger, f"update tasks set {change}") == rule
 

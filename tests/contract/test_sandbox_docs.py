@@ -13,7 +13,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_abuse_is_told_in_its_familys_row(family: str) -> None:
+def test_every_abuse_is_documented(family: str) -> None:
     (row,) = (line for line in TEXT.splitlines() if line.startswith(f"| {family} |"))
     assert row == f"| {family} | {', '.join(FAMILIES[family])} |"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -10,12 +9,10 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import tenure.v1
+from tests.contract.sources import calls_of, files_with, texts
 
-ROOT = Path(__file__).parents[2]
-SOURCES = [
-    path for folder in ("services", "tenure") for path in (ROOT / folder).rglob("*.py") if "v1" not in path.parts
-]
-NAMED_BY_OPERATORS = {
+FOLDERS = ("services", "tenure")
+OPERATOR_FIELDS = {
     "tenure.v1.CreateApiKeyRequest.any_tenant",
     "tenure.v1.ListApiKeysRequest.all_tenants",
     "tenure.v1.RevokeApiKeyRequest.all_tenants",
@@ -24,17 +21,17 @@ NAMED_BY_OPERATORS = {
     "tenure.v1.UpdateTenantLimitsRequest.tenant",
     "tenure.v1.GetTenantUsageRequest.tenant",
 }
-"""What they act on, not who they are: see the test of the gateway's leave below."""
-TOLD_BY_THE_LEDGER_AND_COORDINATORS = {
+"""They name what the operator acts on, not who the operator is."""
+COORDINATOR_FIELDS = {
     "tenure.v1.InspectLeasesRequest.Claim.tenant",
     "tenure.v1.ListClaimableRequest.tenants",
 }
 """Coordinators ask about claims, and for tasks, of many tenants at once, and act for none of them."""
-REGISTERED_BY_WORKERS = {"tenure.v1.RegisterWorkerAgentsRequest.tenants"}
+WORKER_FIELDS = {"tenure.v1.RegisterWorkerAgentsRequest.tenants"}
 """Where a worker's agents go: the coordinator allows only the tenants of the worker's pool."""
-RECORDED_BY_SERVICES = {"tenure.v1.AuditRecord.tenant"}
+AUDIT_FIELDS = {"tenure.v1.AuditRecord.tenant"}
 """Gateways and coordinators append records, and a record belongs to the installation, not to a tenant."""
-TOLD_TO_PROVIDERS = {"tenure.v1.CallToolRequest.tenant"}
+PROVIDER_FIELDS = {"tenure.v1.CallToolRequest.tenant"}
 """Whose task it is, for a backend that is not ours: the tool service has it from the signed token."""
 
 
@@ -59,51 +56,32 @@ def fields_of(message: Descriptor, seen: set[str]) -> Iterator[FieldDescriptor]:
 def test_no_request_has_a_field_for_a_tenant() -> None:
     seen: set[str] = set()
     named = {field.full_name for request in requests() for field in fields_of(request, seen) if "tenant" in field.name}
-    assert (
-        named
-        - NAMED_BY_OPERATORS
-        - TOLD_BY_THE_LEDGER_AND_COORDINATORS
-        - REGISTERED_BY_WORKERS
-        - RECORDED_BY_SERVICES
-        - TOLD_TO_PROVIDERS
-        == set()
-    )
+    assert named - OPERATOR_FIELDS - COORDINATOR_FIELDS - WORKER_FIELDS - AUDIT_FIELDS - PROVIDER_FIELDS == set()
 
 
-def calls_of(name: str) -> set[str]:
+def callers_of(name: str) -> set[str]:
     """The files in which a function of this name is called."""
-    names = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name:
-                names.add(path.relative_to(ROOT).as_posix())
-    return names
+    return {file for file, _ in calls_of(name, FOLDERS)}
 
 
-def test_metadata_is_read_for_a_tenant_in_one_interceptor_only() -> None:
-    assert calls_of("named_tenant") == {"tenure/runtime/access_control.py"}
-    naming = {
-        path.relative_to(ROOT).as_posix()
-        for path in SOURCES
-        if "x-tenure-tenant" in path.read_text(encoding="utf-8") or "TENANT_KEY" in path.read_text(encoding="utf-8")
-    }
+def test_one_interceptor_reads_the_tenant_of_the_metadata() -> None:
+    assert callers_of("named_tenant") == {"tenure/runtime/access_control.py"}
+    naming = files_with("x-tenure-tenant|TENANT_KEY", FOLDERS)
     by_http = "services/gateway/http/call.py"  # names it as a client of the gateway's own server, which reads it
-    assert naming == {"tenure/runtime/request_context.py", "tenure/runtime/rpc_client.py", by_http}
+    assert set(naming) == {"tenure/runtime/request_context.py", "tenure/runtime/rpc_client.py", by_http}
 
 
 def test_every_server_has_that_interceptor() -> None:
-    servers = {
-        path.relative_to(ROOT).as_posix() for path in SOURCES if "grpc.aio.server(" in path.read_text(encoding="utf-8")
-    }
-    assert servers == {"tenure/runtime/rpc_server.py"}
-    assert "ErrorInterceptor(" in (ROOT / "tenure/runtime/rpc_server.py").read_text(encoding="utf-8")
+    assert files_with(r"grpc\.aio\.server\(", FOLDERS) == ["tenure/runtime/rpc_server.py"]
+    assert "ErrorInterceptor(" in texts(*FOLDERS)["tenure/runtime/rpc_server.py"]
+    callers = callers_of("RpcServer")
     for service in ("gateway", "coordinator", "checkpoint", "tools", "worker", "models"):
-        assert any(place.startswith(f"services/{service}/") for place in calls_of("RpcServer")), service
+        assert any(file.startswith(f"services/{service}/") for file in callers), service
 
 
-def test_another_tenant_is_used_only_by_duties_or_operators() -> None:
-    """A task's tenant as its ledger or its signed grant tells it, and the gateway's operators."""
-    assert calls_of("set_tenant") | calls_of("as_tenant") == {
+def test_only_duties_and_operators_use_another_tenant() -> None:
+    """A task's tenant as its ledger or its signed grant states it, and the gateway's operators."""
+    assert callers_of("set_tenant") | callers_of("as_tenant") == {
         "tenure/runtime/request_context.py",
         "tenure/runtime/rpc_interceptor.py",
         "services/coordinator/in_doubt_waits.py",

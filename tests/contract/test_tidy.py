@@ -6,10 +6,10 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.contract.sources import PRODUCT, ROOT, files_with, parse, texts
+
 MAX_LINES = 600
 MAX_NAME_CHARACTERS = 60
 MAPPED = re.compile(r"^[a-z_0-9]+(?:\.py|/) +\S", re.MULTILINE)
@@ -32,17 +32,6 @@ MAY_READ_THE_ENVIRONMENT = {
 }
 
 
-@cache
-def sources() -> dict[str, ast.Module]:
-    """What we wrote, by path; the generated code is left out."""
-    paths = [
-        path for root in ("tenure", "services", "devstack", "checker") for path in sorted((ROOT / root).rglob("*.py"))
-    ]
-    names = {str(path.relative_to(ROOT)): path for path in paths if path.parent != ROOT / "tenure" / "v1"}
-    assert len(names) > 100
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items()}
-
-
 def is_attribute(node: ast.AST, module: str, *names: str) -> bool:
     """Whether this is `module.name`, or imports it from there."""
     if isinstance(node, ast.ImportFrom):
@@ -55,17 +44,17 @@ def is_attribute(node: ast.AST, module: str, *names: str) -> bool:
     )
 
 
-def places(module: str, *names: str) -> Iterator[tuple[str, int]]:
-    """Where it is used."""
-    for file, tree in sources().items():
-        for node in ast.walk(tree):
+def uses(module: str, *names: str) -> Iterator[tuple[str, int]]:
+    """The files and lines that use one of these names of the module."""
+    for file in files_with(rf"\b({'|'.join(names)})\b"):
+        for node in ast.walk(parse(file)):
             if is_attribute(node, module, *names):
                 yield file, getattr(node, "lineno", 0)
 
 
-def test_the_environment_is_read_in_main_only() -> None:
-    reading = [f"{file}:{line}" for file, line in places("os", "environ", "environb", "getenv", "getenvb")]
-    allowed = [place for place in reading if is_main(place.partition(":")[0])]
+def test_only_main_reads_the_environment() -> None:
+    reading = [f"{file}:{line}" for file, line in uses("os", "environ", "environb", "getenv", "getenvb")]
+    allowed = [use for use in reading if is_main(use.partition(":")[0])]
     assert allowed, "the check itself finds nothing any more"
     assert reading == allowed, "read the environment in main.py, and pass on what was read"
 
@@ -75,48 +64,44 @@ def is_main(file: str) -> bool:
     return file in MAY_READ_THE_ENVIRONMENT or (len(parts) == 3 and parts[0] == "services" and parts[2] == "main.py")
 
 
-def test_nothing_sleeps_that_could_wait_for_something() -> None:
-    sleeping = {file for file, _ in places("time", "sleep")}
-    assert sleeping == MAY_SLEEP, "wait for a named thing; in a coroutine time.sleep stops everybody"
+def test_only_listed_files_sleep() -> None:
+    sleeping = {file for file, _ in uses("time", "sleep")}
+    assert sleeping == MAY_SLEEP, "wait for a named event; in a coroutine time.sleep stops the event loop"
 
 
-def test_no_error_is_swallowed_without_a_word() -> None:
+def test_no_error_is_swallowed() -> None:
     silent = [
         f"{file}:{node.lineno}"
-        for file, tree in sources().items()
-        for node in ast.walk(tree)
+        for file in files_with(r"^\s*pass\b|: *pass\b")
+        for node in ast.walk(parse(file))
         if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
     ]
     assert silent == [], "use contextlib.suppress with the one error that is meant, and say why"
 
 
-def test_files_stay_short_enough_to_be_read() -> None:
-    long = {
-        file: lines
-        for file in sources()
-        if (lines := len((ROOT / file).read_text(encoding="utf-8").splitlines())) > MAX_LINES
-    }
+def test_files_are_short() -> None:
+    long = {file: lines for file, text in texts(*PRODUCT).items() if (lines := len(text.splitlines())) > MAX_LINES}
     assert long == {}, f"split what has more than {MAX_LINES} lines by what it does"
 
 
-def test_the_map_of_a_package_names_each_of_its_files() -> None:
+def test_the_map_of_a_package_names_each_file() -> None:
     """A reader who follows ARCHITECTURE.md looks there first. A package without a map has few files."""
     missing = []
-    for file, tree in sources().items():
-        head = ast.get_docstring(tree) or ""
-        if Path(file).name == "__init__.py" and len(MAPPED.findall(head)) >= 3:
+    for file in texts(*PRODUCT):
+        head = (ast.get_docstring(parse(file)) or "") if Path(file).name == "__init__.py" else ""
+        if len(MAPPED.findall(head)) >= 3:
             modules = [path.name for path in (ROOT / file).parent.glob("*.py") if not path.name.startswith("__")]
             packages = [f"{path.parent.name}/" for path in (ROOT / file).parent.glob("*/__init__.py")]
             missing += [f"{file}: {name}" for name in (*modules, *packages) if name not in head]
     assert missing == [], "say in the docstring of the package what these files have"
 
 
-def test_no_folder_of_tests_is_left_out() -> None:
+def test_every_folder_of_tests_is_collected() -> None:
     """Their order is said in the project's file, so a new one has to be named there."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
-    left_out = [folder for folder in folders if not any(map(folder.is_relative_to, options["testpaths"]))]
+    folders = {Path(file).parent for file in texts("tests") if Path(file).name.startswith("test_")}
     assert folders
+    left_out = [folder for folder in folders if not any(map(folder.is_relative_to, options["testpaths"]))]
     assert not left_out, "name it in testpaths"
 
 
@@ -130,12 +115,6 @@ def test_the_type_checker_reads_every_file() -> None:
 
 def test_names_of_tests_are_short() -> None:
     """A name states one law; its conditions stand in the docstring."""
-    long = [
-        f"{path.relative_to(ROOT)}: {node.name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if "node_modules" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if len(node.name) > MAX_NAME_CHARACTERS
-    ]
+    test = re.compile(rf"^ *(?:async )?def (test_\w{{{MAX_NAME_CHARACTERS - 4},}})\(", re.MULTILINE)
+    long = [f"{file}: {name}" for file, text in texts("tests").items() for name in test.findall(text)]
     assert long == []

@@ -39,7 +39,7 @@ def verify(files: dict[str, Path], resource: str, tenant: str) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
 
 
-def test_node_reads_what_a_good_token_says(files: dict[str, Path]) -> None:
+def test_node_reads_a_valid_token(files: dict[str, Path]) -> None:
     done = verify(files, "leases/tables/ü", "acme")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"epoch": str(EPOCH), "claim_id": "0b0e", "holder": "holder-1"}

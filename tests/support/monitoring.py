@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ class Expression(NamedTuple):
         return named_in(self.text)
 
 
+@cache
 def rules(file: str) -> list[dict[str, Any]]:
     groups = yaml.safe_load((PROMETHEUS / file).read_text(encoding="utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
@@ -41,10 +43,12 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for rule in rules("alerts.yml") if "alert" in rule]
 
 
+@cache
 def recorded() -> dict[str, dict[str, Any]]:
     return {rule["record"]: rule for rule in rules("rules.yml")}
 
 
+@cache
 def dashboards() -> dict[str, dict[str, Any]]:
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GRAFANA.glob("*.json"))}
 

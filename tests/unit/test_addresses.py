@@ -54,18 +54,18 @@ from tenure.domain.outbound import EVERYWHERE, Networks, is_clear_text
         ("ff02::1", "multicast"),
     ],
 )
-def test_what_is_not_public_is_refused_by_its_kind(address: str, kind: str) -> None:
+def test_private_addresses_are_refused_by_kind(address: str, kind: str) -> None:
     assert Networks().refusal(ip_address(address)) == kind
     assert Networks(EVERYWHERE).refusal(ip_address(address)) is None
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "1.1.1.1", "2606:2800:220:1::1", "::ffff:1.1.1.1"])
-def test_what_is_public_is_reached(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert Networks().refusal(ip_address(address)) is None
 
 
 @given(st.ip_addresses())
-def test_nothing_is_let_through_that_python_knows_to_be_special(address: Any) -> None:
+def test_every_special_network_of_python_is_refused(address: Any) -> None:
     if Networks().allow(address):
         inner = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         assert (inner or address).is_global
@@ -75,7 +75,7 @@ def test_nothing_is_let_through_that_python_knows_to_be_special(address: Any) ->
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_is_judged_alike_in_ipv6_spellings(address: Any) -> None:
+def test_ipv6_spellings_of_an_address_are_equal(address: Any) -> None:
     networks = Networks(["10.1.0.0/16"])
     for prefix in ("::ffff:0:0", "64:ff9b::"):
         spelt = IPv6Address(int(IPv6Address(prefix)) + int(address))
@@ -103,5 +103,5 @@ def test_names_of_this_machine_need_not_be_resolved(host: str) -> None:
         ("", False),
     ],
 )
-def test_clear_text_is_what_leaves_this_machine_without_tls(url: str, expected: bool) -> None:
+def test_clear_text_to_other_machines_is_recognised(url: str, expected: bool) -> None:
     assert is_clear_text(url) is expected

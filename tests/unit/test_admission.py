@@ -76,7 +76,7 @@ def test_any_other_number_is_a_conflict(number: int, commit_id: str, payload: by
     assert isinstance(decide_commit(RUNNING, OLD, number, commit_id, payload), SequenceConflict)
 
 
-def test_a_conflict_tells_no_number_to_adopt() -> None:
+def test_conflict_hides_the_expected_number() -> None:
     refused = decide_commit(RUNNING, OLD, 9, "c9", b"h9")
     assert isinstance(refused, SequenceConflict)
     assert refused.metadata == {"presented": "9"}
@@ -96,6 +96,6 @@ def test_an_owner_is_fenced_while_its_task_is_queued() -> None:
     assert isinstance(decide_commit(requeued, OLD, 4, "c4", b"h4"), StaleEpoch)
 
 
-def test_a_grant_alone_fences_nobody() -> None:
+def test_grant_alone_does_not_raise_the_fence() -> None:
     """Old writes count until the next Open, and are visible to it."""
     assert decide_commit(replace(RUNNING, granted=NEW), OLD, 4, "c4", b"h4") is CommitVerdict.APPLY

@@ -41,7 +41,7 @@ class Joined(BaseModel):
         return "+".join(sorted(tags))
 
 
-def test_sets_are_sorted_wherever_they_are() -> None:
+def test_nested_sets_are_sorted() -> None:
     folder = Folder("a", [Tagged(tags=set(LETTERS))], frozenset(LETTERS))
     value = {"folder": folder, "numbers": ({3, 1, 2}, [2, 1]), "price": Decimal("1.50"), "joined": Joined(tags={"a"})}
     assert recordable(value) == {

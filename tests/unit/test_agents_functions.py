@@ -40,7 +40,7 @@ async def test_a_module_may_have_a_list_of_functions(monkeypatch: pytest.MonkeyP
 
 
 def test_functions_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="another module has a function first"):
+    with pytest.raises(ConfigurationError, match="first"):
         load_functions([module(monkeypatch, [first])], {"first": first.run})
 
 
@@ -53,21 +53,21 @@ def test_functions_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         ([], "has no FUNCTIONS"),
     ],
 )
-def test_what_is_no_function_is_refused(monkeypatch: pytest.MonkeyPatch, functions: Any, reason: str) -> None:
+def test_other_objects_are_refused(monkeypatch: pytest.MonkeyPatch, functions: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         load_functions([module(monkeypatch, functions)])
 
 
 def test_a_worker_needs_something_to_run() -> None:
-    with pytest.raises(ValueError, match="needs agents or functions"):
+    with pytest.raises(ValueError):
         Worker([])
     assert list(Worker([first]).functions) == ["first"]
 
 
 def test_a_function_of_another_shape_is_refused() -> None:
-    with pytest.raises(TypeError, match="not a coroutine function"):
+    with pytest.raises(TypeError, match="coroutine"):
         function(lambda work: work)
-    with pytest.raises(TypeError, match="at most the input"):
+    with pytest.raises(TypeError, match="input"):
 
         @function
         async def three(work: Work, one: int, two: int) -> None: ...
@@ -75,5 +75,5 @@ def test_a_function_of_another_shape_is_refused() -> None:
 
 def test_a_worker_of_a_program_needs_no_modules() -> None:
     assert load(OwnFunctionsSettings, {}, prefix="TENURE_WORKER_").loops == ("control",)
-    with pytest.raises(ConfigurationError, match="must contain control"):
+    with pytest.raises(ConfigurationError, match="control"):
         load(OwnFunctionsSettings, {"TENURE_WORKER_LOOPS": "messages"}, prefix="TENURE_WORKER_")

@@ -1,4 +1,4 @@
-"""Agents of the OpenAI Agents SDK: what a model call reserves and reports, and what a model and a person are told."""
+"""Agents of the OpenAI Agents SDK: what a model call reserves, reports and sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.agents.openai_agents.models import input_bound
 from tenure.control import StepFailed
 from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
-from tests.unit.test_agents_openai import Script, call, said, told
+from tests.unit.test_agents_openai import Script, call, sent_to_the_model, text_message
 
 set_tracing_disabled(True)
 
@@ -28,7 +28,7 @@ class Stream(Script):
             yield event
 
 
-def test_a_picture_reserves_an_estimate_and_not_its_letters() -> None:
+def test_picture_reserves_an_estimate() -> None:
     picture = {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{'iVBORw0K' * 100_000}"}
     seen: Any = {"role": "user", "content": [{"type": "input_text", "text": "What is it? " * 1000}, picture]}
     returned: Any = {"type": "function_call_output", "call_id": "c", "output": [picture]}
@@ -38,7 +38,7 @@ def test_a_picture_reserves_an_estimate_and_not_its_letters() -> None:
     assert text + 2 * 5000 < both < text + 2 * 30_000
 
 
-async def test_an_error_in_a_stream_is_told_and_its_output_is_counted() -> None:
+async def test_error_in_a_stream_is_raised_and_its_output_billed() -> None:
     arguments = ResponseFunctionCallArgumentsDeltaEvent(
         delta='{"cents": 5',
         item_id="i",
@@ -72,7 +72,7 @@ async def test_the_wait_that_the_provider_asks_for_is_kept(headers: dict[str, st
     assert (failed.value.failure.retryable, failed.value.failure.retry_after_seconds) == (True, seconds)
 
 
-def test_a_revision_says_which_tools_need_an_approval() -> None:
+def test_revision_names_tools_that_need_approval() -> None:
     async def is_large(_context: Any, arguments: dict[str, Any], _call_id: str) -> bool:
         return bool(arguments["cents"] > 100)
 
@@ -95,7 +95,7 @@ def test_a_revision_says_which_tools_need_an_approval() -> None:
 
 
 @pytest.mark.parametrize("price", ["NaN", "1e999", f'"{"x" * 300_000}"', "[" * 300 + "]" * 300])
-async def test_arguments_that_cannot_be_recorded_are_told(price: str) -> None:
+async def test_arguments_without_json_are_an_error_of_the_model(price: str) -> None:
     @function_tool(strict_mode=False)
     def order(price: Any) -> str:
         raise AssertionError(f"the call has no arguments: {price}")
@@ -104,8 +104,10 @@ async def test_arguments_that_cannot_be_recorded_are_told(price: str) -> None:
     def weigh(item: str) -> str:
         return f"weighed {item}"
 
-    script = Script([call("order", f'{{"price": {price}}}'), call("weigh", '{"item": "tea"}')], said("Done."))
+    script = Script([call("order", f'{{"price": {price}}}'), call("weigh", '{"item": "tea"}')], text_message("Done."))
     agent = Agent(name="shop", model=script, tools=[order, weigh])
     assert await durable(agent).run(JournalWork("Order"), None) == "Done."
-    assert told(script, "order")[0].startswith("INVALID_ARGUMENTS: The arguments of order cannot be recorded: ")
-    assert told(script, "weigh") == ["weighed tea"]
+    assert sent_to_the_model(script, "order")[0].startswith(
+        "INVALID_ARGUMENTS: The arguments of order cannot be recorded: "
+    )
+    assert sent_to_the_model(script, "weigh") == ["weighed tea"]

@@ -79,7 +79,7 @@ async def test_a_later_call_is_another_step() -> None:
     assert [len(step) for step in calls.steps.steps] == [1, 1]
 
 
-async def test_the_record_says_which_calls_a_step_has() -> None:
+async def test_record_decides_the_calls_of_a_step() -> None:
     """In whatever order and however late they arrive."""
     calls = Calls(Steps([("b", {"n": 2}), ("a", {"n": 1})], [("a", {"n": 3})]))
     said = await asyncio.gather(calls.say("a", 3), calls.say("a", 1), calls.say("b", 2, after_turns=500))

@@ -94,7 +94,7 @@ def test_references_and_percentages_are_read() -> None:
     assert [percent_text(points) for points in (1000, 50, 3333)] == ["10%", "0.5%", "33.33%"]
 
 
-def test_builds_are_counted_by_what_needs_them() -> None:
+def test_builds_are_counted_by_revision() -> None:
     revisions = {3: (5, ("b2", "b3")), 2: (4, ("b1",)), 1: (0, ("b0",)), 4: (7, ())}
     assert needs_of_builds(revisions) == [
         BuildNeed("b0", 0, 0),
@@ -154,7 +154,7 @@ def digest(agent: Agent, build: str = "b1") -> str:
     return digests_of(definitions_of(Worker([agent]).functions, build))["support"]
 
 
-def test_an_agents_digest_is_of_what_it_says_of_itself() -> None:
+def test_digest_of_an_agent_covers_its_definition() -> None:
     assert digest(made()) == digest(made()) == digest(made(), build="b2")
     others = [made("Be brief."), made(effect=Effect.UNSAFE), made(version="2")]
     assert len({digest(made()), *map(digest, others)}) == 4

@@ -19,5 +19,5 @@ from devstack.all_services import exit_code
         ([-9, 0, 0], False, 1),
     ],
 )
-def test_an_end_that_nobody_asked_for_is_a_failure(codes: list[int | None], is_asked: bool, expected: int) -> None:
+def test_unrequested_end_is_a_failure(codes: list[int | None], is_asked: bool, expected: int) -> None:
     assert exit_code(codes, is_asked=is_asked) == expected

@@ -65,20 +65,20 @@ class TestApprovers:
         assert not may_answer(["user/ann@example.com"], {}, "user/Ann@example.com")
         assert not may_answer(["user/ann@example.com"], {}, "ann@example.com")
 
-    def test_a_group_that_does_not_exist_lets_nobody_answer(self) -> None:
+    def test_unknown_group_refuses_every_answer(self) -> None:
         refusal = refuse_answerer(replace(CALL, approvers=("group:nobody",)), {}, "key/abc")
         assert refusal is not None
         assert (refusal.reason, refusal.metadata["approvers"]) == ("NOT_AN_APPROVER", "group:nobody")
 
     @pytest.mark.parametrize("text", ["group:finance", "key/abc", "user/ann b", "ann@example.com", "webhook/desk"])
-    def test_approvers(self, text: str) -> None:
+    def test_valid_approvers_are_accepted(self, text: str) -> None:
         assert is_approver(text)
 
     @pytest.mark.parametrize("text", ["", "group:", "group:a b", "ann", " key/a", "key/a\n", "key/" + "a" * 300])
-    def test_no_approvers(self, text: str) -> None:
+    def test_invalid_approvers_are_refused(self, text: str) -> None:
         assert not is_approver(text)
 
-    def test_a_group_is_no_member(self) -> None:
+    def test_group_is_not_a_member(self) -> None:
         assert not is_member("group:finance")
 
 
@@ -90,10 +90,10 @@ class TestLinks:
         assert TOKEN.removeprefix(f"tal_{read.link_id}_") not in repr(read)
 
     @pytest.mark.parametrize("text", ["", "tal_", TOKEN + "a", TOKEN[:-1], TOKEN.upper(), TOKEN + "\n"])
-    def test_other_texts_are_no_tokens(self, text: str) -> None:
+    def test_other_texts_are_not_tokens(self, text: str) -> None:
         assert read_link_token(text) is None
 
-    def test_a_guess_and_an_unknown_link_get_the_same_error(self) -> None:
+    def test_wrong_and_unknown_tokens_get_the_same_error(self) -> None:
         read = read_link_token(TOKEN)
         assert read is not None
         stored = StoredLink(read.link_id, read.digest, "default", "t", "w7", "ann@example.com", is_expired=False)
@@ -107,14 +107,14 @@ class TestLinks:
         with pytest.raises(WrongState, match="EXPIRED"):
             verify_link(read, replace(stored, is_expired=True))
 
-    def test_an_expired_link_tells_a_guesser_nothing(self) -> None:
+    def test_wrong_token_of_an_expired_link_is_not_found(self) -> None:
         read = read_link_token(TOKEN)
         assert read is not None
         stored = StoredLink(read.link_id, read.digest, "default", "t", "w7", "a@b", is_expired=True)
         with pytest.raises(NotFound):
             verify_link(LinkToken(read.link_id, bytes(32)), stored)
 
-    def test_tokens_and_their_beginnings_leave_texts(self) -> None:
+    def test_tokens_are_removed_from_texts(self) -> None:
         echoed = f"HTTP 500: you sent {PUBLIC}/a/{TOKEN} and {TOKEN[:30]}"
         assert without_tokens(echoed) == f"HTTP 500: you sent {PUBLIC}/a/tal_… and tal_…"
 
@@ -134,11 +134,11 @@ class TestLinks:
         "url",
         ["", "tenure.example.com", "ftp://a", "http://tenure.example.com", "https://a/?b", "https://u@a", "https:///"],
     )
-    def test_wrong_public_urls(self, url: str) -> None:
+    def test_invalid_public_urls_are_refused(self, url: str) -> None:
         assert problem_of_public_url(url)
 
     @pytest.mark.parametrize("url", ["https://tenure.example.com", "https://a/tenure/", "http://127.0.0.1:8480"])
-    def test_public_urls(self, url: str) -> None:
+    def test_valid_public_urls_are_accepted(self, url: str) -> None:
         assert problem_of_public_url(url) == ""
 
 
@@ -205,12 +205,12 @@ class TestMessages:
         assert [(one["label"], one["decision"]) for one in links] == [("Approve", "allow"), ("Reject", "deny")]
         assert body_with_links(body(), ()) == body()
 
-    def test_the_message_says_who_may_answer(self) -> None:
+    def test_message_names_the_approvers(self) -> None:
         assert ("May answer", "group:finance") in notification_of(body(approvers=["group:finance"])).facts
 
 
 class TestPage:
-    def test_it_shows_the_call_and_escapes_it(self) -> None:
+    def test_page_escapes_the_call(self) -> None:
         wait = task_pb2.Wait(
             kind=task_pb2.WAIT_KIND_TOOL_APPROVAL,
             tool="pay",
@@ -231,12 +231,12 @@ class TestPage:
     def test_arguments_that_would_look_different_stay(self, text: str) -> None:
         assert _arguments(text).replace("&quot;", '"') == text
 
-    def test_its_headers_leave_no_trace(self) -> None:
+    def test_headers_forbid_caching_and_scripts(self) -> None:
         assert HEADERS["cache-control"] == "no-store"
         assert "default-src 'none'" in HEADERS["content-security-policy"]
         assert "unsafe" not in HEADERS["content-security-policy"]
 
-    async def test_an_address_that_guesses_is_slowed_down(self) -> None:
+    async def test_guessing_address_is_rate_limited(self) -> None:
         peers: Any = None
         pages = AnswerPages(peers)
         codes = [(await pages.show("guess", "203.0.113.9")).code for _ in range(20)]

@@ -49,7 +49,7 @@ async def submitted(batcher: Any, *items: Any) -> Any:
     return await asyncio.gather(*(batcher.submit(item) for item in items), return_exceptions=True)
 
 
-async def test_what_waits_goes_together() -> None:
+async def test_waiting_items_share_a_batch() -> None:
     store = Store()
     async with batching(store) as batcher:
         store.go.clear()
@@ -70,7 +70,7 @@ async def test_a_refusal_harms_no_neighbour() -> None:
     assert isinstance(answers[1], NotFound)
 
 
-async def test_a_poisonous_item_fails_alone() -> None:
+async def test_failing_item_fails_alone() -> None:
     async with batching(Store()) as batcher:
         answers = await submitted(batcher, ("a", "x"), ("b", "poison"), ("c", "z"))
     assert [answers[0], answers[2]] == ["X", "Z"]
@@ -139,7 +139,7 @@ async def test_a_caller_that_goes_away_cancels_nothing() -> None:
     assert store.batches == [[("a", "x")], [("b", "y")]]
 
 
-async def test_at_the_end_everybody_who_waits_is_told() -> None:
+async def test_close_answers_every_waiting_caller() -> None:
     store = Store()
     store.go.clear()
     async with batching(store) as batcher:
@@ -151,7 +151,7 @@ async def test_at_the_end_everybody_who_waits_is_told() -> None:
     assert metrics.cell("tenure_batch_items_waiting", batcher="test").value == 0
 
 
-async def test_what_waits_is_bounded_by_bytes_too() -> None:
+async def test_waiting_items_are_bounded_by_bytes() -> None:
     store = Store()
     store.go.clear()
     async with batching(store, max_items=1, max_waiting_bytes=4) as batcher:
@@ -167,7 +167,7 @@ async def test_what_waits_is_bounded_by_bytes_too() -> None:
         assert await batcher.submit(("c", "xxxx")) == "XXXX"
 
 
-async def test_whoever_hands_in_hears_once_whatever_comes_of_it() -> None:
+async def test_every_caller_gets_one_answer() -> None:
     store, heard = Store(), []
     async with batching(store) as batcher:
         for place, value in enumerate(("x", "refuse", "poison")):

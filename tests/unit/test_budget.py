@@ -51,7 +51,7 @@ def test_a_call_that_fits_is_granted_whole() -> None:
     assert decide(capped(800), prices=PRICES) == Granted(50, 150, 800, PRICES)
 
 
-def test_the_output_is_clamped_to_what_is_left() -> None:
+def test_output_is_limited_to_the_rest() -> None:
     assert decide(Budget(130, 0, 0)) == Granted(30, 130)
     assert decide(capped(649), prices=PRICES) == Granted(34, 134, 640, PRICES)
 
@@ -129,11 +129,11 @@ def test_tokens_and_money_never_pass_a_cap(
             if isinstance(granted, Granted):
                 assert REQUEST.min_output_tokens <= granted.max_output_tokens <= wanted.max_output_tokens
                 open_calls[task] = (input_tokens, granted)
-                root = set_aside(root, granted.reserved_tokens, granted.reserved_nano_usd)
+                root = reserve(root, granted.reserved_tokens, granted.reserved_nano_usd)
         if settles and task in open_calls:
             input_bound, granted = open_calls.pop(task)
             usage = within(input_bound, granted.max_output_tokens, percents)
-            root = set_aside(root, -granted.reserved_tokens, -granted.reserved_nano_usd)
+            root = reserve(root, -granted.reserved_tokens, -granted.reserved_nano_usd)
             root, own[task] = use(root, usage, prices), use(own[task], usage, prices)
         for budget in (root, *own):
             assert budget.free_tokens is None or budget.free_tokens >= 0
@@ -153,7 +153,7 @@ def within(input_tokens: int, output_tokens: int, percents: tuple[int, ...]) -> 
     return TokenUsage(total - written - read, output_tokens * percents[3] // 100, written, read)
 
 
-def set_aside(budget: Budget, tokens: int, nano_usd: int) -> Budget:
+def reserve(budget: Budget, tokens: int, nano_usd: int) -> Budget:
     return replace(
         budget,
         reserved_tokens=budget.reserved_tokens + tokens,

@@ -153,7 +153,7 @@ def test_a_policy_for_waits_does_not_change_the_end_at_a_cap() -> None:
         (TaskState.WAITING_USER, Reason.BUDGET_REQUESTED, False),
     ],
 )
-def test_a_raise_continues_only_what_ended_at_a_cap(state: TaskState, reason: str, expected: bool) -> None:
+def test_raise_continues_tasks_that_ended_at_a_cap(state: TaskState, reason: str, expected: bool) -> None:
     assert continues_after_raise(state, reason, (Budget(2000, 1000, 0),), 1, 10) is expected
     assert not continues_after_raise(state, reason, (Budget(1000, 1000, 0),), 1, 10)
 

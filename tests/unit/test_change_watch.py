@@ -74,7 +74,7 @@ async def test_silence_has_heartbeats_with_the_newest_cursor() -> None:
     assert await events(script, 3) == [("heartbeat", "begin"), ("heartbeat", "later"), ("heartbeat", "later")]
 
 
-async def test_a_broken_stream_goes_on_behind_what_was_taken_over() -> None:
+async def test_broken_stream_continues_after_its_cursor() -> None:
     script = ScriptedLedger(
         [answer("begin"), answer("first", 1), Unavailable("gone")], [answer("first"), answer("second", 2)]
     )
@@ -83,7 +83,7 @@ async def test_a_broken_stream_goes_on_behind_what_was_taken_over() -> None:
     assert script.cursors_requested == ["", "first"]
 
 
-async def test_a_ledger_that_never_answers_is_told_to_who_begins() -> None:
+async def test_unavailable_ledger_is_reported_to_a_new_watch() -> None:
     script = ScriptedLedger(*[[Unavailable("gone")] for _ in range(10)])
     with pytest.raises(Unavailable) as refused:
         await events(script, 1)
@@ -109,6 +109,6 @@ def test_a_cursor_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "MSBhIGI", "MiBhIDEgMQ", "MSBhIC0xIDE", "é"])
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         ChangeCursor.decoded(text)

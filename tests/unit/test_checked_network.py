@@ -40,7 +40,7 @@ async def test_only_the_public_ones_of_many_addresses_are_dialled() -> None:
     assert [address for address, _ in dialler.dialled] == ["93.184.216.34", "1.1.1.1"]
 
 
-async def test_a_name_that_leads_inside_only_is_refused_with_its_kind() -> None:
+async def test_name_with_private_addresses_is_refused_by_kind() -> None:
     dialler = Dialler()
     with pytest.raises(AddressRefused) as refused:
         await backend(dialler, [["169.254.169.254"]]).connect_tcp("metadata.example", 80)
@@ -57,17 +57,17 @@ async def test_an_address_is_not_resolved() -> None:
     assert dialler.dialled == [("127.0.0.1", 80)]
 
 
-async def test_a_name_without_address_leads_nowhere() -> None:
+async def test_name_without_an_address_is_refused() -> None:
     with pytest.raises(Unresolved):
         await backend(Dialler(), [[]]).connect_tcp("empty.example", 80)
     with pytest.raises(AddressRefused):
         await backend(Dialler(), []).connect_unix_socket("/run/docker.sock")
 
 
-async def test_the_machines_resolver_is_asked_for_real_names() -> None:
+async def test_names_are_resolved_by_this_machine() -> None:
     """A number of the old kind is a name to us, and the machine's resolver leads it to the loopback."""
     checked = CheckedNetworkBackend(Networks(), "tests", dialer=Dialler())
-    with pytest.raises(AddressRefused, match="tests may not reach 2130706433") as refused:
+    with pytest.raises(AddressRefused, match="2130706433") as refused:
         await checked.connect_tcp("2130706433", 80)
     assert refused.value.kind == "loopback"
     with pytest.raises(Unresolved):

@@ -38,7 +38,7 @@ def test_every_command_takes_the_options_of_the_line(path: tuple[str, ...], comm
 
 @click.command()
 @pass_context
-def said(context: Context) -> None:
+def show_options(context: Context) -> None:
     click.echo(json.dumps([context.as_json, context.is_verbose, context.tenant, context.address]))
 
 
@@ -58,18 +58,18 @@ HERE = "127.0.0.1:8470"
         (["--tenant", "first", "--address", "a:1", "group", "said", "--tenant", "last"], [False, False, "last", "a:1"]),
     ],
 )
-def test_an_option_holds_wherever_it_stands(
+def test_option_counts_at_every_position(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: list[str], heard: list[Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without the stack of a developer
-    group = click.Group("group", commands={"said": click.Command("said", callback=said.callback)})
+    group = click.Group("group", commands={"said": click.Command("said", callback=show_options.callback)})
     accept_anywhere(group)
     monkeypatch.setitem(cli.commands, "group", group)
     result = CliRunner().invoke(cli, line)
     assert json.loads(result.output) == heard
 
 
-def test_a_wrong_address_is_refused_wherever_it_stands() -> None:
+def test_wrong_address_is_a_usage_error() -> None:
     for line in (["--address", "nowhere", "list"], ["list", "--address", "nowhere"]):
         result = CliRunner().invoke(cli, line)
         assert (result.exit_code, "write for example 127.0.0.1:8470" in result.stderr) == (Exit.USAGE, True)
@@ -97,7 +97,7 @@ def test_the_help_lists_the_daily_commands_first() -> None:
         (["admin", "keys"], "keys api"),
     ],
 )
-def test_a_former_name_works_and_says_the_present_one(line: list[str], path: str) -> None:
+def test_former_name_works_and_names_the_present_one(line: list[str], path: str) -> None:
     result = CliRunner().invoke(cli, [*line, "--help"])
     assert result.exit_code == 0
     assert result.stderr.startswith(f"tenure: `cli {' '.join(line)}` is now `tenure {path}`")
@@ -112,7 +112,7 @@ def test_an_unknown_name_gets_the_nearest_ones() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_asks_tenure_for_its_words(shell: str) -> None:
+def test_completion_script_calls_tenure(shell: str) -> None:
     script = CliRunner().invoke(cli, ["completion", shell]).output
     assert f"_TENURE_COMPLETE={shell}_complete" in script
 
@@ -121,7 +121,7 @@ def test_the_script_of_a_shell_asks_tenure_for_its_words(shell: str) -> None:
     ("words", "completed"),
     [("tenure sub", "submit"), ("tenure schedules tr", "trigger"), ("tenure schedules list --ten", "--tenant")],
 )
-def test_a_word_is_completed(words: str, completed: str) -> None:
+def test_commands_and_options_are_completed(words: str, completed: str) -> None:
     environment = {"_TENURE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     result = CliRunner().invoke(cli, [], prog_name="tenure", env=environment)
     assert result.output == f"plain,{completed}\n"

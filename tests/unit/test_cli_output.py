@@ -33,7 +33,7 @@ def grid() -> Table:
 
 
 @pytest.mark.parametrize("shown", [HOSTILE, Text(HOSTILE), table(), grid()], ids=["str", "Text", "table", "grid"])
-def test_the_console_escapes_what_acts_on_a_terminal(shown: str | Text | Table) -> None:
+def test_console_escapes_control_characters(shown: str | Text | Table) -> None:
     written = io.StringIO()
     SafeConsole(file=written, markup=False, highlight=False, width=400).print(shown)
     assert "owned" in written.getvalue()
@@ -54,7 +54,7 @@ def test_only_the_last_column_of_a_list_is_cut() -> None:
     assert written.getvalue().splitlines()[1:] == [f"{'0' * 36}  QUEUED, starts in 2 h  long long long lon…"]
 
 
-def test_a_line_escapes_what_acts_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     echo(HOSTILE)
     echo(HOSTILE, err=True)
     for printed in capsys.readouterr():
@@ -69,7 +69,7 @@ def test_json_is_the_same_value_without_control_characters() -> None:
     assert "grün" in line
 
 
-def test_every_command_prints_through_one_place() -> None:
+def test_every_command_prints_through_one_module() -> None:
     """Besides the demo, which prints only its own words, and binary output, which is the file asked for."""
     package = Path(tenure.cli.__file__).parent
     bypass = re.compile(r"click\.(echo|secho)\(|\bprint\((?!.*file=)|\bConsole\((?!quiet=True)")

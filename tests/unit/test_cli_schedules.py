@@ -33,7 +33,7 @@ FOUND = pb.Schedule(
 )
 
 
-def test_what_is_not_said_is_not_sent() -> None:
+def test_unset_options_are_not_sent() -> None:
     request = update_request(FOUND, {"cron": "0 7 * * *"})
     assert request == pb.UpdateScheduleRequest(schedule=FOUND.schedule_id, expected_revision=4, cron="0 7 * * *")
 
@@ -46,13 +46,13 @@ def test_an_update_replaces_only_the_named_part() -> None:
     assert (spec.goal, spec.agent.model, spec.priority) == ("tidy up", "m", task_pb2.PRIORITY_HIGH)
 
 
-def test_a_function_is_given_something_else() -> None:
+def test_input_of_a_function_is_replaced() -> None:
     schedule = pb.Schedule(spec=task_pb2.TaskSpec(control=task_pb2.ControlWork(function="month_end", input_json="{}")))
     spec = update_request(schedule, {"given": "[]", "queue": "night"}).spec
     assert (spec.control, spec.queue) == (task_pb2.ControlWork(function="month_end", input_json="[]"), "night")
 
 
-def test_none_and_the_default_can_be_asked_for() -> None:
+def test_empty_values_and_defaults_can_be_set() -> None:
     spec = update_request(FOUND, {"no_tools": True, "model": "", "result_corrections": 0, "goal": "go"}).spec
     assert (spec.goal, spec.agent.model, len(spec.agent.tools.names)) == ("go", "", 0)
     assert spec.agent.HasField("tools")
@@ -71,7 +71,7 @@ def test_a_money_cap_and_no_money_cap_replace_each_other() -> None:
     assert update_request(schedule, {"no_max_cost": True}).spec == none
 
 
-def test_a_bound_is_read_in_the_schedules_zone_or_taken_away() -> None:
+def test_bound_is_in_the_zone_of_the_schedule() -> None:
     noon = datetime(2027, 1, 1, 12)  # noqa: DTZ001  as it is typed
     assert update_request(FOUND, {"start": noon}).start_time.ToJsonString() == "2027-01-01T11:00:00Z"
     assert update_request(FOUND, {"start": noon, "zone": "UTC"}).start_time.ToJsonString() == "2027-01-01T12:00:00Z"
@@ -80,7 +80,7 @@ def test_a_bound_is_read_in_the_schedules_zone_or_taken_away() -> None:
         update_request(FOUND, {"start": noon, "no_from": True})
 
 
-def test_every_option_that_says_what_a_task_is_can_be_changed() -> None:
+def test_every_option_of_a_task_can_be_changed() -> None:
     options = {option.name for option in submit.params} - NOT_OF_A_SCHEDULE
     assert options - set(ANYWHERE) == set(PARTS)  # every command has those of ANYWHERE
     assert set(PARTS) <= {option.name for option in update.params}
@@ -91,7 +91,7 @@ def test_create_has_no_option_that_would_have_no_effect() -> None:
 
 
 @pytest.mark.parametrize(("revision", "expected"), [(7, True), (0, False)])
-def test_a_schedule_that_stays_with_a_revision_says_so(revision: int, expected: bool, tmp_path: Path) -> None:
+def test_pinned_schedule_shows_its_revision(revision: int, expected: bool, tmp_path: Path) -> None:
     """In the text and in the JSON: `support` gets the current revision at each run, `support@7` this one."""
     pin = task_pb2.AgentPin(revision=revision) if revision else None
     spec = task_pb2.TaskSpec(goal="x", control=task_pb2.ControlWork(function="support"), agent_pin=pin)

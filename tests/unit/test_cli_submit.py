@@ -17,13 +17,13 @@ from tenure.v1 import task_pb2
 from tenure.wire.common import duration
 
 
-def test_what_is_not_said_is_left_to_the_service() -> None:
+def test_unset_options_are_left_to_the_service() -> None:
     request = request_of("go")
     assert (request.goal, request.agent, request.limits) == ("go", task_pb2.AgentSpec(), task_pb2.Limits())
     assert not request.policy.HasField("retry")
 
 
-def test_no_retries_are_none_and_not_the_default() -> None:
+def test_zero_retries_are_not_the_default() -> None:
     retry = request_of("go", retries=0).policy.retry
     assert retry.HasField("max_attempts")
     assert retry.max_attempts == 0
@@ -34,27 +34,27 @@ def test_no_retries_are_none_and_not_the_default() -> None:
     ("word", "policy"),
     [("resume", task_pb2.LEASE_LOST_POLICY_RESUME), ("time-out", task_pb2.LEASE_LOST_POLICY_TIME_OUT)],
 )
-def test_what_becomes_of_a_task_whose_worker_is_lost_is_chosen(word: str, policy: int) -> None:
+def test_policy_for_a_lost_worker_is_sent(word: str, policy: int) -> None:
     assert request_of("go", on_lease_lost=word).policy.on_lease_lost == policy
 
 
-def test_a_results_schema_is_sent_and_no_corrections_are_none() -> None:
+def test_schema_and_zero_corrections_are_sent() -> None:
     request = request_of("go", result_schema='{"type": "object"}', result_corrections=0)
     assert request.result_schema_json == '{"type": "object"}'
     assert request.policy.HasField("max_result_corrections")
     assert not request_of("go").policy.HasField("max_result_corrections")
 
 
-def test_a_loop_is_named() -> None:
+def test_loop_is_sent() -> None:
     assert request_of("go", loop="of-my-own").agent.loop == "of-my-own"
 
 
-def test_some_tools_and_none_cannot_be_asked_for_together() -> None:
+def test_tools_and_no_tools_exclude_each_other() -> None:
     with pytest.raises(click.UsageError, match="--no-tools"):
         request_of("go", tools=("a",), no_tools=True)
 
 
-def test_no_cap_in_money_is_asked_for_and_not_together_with_one() -> None:
+def test_money_cap_and_no_money_cap_exclude_each_other() -> None:
     assert request_of("go", no_max_cost=True).limits == task_pb2.Limits(no_money_cap=True)
     assert fork_request(no_max_cost=True).overrides.limits == task_pb2.Limits(no_money_cap=True)
     for read in (partial(request_of, "go"), fork_request):
@@ -83,7 +83,7 @@ def test_a_source_is_read_and_shown_in_one_form() -> None:
         request_of("go", source=SOURCE.convert("control/a", None, None), conversation="c-1")
 
 
-def test_a_function_is_named_and_given_its_input() -> None:
+def test_function_and_input_are_sent() -> None:
     request = request_of("", function="month_end", given='{"month": 10}')
     assert (request.control.function, request.control.input_json) == ("month_end", '{"month": 10}')
     assert request.source.kind == task_pb2.SOURCE_KIND_CONTROL
@@ -91,12 +91,12 @@ def test_a_function_is_named_and_given_its_input() -> None:
 
 
 @pytest.mark.parametrize(("goal", "given"), [("", ""), ("go", "{}")], ids=["no goal", "an input for nobody"])
-def test_who_names_no_function_needs_a_goal_and_has_no_input(goal: str, given: str) -> None:
+def test_goal_or_function_is_required(goal: str, given: str) -> None:
     with pytest.raises(click.UsageError, match="--function"):
         request_of(goal, given=given)
 
 
-def test_a_start_is_a_time_or_a_while_from_now_and_not_both() -> None:
+def test_start_is_a_time_or_a_delay() -> None:
     at = datetime(2031, 5, 1, 10, tzinfo=UTC)
     assert request_of("go", start_at=at).start_time.ToDatetime(tzinfo=UTC) == at
     in_a_while = request_of("go", start_in=3600.0).start_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
@@ -110,7 +110,7 @@ def test_a_time_without_a_zone_is_of_this_machine() -> None:
     assert MOMENT.convert("2031-05-01T12:00+02:00", None, None) == datetime(2031, 5, 1, 10, tzinfo=UTC)
     here = datetime(2031, 5, 1, 12).astimezone()
     assert MOMENT.convert("2031-05-01T12:00", None, None) == here
-    with pytest.raises(click.BadParameter, match="is not a time"):
+    with pytest.raises(click.BadParameter):
         MOMENT.convert("tomorrow", None, None)
 
 

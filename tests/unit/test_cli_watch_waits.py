@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tenure.cli.context import Context
-from tenure.cli.watch import _show_events
+from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -42,6 +42,6 @@ async def test_a_watched_wait_prints_the_answering_commands(
 ) -> None:
     console = Console(file=io.StringIO(), width=120)
     context = Context("127.0.0.1:1", "default", False, Path(), console, {})
-    await _show_events(context, cast("Client", Waiting()), TASK, 0, live=False)
+    await watch_task(context, cast("Client", Waiting()), TASK, live=False)
     shown = cast("io.StringIO", console.file).getvalue() + capsys.readouterr().out
     assert "tenure resume 01a2025d-5126 --wait w8 --approve" in shown

@@ -47,7 +47,7 @@ def token_of(signer: Signer) -> Any:
     return sign_claims(signer, CLAIMS, datetime.now(UTC))
 
 
-async def test_a_known_key_is_not_asked_for_again(signer: Signer) -> None:
+async def test_known_key_is_not_fetched_again(signer: Signer) -> None:
     keys = Keys()
     keys.known = [signer]
     verifier = TokenVerifier(cast("Any", keys))
@@ -56,7 +56,7 @@ async def test_a_known_key_is_not_asked_for_again(signer: Signer) -> None:
     assert keys.request_count == 1
 
 
-async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer: Signer) -> None:
+async def test_fetches_of_unknown_keys_are_limited(signer: Signer) -> None:
     keys = Keys()
     verifier = TokenVerifier(cast("Any", keys))
     for _ in range(5):
@@ -81,7 +81,7 @@ async def test_known_keys_verify_while_the_fetch_fails(signer: Signer, failure: 
     await verifier.verify(token_of(signer), resource="leases/a")
     keys.failure = failure
     assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
-    with pytest.raises(Unavailable, match="cannot be fetched"):
+    with pytest.raises(Unavailable):
         await TokenVerifier(cast("Any", keys)).verify(token_of(signer), resource="leases/a")
 
 

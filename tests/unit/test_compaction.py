@@ -96,7 +96,7 @@ def story_of_turns(turns: int, result: str = BIG) -> Story:
     return story
 
 
-def test_nothing_is_done_while_there_is_room() -> None:
+def test_short_conversation_is_unchanged() -> None:
     assert next_compaction(story_of_turns(9).point, WINDOW.near, WINDOW) is None
 
 
@@ -112,7 +112,7 @@ def test_old_results_are_cleared_first_and_the_newest_stay() -> None:
     assert next_action(story.point) == CallModel(7, 1)
 
 
-def test_a_cleared_result_says_where_all_of_it_is() -> None:
+def test_cleared_result_names_its_entry() -> None:
     story = Story()
     story.turn(BIG, path="outputs/1.0.txt")
     story.turn(BIG)
@@ -124,7 +124,7 @@ def test_results_that_save_little_lead_to_a_summary() -> None:
     assert next_compaction(story_of_turns(6, "short").point, FULL, WINDOW) == RequestSummary(5)
 
 
-def test_what_was_cleared_is_not_cleared_again() -> None:
+def test_result_is_cleared_once() -> None:
     story = story_of_turns(6)
     story.say(facts.Compaction(facts.ClearedResults(3, 3, FULL, FULL)))
     assert isinstance(next_compaction(story.point, FULL, WINDOW), RequestSummary)
@@ -153,7 +153,7 @@ def test_a_large_newest_turn_goes_into_the_summary() -> None:
     assert (next_action(story.point), story.point.open_intents) == (CallModel(4, 1), [])
 
 
-def test_after_a_summary_the_model_has_its_turn_whatever_is_left() -> None:
+def test_model_is_called_after_a_summary() -> None:
     story = story_of_turns(2)
     story.summarise(2)
     assert next_compaction(story.point, FULL, WINDOW) is None
@@ -161,7 +161,7 @@ def test_after_a_summary_the_model_has_its_turn_whatever_is_left() -> None:
     assert next_compaction(story.point, FULL, WINDOW) == RequestSummary(4)
 
 
-def test_words_that_the_model_has_not_read_outlive_a_summary() -> None:
+def test_unread_messages_outlive_a_summary() -> None:
     story = story_of_turns(2)
     story.say(facts.UserMessage("hurry"))
     story.summarise(2)
@@ -179,7 +179,7 @@ def test_messages_to_an_unanswered_call_outlive_a_summary() -> None:
     assert story.sent()[-1]["content"] == [text("hurry")]
 
 
-def test_a_summary_that_was_lost_is_asked_for_again() -> None:
+def test_lost_summary_is_requested_again() -> None:
     story = story_of_turns(2)
     story.ask(2)
     story.say(facts.AttemptLost(1, TokenUsage(10, 0)))
@@ -226,7 +226,7 @@ def test_a_paused_answer_is_never_summarised_away() -> None:
     assert next_compaction(only.point, FULL, WINDOW) is None
 
 
-def test_a_summary_is_no_last_word() -> None:
+def test_summary_is_not_a_final_answer() -> None:
     story = story_of_turns(1)
     story.summarise(1, "the summary")
     assert story.point.last_text == "turn 1"
@@ -247,7 +247,7 @@ def test_a_summary_is_no_last_word() -> None:
         ("claude-opus-4-8", (900_000, 0), Window(200_000, 8192)),
     ],
 )
-def test_the_window_is_the_models_under_what_is_allowed(model: str, limits: tuple[int, int], expected: Window) -> None:
+def test_window_is_the_smaller_of_model_and_setting(model: str, limits: tuple[int, int], expected: Window) -> None:
     assert window_of(model, max_output_tokens=8192, limits=limits) == expected
 
 

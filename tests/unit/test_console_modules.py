@@ -21,7 +21,7 @@ def run(node_path: Path, script: str) -> Any:
     return json.loads(done.stdout)
 
 
-def said(node_path: Path, expression: str) -> Any:
+def evaluated(node_path: Path, expression: str) -> Any:
     return run(node_path, f"import * as format from '{CONSOLE}/format.js'; say({expression});")
 
 
@@ -52,7 +52,7 @@ def said(node_path: Path, expression: str) -> Any:
     ],
 )
 def test_numbers_and_times_are_written_as_people_do(node: Path, expression: str, expected: Any) -> None:
-    assert said(node, expression) == expected
+    assert evaluated(node, expression) == expected
 
 
 STREAM: Final = (
@@ -61,7 +61,7 @@ STREAM: Final = (
 )
 
 
-def test_a_stream_is_read_the_same_wherever_it_is_cut(node: Path) -> None:
+def test_stream_is_read_across_any_cut(node: Path) -> None:
     script = f"""
         globalThis.document = {{}};
         const {{ Parser }} = await import("{CONSOLE}/stream.js");

@@ -26,7 +26,7 @@ def test_growth_of_any_kind_extends_the_patience() -> None:
         assert claim.is_stuck(1220.1)
 
 
-def test_saying_the_same_again_is_no_growth() -> None:
+def test_repeated_progress_is_not_growth() -> None:
     claim = watch()
     for moment in (1010.0, 1060.0, 1110.0):
         claim.observe(ReportedProgress(sequence=5, output_tokens=7, tool_signs=2), moment)
@@ -62,7 +62,7 @@ def test_a_wait_is_believed_up_to_a_bound() -> None:
     assert claim.is_stuck(1000.1 + TIMEOUT + LONGEST_BACKOFF_SECONDS)
 
 
-def test_what_grows_ends_the_wait_that_was_announced_before() -> None:
+def test_growth_ends_the_announced_wait() -> None:
     claim = watch()
     claim.observe(ReportedProgress(sequence=5, backoff_seconds=500.0), 1010.0)
     claim.observe(ReportedProgress(sequence=6), 1020.0)

@@ -49,7 +49,7 @@ def grant(
     return to.send_grant(claim(number), pb.Grant(task_id=f"t{number}", claim_id=f"c{number}", priority=priority), NOW)
 
 
-def test_grants_on_their_way_are_taken_off_the_free_slots() -> None:
+def test_unanswered_grants_reduce_the_free_slots() -> None:
     worker = session(4)
     assert grant(worker, 1)
     assert grant(worker, 2)
@@ -64,7 +64,7 @@ def test_a_worker_that_read_unsent_grants_is_refused() -> None:
     """Such a count made the stream end with an internal error."""
     worker = session(4)
     grant(worker, 1)
-    with pytest.raises(InvalidRequest, match="must be at most 1, the number of grants"):
+    with pytest.raises(InvalidRequest, match="at most 1"):
         worker.report_slots(Slots.open_to_all(3), grants_read=2)
     assert worker.slots(NOW).any == 3
 
@@ -77,7 +77,7 @@ def test_a_worker_that_counts_no_grants_is_trusted() -> None:
     assert worker.slots(NOW).any == 5
 
 
-def test_a_claim_in_the_making_takes_a_slot() -> None:
+def test_unfinished_claim_uses_a_slot() -> None:
     worker = session(1)
     worker.take_slot()
     assert worker.slots(NOW).any == 0
@@ -120,7 +120,7 @@ def test_a_claim_is_unnamed_until_a_renewal_names_it() -> None:
     assert seen == [None, NOW + 3]
 
 
-def test_a_holding_that_is_not_the_sessions_is_told_back() -> None:
+def test_unknown_held_task_is_reported_back() -> None:
     worker = session()
     grant(worker, 1)
     unknown = worker.observe([pb.Holding(task_id="t1", claim_id="c1"), pb.Holding(task_id="t2", claim_id="old")], NOW)
@@ -174,7 +174,7 @@ def test_a_claim_is_opened_once_its_worker_reports_its_sequence() -> None:
     assert (worker.claims["c1"].unnamed_since, worker.claims["c1"].unopened_since) == (NOW + 3, None)
 
 
-def test_a_tasks_own_patience_goes_before_the_coordinators() -> None:
+def test_progress_timeout_of_a_task_outranks_the_default() -> None:
     worker = session()
     patient, own = claim(1), claim(2)
     worker.hold(patient, NOW, named=True)
@@ -253,5 +253,5 @@ def test_reserved_slots_are_not_offered_to_lower_tiers() -> None:
     assert worker.slots(NOW) == Slots(2, 2, 0)
 
 
-def test_who_says_nothing_of_tiers_keeps_no_slot_for_any() -> None:
+def test_worker_without_tiers_reserves_no_slots() -> None:
     assert session(3).slots(NOW) == Slots(3, 3, 3)

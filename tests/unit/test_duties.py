@@ -55,7 +55,7 @@ async def cancel_itself() -> Any:
     raise asyncio.CancelledError
 
 
-async def wait_for_ever() -> None:
+async def never_return() -> None:
     await asyncio.Event().wait()
 
 
@@ -116,12 +116,12 @@ async def test_a_silent_duty_restarts_and_logs_where_it_waited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before = metrics.read("tenure_duty_stalls_total", duty="scripted") or 0
-    duty, stuck = await goes_on_after(wait_for_ever, silence_seconds=SILENCE_SECONDS)
+    duty, stuck = await goes_on_after(never_return, silence_seconds=SILENCE_SECONDS)
     assert duty.began >= 2
     assert stuck == []
     assert metrics.read("tenure_duty_stalls_total", duty="scripted") >= before + 1
     assert "no progress for 0.1 s" in caplog.text
-    assert "wait_for_ever" in caplog.text
+    assert "never_return" in caplog.text
 
 
 async def test_a_duty_that_notes_progress_is_left_alone() -> None:
@@ -139,7 +139,7 @@ async def test_a_duty_that_notes_progress_is_left_alone() -> None:
     assert run.failure(may_end=True) is None
 
 
-async def test_time_in_which_the_process_did_not_run_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_process_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was frozen finds its timers due at once, and its duty has had no time to go on."""
     loop = asyncio.get_running_loop()
     ran = asyncio.Event()
@@ -229,7 +229,7 @@ async def test_a_second_cancellation_still_waits_for_the_run() -> None:
         assert task.cancelled()
 
 
-async def test_a_stall_says_through_what_it_waits() -> None:
+async def test_stall_names_the_awaited_coroutines() -> None:
     async def inner() -> None:
         await asyncio.Event().wait()
 
@@ -242,23 +242,23 @@ async def test_a_stall_says_through_what_it_waits() -> None:
     await run.cancel()
 
 
-async def test_a_resting_duty_is_left_alone_until_it_falls_silent(
+async def test_announced_pause_is_not_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However long it rests; what it does afterwards has the whole limit again."""
     rested = asyncio.Event()
 
-    async def rest_then_wait_for_ever() -> None:
+    async def pause_then_never_return() -> None:
         await rest(3 * SILENCE_SECONDS)
         rested.set()
-        await wait_for_ever()
+        await never_return()
 
-    duty, stuck = await goes_on_after(rest_then_wait_for_ever, silence_seconds=SILENCE_SECONDS)
+    duty, stuck = await goes_on_after(pause_then_never_return, silence_seconds=SILENCE_SECONDS)
     assert duty.began >= 2
     assert stuck == []
     assert rested.is_set()
-    assert "rest_then_wait_for_ever" in caplog.text
-    assert "wait_for_ever" in caplog.text
+    assert "pause_then_never_return" in caplog.text
+    assert "never_return" in caplog.text
 
 
 async def test_a_wait_that_this_process_ends_may_take_any_time() -> None:

@@ -54,7 +54,7 @@ def test_a_fence_refusal_has_no_code_that_clients_retry() -> None:
     assert fenced.isdisjoint({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
-def test_a_stale_epoch_tells_both_epochs() -> None:
+def test_stale_epoch_has_both_epochs() -> None:
     error = errors.StaleEpoch(presented=33, current=34, metadata={"task": "t"})
     assert (error.presented, error.current) == (33, 34)
     assert error.metadata == {"task": "t", "presented": "33", "current": "34"}
@@ -62,18 +62,14 @@ def test_a_stale_epoch_tells_both_epochs() -> None:
     assert "34" in error.message
 
 
-def test_an_epoch_that_was_not_told_is_none() -> None:
+def test_absent_epoch_is_unknown() -> None:
     error = errors.StaleEpoch("somebody else holds it", metadata={"presented": "what"})
     assert (error.presented, error.current) == (None, None)
 
 
-def test_all_violations_are_told_together() -> None:
+def test_violations_are_reported_together() -> None:
     error = errors.InvalidRequest(violations=[("goal", "must not be empty"), ("limits.max_tokens", "must be positive")])
     assert error.message == "goal: must not be empty; limits.max_tokens: must be positive"
-
-
-def test_the_text_has_the_reason_and_the_message() -> None:
-    assert str(errors.AlreadyExists("task t", reason="REQUEST_ID_REUSED")) == "REQUEST_ID_REUSED: task t"
 
 
 @pytest.mark.parametrize("clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
@@ -92,7 +88,7 @@ def test_a_call_that_broke_has_an_unknown_outcome(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "UNKNOWN", "DATA_LOSS", "UNIMPLEMENTED"])
-def test_a_peers_bug_is_no_domain_error(code: str) -> None:
+def test_bug_of_a_peer_is_not_a_domain_error(code: str) -> None:
     error = rpc_status.from_rpc_error(bare(code, "oops"))
     assert isinstance(error, rpc_status.PeerFailed)
     assert (error.code.name, error.message) == (code, "oops")
@@ -101,13 +97,13 @@ def test_a_peers_bug_is_no_domain_error(code: str) -> None:
 @pytest.mark.parametrize(
     "words", ["Received message larger than max (5 vs. 4)", "received metadata size exceeds hard limit (5 vs. 4)"]
 )
-def test_a_limit_of_grpcs_own_says_nothing_of_what_was_done(words: str) -> None:
+def test_limit_of_grpc_has_an_unknown_outcome(words: str) -> None:
     error = rpc_status.from_rpc_error(bare("RESOURCE_EXHAUSTED", words))
     assert isinstance(error, errors.InvalidRequest)
     assert error.reason == "MESSAGE_TOO_LARGE"
 
 
-def test_a_strangers_status_becomes_the_leaf_of_its_code() -> None:
+def test_foreign_status_becomes_the_leaf_of_its_code() -> None:
     error = rpc_status.from_rpc_error(bare("NOT_FOUND", "no such key"))
     assert isinstance(error, errors.NotFound)
     assert error.reason == "NOT_FOUND"
@@ -127,7 +123,7 @@ def test_a_newer_peers_leaf_is_known_by_its_code() -> None:
 
 
 @pytest.mark.parametrize("code", [2, 13, 4711])
-def test_a_number_that_is_no_refusal_is_the_peers_failure(code: int) -> None:
+def test_unknown_status_code_is_a_failure_of_the_peer(code: int) -> None:
     assert isinstance(rpc_status.from_plain(code, "X", "m", {}), rpc_status.PeerFailed)
 
 

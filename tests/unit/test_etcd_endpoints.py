@@ -28,7 +28,7 @@ def test_an_unusable_endpoint_is_refused(targets: list[str]) -> None:
         parse_targets(targets)
 
 
-async def test_a_failure_found_by_many_rotates_once() -> None:
+async def test_concurrent_failures_rotate_once() -> None:
     async with Endpoints(["a:1", "b:2", "c:3"]) as members:
         failed = members.current
         members.rotate(failed)
@@ -47,7 +47,7 @@ def test_pings_are_never_faster_than_etcd_permits() -> None:
 
 
 def test_a_certificate_needs_its_key() -> None:
-    with pytest.raises(ValueError, match="needs its key"):
+    with pytest.raises(ValueError, match="key"):
         TlsIdentity(certificate=b"pem")
 
 
@@ -62,5 +62,5 @@ async def test_a_missing_file_is_a_mistake_of_the_configuration(tmp_path: Path) 
     store = open_lease_store(
         ["127.0.0.1:2379"], key_prefix="/tenure/", ca_file=absent, certificate_file=None, key_file=None
     )
-    with pytest.raises(ConfigurationError, match=r"absent\.pem: the file for TLS with etcd cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"absent\.pem"):
         await store.__aenter__()

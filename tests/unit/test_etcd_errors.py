@@ -68,7 +68,7 @@ def test_a_write_at_the_quota_is_unclear_and_typed() -> None:
         (StatusCode.INVALID_ARGUMENT, "etcdserver: request is too large", EtcdRefused),
     ],
 )
-def test_a_refusal_is_told_by_its_kind(code: StatusCode, details: str, kind: type[EtcdError]) -> None:
+def test_refusal_has_a_type(code: StatusCode, details: str, kind: type[EtcdError]) -> None:
     assert type(write_error(_error(code, details))) is kind
     assert type(read_error(_error(code, details))) is kind
     assert details in str(write_error(_error(code, details)))

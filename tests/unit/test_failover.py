@@ -42,9 +42,7 @@ OVERLOADED = FailureClass.OVERLOADED
         (FailureClass.PROMPT_TOO_LONG, True, False, False),
     ],
 )
-def test_a_call_moves_only_if_nobody_was_billed(
-    error_class: FailureClass, was_sent: bool, was_taken: bool, moves: bool
-) -> None:
+def test_only_an_unbilled_call_moves(error_class: FailureClass, was_sent: bool, was_taken: bool, moves: bool) -> None:
     assert may_move(error_class, 0, was_sent=was_sent, was_taken=was_taken) is moves
 
 
@@ -107,7 +105,7 @@ def test_pauses_double_to_a_limit() -> None:
     assert pauses == [10, 20, 40, 80, 160, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
-def test_a_refused_request_is_no_fault_of_the_endpoint() -> None:
+def test_refused_request_does_not_open_the_circuit() -> None:
     circuit = Circuit()
     for _ in range(9):
         circuit.end(0, FailureClass.INVALID_REQUEST, is_try=circuit.begin(0))

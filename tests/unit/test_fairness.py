@@ -38,7 +38,7 @@ def test_a_large_tenant_delays_another_by_one_slot_at_most() -> None:
     assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 1, {"a": Load(1)}) == "b"
 
 
-def test_who_has_fewest_running_is_served_until_all_have_as_many() -> None:
+def test_tenant_with_fewest_running_tasks_is_served() -> None:
     loads = {"a": Load(4), "b": Load(1), "c": Load(2)}
     assert served([waiting("a", 9, age=9), waiting("b", 9), waiting("c", 9)], 7, loads) == "bbcbcab"
 
@@ -47,7 +47,7 @@ def test_among_equals_the_oldest_is_first() -> None:
     assert served([waiting("a", age=1), waiting("b", age=3), waiting("c", age=2)], 2) == "bc"
 
 
-def test_what_was_begun_goes_before_what_is_new() -> None:
+def test_begun_tasks_precede_new_ones() -> None:
     assert served([waiting("a", 9, age=9), waiting("a", 2, begun=True)], 4) == "AAaa"
     loads = {"a": Load(5), "b": Load(1)}
     assert served([waiting("a", 2, begun=True), waiting("b", 2, age=9)], 4, loads) == "AAbb"
@@ -63,14 +63,14 @@ def test_tiers_go_before_everything() -> None:
     assert served(some, 3, {"b": Load(50)}) == "bbA"
 
 
-def test_what_a_tenant_may_have_running_is_never_exceeded() -> None:
+def test_running_limit_of_a_tenant_is_kept() -> None:
     loads = {"a": Load(1, most=3), "b": Load(7, most=5)}
     assert served([waiting("a", 9), waiting("a", 1, begun=True), waiting("b", 9, begun=True)], 9, loads) == "Aa"
     some = [waiting("a", 2, tier=HIGH), waiting("a", 9, tier=LOW)]
     assert served(some, 9, {"a": Load(0, most=3)}) == "aaa"
 
 
-def test_places_kept_for_higher_tiers_stay_free() -> None:
+def test_reserved_slots_stay_free() -> None:
     some = [waiting("h", 1, tier=HIGH), waiting("n", 9), waiting("l", 9, tier=LOW)]
     assert [line.tenant for line in strictly(some, {}, Slots(6, 4, 1))] == list("hnnnn")
     assert [line.tenant for line in strictly([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Slots(6, 4, 1))] == list(
@@ -90,7 +90,7 @@ def given_slots(some: list[Waiting], rounds: list[int], floor_slots: int) -> lis
 ALL_WAIT = [waiting("h", UNBOUNDED, tier=HIGH), waiting("n", UNBOUNDED), waiting("l", UNBOUNDED, tier=LOW)]
 
 
-def test_high_tasks_without_end_leave_each_lower_tier_its_floor() -> None:
+def test_endless_high_tasks_leave_lower_tiers_their_floor() -> None:
     tiers = given_slots(ALL_WAIT, [1] * 100, 20)
     assert Counter(tiers) == {HIGH: 90, NORMAL: 5, LOW: 5}
     assert tiers[:20] == [HIGH] * 18 + [NORMAL, LOW]
@@ -147,7 +147,7 @@ def test_no_slot_stays_free_while_a_tenant_waits(some: Any, running: Any, places
 
 @settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
-def test_one_round_is_as_many_rounds_of_one_place(some: Any, running: Any, places: int) -> None:
+def test_one_round_equals_rounds_of_one_slot(some: Any, running: Any, places: int) -> None:
     """Nothing is better for a tenant because a coordinator has more slots to fill."""
     left = {Line(NORMAL, tenant, not begun): (count, age) for tenant, begun, count, age in some}
 

@@ -40,7 +40,7 @@ def ledger(story: str) -> list[ForkPiece]:
     return pieces
 
 
-def letters(story: str, sequences: list[int]) -> str:
+def copied_letters(story: str, sequences: list[int]) -> str:
     entries = [letter for letter in story if not letter.isdigit()]
     return "".join(entries[sequence - 1] for sequence in sequences)
 
@@ -84,7 +84,7 @@ def test_an_incomplete_step_gives_the_nearest_earlier_cut() -> None:
 def test_a_function_takes_its_steps_and_calls_along() -> None:
     story = "STT1E2DIO3EXT"
     kept = pieces_to_copy(ledger(story), 10, with_tools=True)
-    assert letters(story, [piece.sequence for piece in kept]) == "EDIOE"
+    assert copied_letters(story, [piece.sequence for piece in kept]) == "EDIOE"
     assert not ends_with_answer(kept)
 
 
@@ -115,15 +115,15 @@ def test_an_impossible_cut_is_refused_with_the_nearest(at: int, near: dict[str, 
 )
 def test_taken_over_is_the_conversation(story: str, copied: str) -> None:
     kept = pieces_to_copy(ledger(story), 99, with_tools=True)
-    assert letters(story, [piece.sequence for piece in kept]) == copied
+    assert copied_letters(story, [piece.sequence for piece in kept]) == copied
 
 
 def test_nothing_is_taken_over_beyond_the_cut() -> None:
-    assert letters(WHOLE, [p.sequence for p in pieces_to_copy(ledger(WHOLE), 10, with_tools=True)]) == "DMAIIOO"
+    assert copied_letters(WHOLE, [p.sequence for p in pieces_to_copy(ledger(WHOLE), 10, with_tools=True)]) == "DMAIIOO"
 
 
 def test_other_tools_are_defined_anew() -> None:
-    assert letters(WHOLE, [p.sequence for p in pieces_to_copy(ledger(WHOLE), 10, with_tools=False)]) == "MAIIOO"
+    assert copied_letters(WHOLE, [p.sequence for p in pieces_to_copy(ledger(WHOLE), 10, with_tools=False)]) == "MAIIOO"
 
 
 def test_a_final_answer_leaves_nothing_to_do() -> None:

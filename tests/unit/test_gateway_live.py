@@ -113,19 +113,19 @@ async def test_a_worker_gone_from_its_address_is_looked_up_again() -> None:
         assert known.request_count == 2
 
 
-async def test_a_worker_that_does_not_hold_the_task_yet_is_asked_again() -> None:
+async def test_worker_without_the_task_is_retried() -> None:
     async with AsyncExitStack() as stack:
         assert await texts(Coordinator(await serve(stack, Speaker(PROVEN, piece(), refusals=2))), 1) == ["words"]
 
 
-async def test_a_coordinator_that_is_away_is_asked_again() -> None:
+async def test_unavailable_coordinator_is_retried() -> None:
     async with AsyncExitStack() as stack:
         away = Unavailable("restarts")
         assert await texts(Coordinator(away, away, await serve(stack, Speaker(PROVEN, piece()))), 1) == ["words"]
 
 
 @pytest.mark.parametrize("answer", ["", NotFound("the claim is over")])
-async def test_a_claim_without_live_text_is_not_listened_to(answer: str | Exception) -> None:
+async def test_claim_without_live_text_is_not_dialled(answer: str | Exception) -> None:
     known = Coordinator(answer)
     assert await all_texts(known) == []
     assert known.request_count == 1
@@ -226,6 +226,6 @@ async def test_a_special_address_is_not_dialled(address: str) -> None:
         await dialled_address(address, allows_loopback=True)
 
 
-async def test_a_name_without_an_address_is_asked_again() -> None:
+async def test_unresolved_name_is_retried() -> None:
     with pytest.raises(Unavailable):
         await dialled_address("no-such-host.invalid:80", allows_loopback=True)

@@ -83,7 +83,7 @@ async def test_text_of_a_committed_or_fenced_step_is_not_sent() -> None:
     assert [(one.epoch, one.step) for one in box.take_text()] == [(8, 3)]
 
 
-async def test_what_is_there_is_told_before_the_error_that_ends_it() -> None:
+async def test_entries_precede_the_final_error() -> None:
     box = Mailbox()
     await box.put_page(page(1))
     box.fail(Unavailable("the first"))
@@ -94,5 +94,5 @@ async def test_what_is_there_is_told_before_the_error_that_ends_it() -> None:
         await box.wait(1.0)
 
 
-async def test_nothing_within_the_time_is_said_so() -> None:
+async def test_empty_interval_is_reported() -> None:
     assert not await Mailbox().wait(0.01)

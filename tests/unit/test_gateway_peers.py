@@ -45,7 +45,7 @@ async def test_a_silent_service_is_named_without_its_address() -> None:
                 assert not refusal.value.metadata
 
 
-def test_a_full_disk_is_told_as_that() -> None:
+def test_full_disk_has_its_own_error() -> None:
     """It does not pass by itself: "try again" would send the caller round in circles."""
     full = Unavailable("could not extend file /var/lib/…", reason="STORAGE_FULL", metadata={PEER: "the ledger"})
     told = out_of_reach(full)

@@ -60,6 +60,6 @@ async def test_text_that_is_not_sent_on_delays_no_heartbeat() -> None:
     assert kinds[kinds.index("entry") + 1 :][-1] == "heartbeat"
 
 
-async def test_text_that_is_sent_takes_the_place_of_heartbeats() -> None:
+async def test_sent_text_replaces_heartbeats() -> None:
     kinds = await first_events(ANSWERED_STEP + 1, 40, heartbeat_seconds=5.0)
     assert set(kinds) == {"entry", "delta"}

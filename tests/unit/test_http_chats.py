@@ -141,7 +141,7 @@ def ended(state: TaskState, result: str = "") -> TransitionEvent:
     )
 
 
-def test_text_of_a_failed_call_is_taken_back() -> None:
+def test_text_of_a_failed_call_is_withdrawn() -> None:
     types = [chunk["type"] for chunk in chunks(attempt(), live("Good"), failure(), answer("Bad day."))]
     assert types == [
         *("start-step", "text-start", "text-delta", "text-end", "reset-step"),
@@ -168,7 +168,7 @@ def test_the_result_of_a_function_is_shown() -> None:
 ROOT, CHILD = "01900000-0000-7000-8000-000000000001", "01900000-0000-7000-8000-000000000002"
 
 
-class ToldCall:
+class ChatCall:
     """A call whose methods answer what the test says, and are noted."""
 
     def __init__(self, **answers: list[Any]) -> None:
@@ -186,7 +186,7 @@ class ToldCall:
 METHODS = ("ListTasks", "ListTaskEntries", "ResumeTask", "SendMessage", "SubmitTask", "ForkTask")
 
 
-def thread(call: ToldCall, **options: Any) -> ChatThread:
+def thread(call: ChatCall, **options: Any) -> ChatThread:
     told: Any = call
     return ChatThread(told, "c1", SubmitBody(**options))
 
@@ -196,26 +196,26 @@ def task(task_id: str, *, exclusive: bool) -> task_pb2.Task:
     return task_pb2.Task(task_id=task_id, root_task_id=ROOT, spec=task_pb2.TaskSpec(source=source))
 
 
-async def test_a_sub_agent_is_no_turn_of_the_conversation() -> None:
+async def test_sub_agent_is_not_part_of_the_conversation() -> None:
     """It is newer than its parent, and has its source."""
     pages = [
         api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)], next_page_token="more"),
         api.ListTasksResponse(tasks=[task(CHILD, exclusive=False), task(ROOT, exclusive=True)]),
     ]
-    call = ToldCall(ListTasks=pages)
+    call = ChatCall(ListTasks=pages)
     newest = await thread(call).newest()
     assert newest is not None
     assert newest.task_id == ROOT
     assert [request.page_token for request in call.sent("ListTasks")] == ["", "more"]
     assert (
-        await thread(ToldCall(ListTasks=[api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)])])).newest() is None
+        await thread(ChatCall(ListTasks=[api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)])])).newest() is None
     )
 
 
 async def test_the_request_id_of_a_first_message_is_its_own() -> None:
     """With one of the options, a repeat of the message would not be found, and be said twice."""
     submitted = api.SubmitTaskResponse(task=task(ROOT, exclusive=True))
-    call = ToldCall(ListTasks=[api.ListTasksResponse()], SubmitTask=[submitted])
+    call = ChatCall(ListTasks=[api.ListTasksResponse()], SubmitTask=[submitted])
     await thread(call, request_id="of the page").say("c1/m1", "hello")
     assert [request.request_id for request in call.sent("SubmitTask")] == ["c1/m1"]
 
@@ -224,7 +224,7 @@ async def test_a_text_answers_the_wait_of_its_interrupt_and_no_other() -> None:
     """The task may have got its answer, wait for something else, or have ended: then the text is not for it."""
     resolution = ledger_pb2.WaitResolution(wait_id="w7")
     entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
-    call = ToldCall(
+    call = ChatCall(
         ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[api.ListTaskEntriesResponse(entries=[entry])]
     )
     body = ag_ui.RunBody(
@@ -243,7 +243,7 @@ async def test_a_denial_with_edited_arguments_is_a_denial(protocol: str) -> None
     resolution = ledger_pb2.WaitResolution(wait_id="w7")
     entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
     entries = api.ListTaskEntriesResponse(entries=[entry])
-    call = ToldCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
+    call = ChatCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
     told: Any = call
     answer = {"approved": False, "editedArgs": {"cents": 1}}
     if protocol == "a2a":
@@ -257,7 +257,7 @@ async def test_a_denial_with_edited_arguments_is_a_denial(protocol: str) -> None
 
 
 async def test_an_approval_of_another_task_is_refused() -> None:
-    call = ToldCall(ListTaskEntries=[api.ListTaskEntriesResponse()])
+    call = ChatCall(ListTaskEntries=[api.ListTaskEntriesResponse()])
     told: Any = call
     data = {"approvalId": f"{CHILD}/w7/d1", "approved": True}
     with pytest.raises(InvalidRequest, match="approvalId"):
@@ -267,7 +267,7 @@ async def test_an_approval_of_another_task_is_refused() -> None:
 
 async def test_a_run_without_a_thread_is_refused() -> None:
     """The tasks of the thread "" would be those of all conversations of the tenant."""
-    call = ToldCall(ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])])
+    call = ChatCall(ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])])
     body = ag_ui.RunBody(threadId="", runId="r1", messages=({"role": "user", "id": "m1", "content": "hello"},))
     told: Any = call
     with pytest.raises(InvalidRequest, match="threadId"):
@@ -275,9 +275,9 @@ async def test_a_run_without_a_thread_is_refused() -> None:
 
 
 @pytest.mark.parametrize("parts", [5, "text", {"type": "text"}, None])
-async def test_parts_that_are_no_list_are_refused(parts: Any) -> None:
+async def test_parts_without_a_list_are_refused(parts: Any) -> None:
     body = ai_chat.ChatBody(id="c1", messages=({"role": "assistant", "id": "m2", "parts": parts},))
-    told: Any = ToldCall()
+    told: Any = ChatCall()
     with pytest.raises(InvalidRequest):
         await ai_chat.chat(told, NoQuery(), body)
 
@@ -287,7 +287,7 @@ async def test_a_message_does_not_pass_an_approval() -> None:
     waits = task(ROOT, exclusive=True)
     waits.state, waits.sequence = task_pb2.TASK_STATE_WAITING_USER, 7
     waits.wait.CopyFrom(task_pb2.Wait(wait_id="w7", kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, tool="pay"))
-    call = ToldCall(
+    call = ChatCall(
         ListTasks=[api.ListTasksResponse(tasks=[waits])],
         ListTaskEntries=[api.ListTaskEntriesResponse(), api.ListTaskEntriesResponse()],
         SendMessage=[api.SendMessageResponse()],
@@ -307,7 +307,7 @@ async def test_a_long_conversation_is_not_read_to_find_a_turn() -> None:
     asked = ledger_pb2.Entry(sequence=40, body=ledger_pb2.EntryBody(user_message=message))
     entries = api.ListTaskEntriesResponse(entries=[begun, asked])
     for message_id, after in (("c1/m1", 1), ("c1/m2", 40)):
-        call = ToldCall(
+        call = ChatCall(
             ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])], ListTaskEntries=[entries]
         )
         turn = await thread(call).say(message_id, "again")

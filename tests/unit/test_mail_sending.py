@@ -116,7 +116,7 @@ async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
     assert answer.problem == "the e-mail was not accepted within 0.2 s"
 
 
-async def test_a_server_that_is_away_is_no_final_failure(mail_server: MakeMailServer) -> None:
+async def test_unreachable_server_is_a_temporary_failure(mail_server: MakeMailServer) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
         answer = await send(MailServer(port=bound.getsockname()[1]))

@@ -146,7 +146,7 @@ async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tupl
         (httpx2.Response(429, text="later"), None, False),
     ],
 )
-async def test_what_fails_below_a_session_is_told_to_the_one_call(
+async def test_transport_failure_fails_its_call(
     answer: httpx2.Response | Exception, fate: type | None, *, over: bool
 ) -> None:
     error, ended = await exchanged(answer)
@@ -163,7 +163,7 @@ async def test_what_fails_below_a_session_is_told_to_the_one_call(
         (400, "no session", AnswerLost),  # by whom, nobody knows
     ],
 )
-async def test_a_forgotten_session_is_over(status: int, body: str, fate: type) -> None:
+async def test_unknown_session_is_closed(status: int, body: str, fate: type) -> None:
     error, ended = await exchanged(httpx2.Response(status, text=body), mcp_session_id="1")
     assert (marked_error(error.data), ended) == (fate, True)
 
@@ -184,7 +184,7 @@ async def test_an_error_with_the_requests_id_is_the_answer(status: int, own_id: 
         ({"jsonrpc": "2.0", "method": "notifications/cancelled"}, httpx2.Response(200, text="fine")),
     ],
 )
-async def test_what_is_no_answer_to_a_call_is_passed_on(sent: dict[str, Any], answer: httpx2.Response) -> None:
+async def test_other_messages_are_passed_on(sent: dict[str, Any], answer: httpx2.Response) -> None:
     request = httpx2.Request("POST", "http://server/mcp", json=sent)
     response = await HttpTransport(Network(answer), asyncio.Event()).handle_async_request(request)
     assert (response.status_code, await response.aread()) == (answer.status_code, answer.content)

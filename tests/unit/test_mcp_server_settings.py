@@ -22,6 +22,6 @@ def test_a_cost_within_the_cap() -> None:
 
 
 def test_without_a_cap_the_refusal_names_none() -> None:
-    with pytest.raises(InvalidRequest, match="must be above 0") as refused:
+    with pytest.raises(InvalidRequest) as refused:
         McpServerSettings(None).cost_of(-1.0)
     assert "at most" not in str(refused.value)

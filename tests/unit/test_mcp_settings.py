@@ -34,7 +34,7 @@ def written(folder: Path, content: object) -> Path:
     return path
 
 
-def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
+def test_settings_of_other_clients_are_accepted(tmp_path: Path) -> None:
     servers = read_config(written(tmp_path, PASTED), {"TOKEN": "secret"}).mcp_servers
     assert servers["filesystem"].args[0] == "-y"
     assert servers["remote"].headers == {"Authorization": "Bearer secret"}
@@ -68,7 +68,7 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
         ({"command": "a", "retries": 2}, "mcp_servers.it.retries"),
     ],
 )
-def test_what_cannot_be_meant_is_told(tmp_path: Path, server: dict[str, object], expected: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, server: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         read_config(written(tmp_path, {"it": server}), {})
 
@@ -114,7 +114,7 @@ def test_only_allowed_tools_are_taken_and_list_errors_reported() -> None:
     assert [problem.partition(" ")[0] for problem in problems] == ["'one'", "'gone'", "'typo'"]
 
 
-def test_what_can_be_called_as_a_task_only_is_left_out() -> None:
+def test_task_only_tools_are_left_out() -> None:
     long_lasting = types.Tool(
         name="t", input_schema={"type": "object"}, execution=types.ToolExecution(task_support="required")
     )
@@ -131,7 +131,7 @@ def test_what_can_be_called_as_a_task_only_is_left_out() -> None:
         ("", {"type": "object", "description": "d" * 140_000}),
     ],
 )
-def test_mcp_and_provider_descriptions_are_taken_alike(description: str, schema: dict[str, object]) -> None:
+def test_mcp_and_provider_descriptions_are_equal(description: str, schema: dict[str, object]) -> None:
     listed = [types.Tool(name="t", description=description, input_schema=schema)]
     tool_definition = pb.ToolDefinition(
         name="t", description=description, input_schema_json=json.dumps(schema), effect_class=pb.EFFECT_CLASS_UNSAFE

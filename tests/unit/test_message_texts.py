@@ -36,7 +36,7 @@ def test_a_message_is_written_once() -> None:
     assert all(before is after for before, after in zip(first, second, strict=False))
 
 
-def test_a_message_in_place_of_a_removed_one_is_written() -> None:
+def test_replaced_message_is_written() -> None:
     messages, texts = history(2), MessageTexts()
     texts.of(messages)
     del messages[3:]
@@ -59,7 +59,7 @@ def test_estimates_that_share_texts_measure_all_messages() -> None:
 
 @pytest.mark.parametrize("has_texts", [True, False])
 @pytest.mark.parametrize("is_repeated_soon", [True, False])
-async def test_what_is_sent_is_the_prompt(has_texts: bool, is_repeated_soon: bool) -> None:
+async def test_sent_text_is_the_prompt(has_texts: bool, is_repeated_soon: bool) -> None:
     messages = history(3)
     request = ModelRequest(
         "m",
@@ -110,4 +110,3 @@ def test_tools_of_the_same_content_have_texts_of_their_own() -> None:
     texts = ToolTexts(most=2)
     for number in range(100):  # each is gone before the next one, which may get its place in memory
         assert texts.of({"name": f"tool_{number}"}) == f'{{"name":"tool_{number}"}}'
-    assert len(texts._texts) == 2

@@ -96,14 +96,14 @@ def test_failures_of_one_call_do_not_count_for_the_next() -> None:
 
 def test_another_request_than_the_begun_call_is_a_divergence() -> None:
     point = after((1, attempt()), (1, failure()))
-    with pytest.raises(Diverged, match="a model call as step 1"):
+    with pytest.raises(Diverged, match="step 1"):
         recorded_step(point, 1, "ask")
-    with pytest.raises(Diverged, match="a model call as step 1"):
+    with pytest.raises(Diverged, match="step 1"):
         missing_calls(point, 1, [FunctionToolCall("pay", "{}")])
 
 
 @pytest.mark.parametrize("bodies", [CALLED, [(1, ControlStep("count", "3"))]], ids=["tool call", "step"])
-def test_a_call_in_the_place_of_other_work_is_a_divergence(bodies: list[tuple[int, Body]]) -> None:
+def test_call_instead_of_other_work_is_a_divergence(bodies: list[tuple[int, Body]]) -> None:
     with pytest.raises(Diverged):
         recorded_step(after(*bodies), 1, "ask", is_model_call=True)
 
@@ -207,7 +207,7 @@ def test_a_begun_answer_without_usage_bills_the_reserved_input() -> None:
 
 @pytest.mark.parametrize("usage", [TokenUsage(-1), TokenUsage(10**13), "usage"])
 def test_usage_that_the_ledger_refuses_is_refused_at_once(usage: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="the usage of a model call must"):
+    with pytest.raises((TypeError, ValueError), match="usage"):
         report_of().on_usage(usage)
 
 
@@ -225,14 +225,14 @@ async def test_nothing_is_shown_after_the_end_of_an_attempt() -> None:
     assert (shown, report.usage) == (["in ? time"], TokenUsage(3, 4))
 
 
-async def test_a_late_attempt_says_how_long_it_had() -> None:
+async def test_late_attempt_names_its_timeout() -> None:
     report = AttemptReport("task", 2, attempt(), 0.01, lambda _block, _text: None, lambda: None)
 
     async def run(_given: ModelCallReport) -> ModelCallAnswer:
         await asyncio.sleep(60)
         raise AssertionError
 
-    with pytest.raises(TimeoutError, match=r"within 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"0\.01 s"):
         await report.make(run)
 
 

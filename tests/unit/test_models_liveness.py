@@ -32,7 +32,7 @@ def test_a_runner_is_dead_once_its_renewal_is_old() -> None:
     assert seen_until(15.0).count_alive(15.0) == 0
 
 
-def test_any_other_renewal_is_a_sign_of_life() -> None:
+def test_any_changed_renewal_proves_life() -> None:
     seen = seen_until(20.0)
     assert seen.is_alive(20.0, RUNNER, SECOND), "read with the row, after the last look"
     seen.look(25.0, [(RUNNER, SECOND, TTL)])
@@ -45,7 +45,7 @@ def test_an_unknown_runner_lives_until_it_was_watched() -> None:
     assert seen_until(20.0).is_alive(20.0, OTHER, FIRST)
 
 
-def test_who_stood_still_watches_anew() -> None:
+def test_stopped_watcher_starts_again() -> None:
     """While it, or Postgres, stood still, the others may not have been able to renew."""
     seen = seen_until(10.0)
     assert seen.is_alive(40.0, RUNNER, FIRST), "it has not looked for too long"

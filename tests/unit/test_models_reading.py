@@ -57,7 +57,7 @@ async def test_all_readers_get_the_whole_text() -> None:
     assert not run.readers
 
 
-async def test_a_reader_that_is_behind_is_told_once() -> None:
+async def test_slow_reader_is_notified_once() -> None:
     run = new_run()
     reading = asyncio.create_task(text_of(run, slowly=False))
     await asyncio.sleep(0)

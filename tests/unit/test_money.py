@@ -107,7 +107,7 @@ output = 40
 """
 
 
-def test_what_the_installation_says_goes_before(tmp_path: Path) -> None:
+def test_prices_file_outranks_the_package(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(FILE)
     own = Rates(4_500_000_000, 22_500_000_001, 4_500_000_000, 0)
@@ -137,7 +137,7 @@ def test_what_the_installation_says_goes_before(tmp_path: Path) -> None:
         ("[models", "prices.toml"),
     ],
 )
-def test_a_wrong_file_is_told_at_the_start(tmp_path: Path, text: str, expected: str) -> None:
+def test_invalid_prices_file_stops_the_start(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError) as refused:

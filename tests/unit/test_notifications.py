@@ -42,7 +42,7 @@ def text(event: str, state: str = "", reason: str = "", **task: Any) -> Notifica
 
 
 class TestTemplates:
-    def test_an_approval_says_how_to_answer(self) -> None:
+    def test_approval_has_the_answering_commands(self) -> None:
         shown = text("task.waiting_user", "WAITING_USER", "APPROVAL_REQUESTED", spec={"goal": "Pay\nall"}, wait=WAIT)
         assert shown.title == "Approval needed: Pay all"
         assert ("Deadline", "2026-11-23 08:00 UTC, then the task times out") in shown.facts
@@ -82,7 +82,7 @@ class TestTemplates:
         for event in ("task.waiting_user", "task.wait_escalated", "task.queued", "task.of_a_newer_release"):
             assert "DE99" not in str(text(event, "WAITING_USER", wait=waits))
 
-    def test_a_wait_for_an_event_asks_nobody(self) -> None:
+    def test_event_wait_has_no_answering_command(self) -> None:
         waits = {**WAIT, "kind": "WAIT_KIND_EVENT", "correlation_id": "$(reboot)"}
         shown = text("task.waiting_external", "WAITING_EXTERNAL", wait=waits)
         assert ("Event", "$(reboot)") in shown.facts
@@ -114,7 +114,7 @@ class TestTemplates:
         (result,) = shown.sections
         assert (result.heading, len(result.text), result.text[-1]) == ("Result", 2000, "…")
 
-    def test_a_budget_warning_says_how_much_is_left(self) -> None:
+    def test_budget_warning_has_the_usage(self) -> None:
         budget = {"used_nano_usd": 8 * 10**9, "max_nano_usd": 10**10, "used_tokens": 5, "max_tokens": 1000}
         shown = text("task.budget_warning", "RUNNING", "BUDGET_WARNING", budget=budget)
         assert ("Money", "$8.00 of $10.00") in shown.facts
@@ -138,7 +138,7 @@ class TestTemplates:
         body = {"type": "task.failed", "data": {"task_id": task_id}}
         assert notification_of(json.dumps(body)).commands == ()
 
-    def test_a_test_and_a_gap_are_no_events_of_a_task(self) -> None:
+    def test_test_and_gap_events_have_texts(self) -> None:
         body = {"type": "webhook.test", "timestamp": "2026-11-22T08:00:00Z", "data": {"name": "desk"}}
         assert notification_of(json.dumps(body)).title == "Test of the webhook desk"
         body["type"], body["data"] = "webhook.missed", {"from_time": "2026-11-21T08:00:00Z"}
@@ -258,7 +258,7 @@ class TestMail:
             "a@" + "b." * 130 + "example",
         ],
     )
-    def test_anything_else_is_no_address(self, address: str) -> None:
+    def test_invalid_addresses_are_refused(self, address: str) -> None:
         assert not is_email_address(address)
 
 
@@ -306,5 +306,5 @@ class TestRequests:
             ("secret", "…"),
         ],
     )
-    def test_of_a_secret_url_the_host_is_shown(self, url: str, shown: str) -> None:
+    def test_secret_url_shows_its_host_only(self, url: str, shown: str) -> None:
         assert origin_only(url) == shown

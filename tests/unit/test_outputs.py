@@ -54,7 +54,7 @@ def test_each_bound_of_an_output_is_named(change: dict[str, object], word: str) 
     assert word in problem_of_output(replace(PULL, **change))  # type: ignore[arg-type]
 
 
-def test_the_check_says_what_became_of_each_file() -> None:
+def test_check_reports_each_file() -> None:
     same, other = FileDigest(DIGEST, 3), FileDigest("sha256:" + "1" * 64, 4)
     assert check_outputs([FILE, PULL], {"a/b.md": same}) == (replace(FILE, state=OutputState.VERIFIED), PULL)
     [changed] = check_outputs([FILE], {"a/b.md": other})

@@ -58,7 +58,7 @@ def test_an_identity_that_no_pool_names_is_refused(identity: str) -> None:
 
 def test_a_hello_without_queues_and_loops_asks_for_the_defaults() -> None:
     profile = WorkerProfile.of(pb.Hello())
-    with pytest.raises(PermissionDenied, match="does not serve the queue default"):
+    with pytest.raises(PermissionDenied, match="queue default"):
         pool_of(read_pools({"pools": {"p": {"identities": ["w"], "queues": ["gpu"]}}}), "w").check(
             "w", profile.queues, profile.loops
         )

@@ -83,7 +83,7 @@ def test_a_second_signal_ends_at_once() -> None:
         assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
 
 
-def test_a_signal_while_starting_closes_what_is_open() -> None:
+def test_signal_during_the_start_closes_open_parts() -> None:
     main = f"""
 async def main(process):
     await process.open(part("database"))
@@ -97,7 +97,7 @@ async def main(process):
         assert (out, process.returncode) == ("close database\n", 0)
 
 
-def test_a_configuration_that_does_not_hold_is_told_plainly() -> None:
+def test_invalid_configuration_is_reported() -> None:
     main = """
 async def main(process):
     raise ConfigurationError(["TENURE_X is missing", "TENURE_Y must be a number"])
@@ -109,7 +109,7 @@ async def main(process):
         assert err.split("\n") == seen
 
 
-def test_a_port_in_use_is_told_in_one_line() -> None:
+def test_port_in_use_is_one_line() -> None:
     main = """
 from tenure.runtime.logs import configure_logs
 from tenure.runtime.rpc_server import RpcServer
@@ -128,7 +128,7 @@ async def main(process):
         assert "Traceback" not in err
 
 
-def test_a_failure_is_logged_and_closes_what_is_open() -> None:
+def test_failure_is_logged_and_closes_open_parts() -> None:
     main = """
 async def main(process):
     await process.open(part("database"))

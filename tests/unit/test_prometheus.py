@@ -55,7 +55,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricRegistry]:
     metrics.name_tenants(0)
 
 
-async def test_the_endpoint_says_what_the_registry_has() -> None:
+async def test_endpoint_serves_the_registry() -> None:
     registry = MetricRegistry()
     registry.cell("tenure_grants_total").value = 3
     registry.cell("tenure_slots", state="free").value = 2
@@ -91,7 +91,7 @@ async def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
     assert answers
 
 
-async def test_idle_connections_do_not_keep_others_out_for_ever() -> None:
+async def test_idle_connections_are_closed() -> None:
     async with metrics_endpoint(ANY_PORT, MetricRegistry()) as address:
         host, _, port = address.rpartition(":")
         idle = [socket.create_connection((host, int(port))) for _ in range(20)]
@@ -109,7 +109,7 @@ async def test_idle_connections_do_not_keep_others_out_for_ever() -> None:
 
 async def test_a_taken_port_is_named() -> None:
     async with metrics_endpoint(ANY_PORT, MetricRegistry()) as address:
-        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+        with pytest.raises(OSError, match=address):
             async with metrics_endpoint(Address(address), MetricRegistry()):
                 pass
 
@@ -164,7 +164,7 @@ def test_an_end_at_a_limit_is_counted_with_its_reason(registry: MetricRegistry) 
     assert registry.read("tenure_budget_stops_total", reason="OTHER") == 1
 
 
-def test_other_replicas_do_not_count_what_this_one_counted() -> None:
+def test_each_replica_counts_its_own_transitions() -> None:
     announcement = of_tenant("t")
     assert (announcement.without_entries().moves, announcement.without_entries().bills) == ([], [])
 

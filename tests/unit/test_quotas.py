@@ -90,7 +90,7 @@ def test_postponed_tasks_start_without_exceeding_a_minute() -> None:
     assert all(sum(second <= other < second + 60 for other in starts) <= most for second in starts)
 
 
-def test_a_refusal_tells_which_quota_and_when_to_come_again() -> None:
+def test_refusal_has_the_quota_and_the_retry_time() -> None:
     use = window_use(quota(SUBMITS, 2, QuotaPolicy.REFUSE), at(SUBMITS, s20=1, s5=1), NOW)
     with pytest.raises(LimitReached) as refused:
         decide_start("acme", {SUBMITS: use})
@@ -104,7 +104,7 @@ def test_a_refusal_tells_which_quota_and_when_to_come_again() -> None:
     assert refused.value.retry_after_seconds == pytest.approx(41)
 
 
-def test_of_several_refusals_the_longest_is_told() -> None:
+def test_longest_refusal_wins() -> None:
     minute = window_use(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
     day = window_use(quota(MONEY, 1, QuotaPolicy.REFUSE), at(MONEY, s5=1), NOW)
     with pytest.raises(LimitReached) as refused:
@@ -146,7 +146,7 @@ def test_the_soft_cap_is_four_fifths(used: int, soft: bool) -> None:
     assert QuotaUse(quota(TOKENS, 100), used).is_soft is soft
 
 
-def test_money_is_told_in_dollars() -> None:
+def test_money_is_in_dollars() -> None:
     assert (
         QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).describe()
         == f"{usd(1_234_560_000)} of {usd(2_000_000_000)} a day"
@@ -188,7 +188,7 @@ def test_room_for_an_e_mail_is_free_at_the_reported_moment() -> None:
     assert window_use(quota(EMAILS, 40), amounts, NOW, 15).room_after_seconds == 0.0
 
 
-def test_e_mails_are_limited_unless_the_file_says_none() -> None:
+def test_e_mails_are_limited_by_default() -> None:
     def read(**table: Any) -> Any:
         return installation_defaults(read_source_defaults({"tenant_quotas": table}, "file").tenant_quotas)
 
@@ -222,6 +222,6 @@ def test_defaults_are_read_from_the_file_with_money_in_dollars() -> None:
         [],
     ],
 )
-def test_what_is_wrong_in_the_file_is_told_at_the_start(table: Any) -> None:
+def test_invalid_quota_file_stops_the_start(table: Any) -> None:
     with pytest.raises(ConfigurationError, match="tenant_quotas"):
         read_source_defaults({"tenant_quotas": table}, "file")

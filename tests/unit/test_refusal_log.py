@@ -70,7 +70,7 @@ async def test_the_end_writes_repetitions_that_are_not_due_yet() -> None:
     assert [[one.count for one in append] for append in store.appends] == [[1], [7]]
 
 
-async def test_the_end_has_a_limit_and_logs_what_is_left(
+async def test_close_has_a_limit_and_logs_the_rest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(audit, "END_SECONDS", 0.05)
@@ -96,7 +96,7 @@ async def test_a_flush_of_many_kinds_is_several_appends() -> None:
     assert len(store.appends) > 1
 
 
-async def test_a_record_fits_what_the_ledger_accepts() -> None:
+async def test_record_is_valid_for_the_ledger() -> None:
     store = Store()
     async with RefusalLog(target_of, store.write).opened() as log:
         log.refused(

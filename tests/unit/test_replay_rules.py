@@ -115,7 +115,7 @@ def test_a_message_is_due_before_its_step_once(replay: list[tuple[int, Body]], d
     assert texts_due(record, ledger(*replay)) == due
 
 
-def test_what_an_approver_says_belongs_to_the_call() -> None:
+def test_approver_message_belongs_to_the_call() -> None:
     wait = WaitResolution("w", "1.0", WaitKind.TOOL_APPROVAL, WaitAnswerKind.DECISION, "allow", comment="once")
     run = RecordedRun(ledger(attempt(1), answer(1), call(1, a=1), (1, wait), outcome(1, "ok"), attempt(2)))
     said = run.approval_message(ToolIntent("5.0", "u", "append", '{"a": 1}'), 0)

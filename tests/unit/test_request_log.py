@@ -30,7 +30,7 @@ def _every(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     logging.getLogger(LOGGER).setLevel(logging.NOTSET)
 
 
-def test_a_line_says_who_asked_for_what_and_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_line_has_caller_method_and_status(caplog: pytest.LogCaptureFixture) -> None:
     with as_tenant("acme"):
         log_request(METHOD, Request("task-1"), grpc.StatusCode.NOT_FOUND, 0.01234, NotFound("no task task-1"))
     (record,) = caplog.records
@@ -65,7 +65,7 @@ def test_a_stream_has_a_line_without_a_task(caplog: pytest.LogCaptureFixture) ->
         (grpc.StatusCode.INTERNAL, "", logging.ERROR),
     ],
 )
-def test_the_level_says_whose_fault_it_is(code: grpc.StatusCode, reason: str, level: int) -> None:
+def test_level_follows_the_status(code: grpc.StatusCode, reason: str, level: int) -> None:
     assert level_of(code, reason) == level
 
 

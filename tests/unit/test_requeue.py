@@ -20,11 +20,11 @@ AMPLE = (Budget(1000, 100, 0),)
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL - {TaskState.SUCCEEDED}))
-def test_what_ended_without_success_begins_another_attempt(state: Any) -> None:
+def test_unsuccessful_task_begins_its_next_attempt(state: Any) -> None:
     assert decide_requeue(state, AMPLE, 3, 10, facts.Requeue()) == RequeueDecision(begins_attempt=True)
 
 
-def test_what_waits_for_its_retry_goes_on_in_its_attempt() -> None:
+def test_scheduled_retry_continues_its_attempt() -> None:
     verdict = decide_requeue(TaskState.RETRY_SCHEDULED, AMPLE, 3, 10, facts.Requeue())
     assert verdict == RequeueDecision(begins_attempt=False)
 
@@ -44,7 +44,7 @@ def test_nothing_else_is_requeued(state: str) -> None:
         (AMPLE, 10, "STEP_LIMIT", facts.Requeue(extra_steps=1)),
     ],
 )
-def test_what_could_not_go_on_needs_more(budgets: Any, step: int, reason: str, extra: Any) -> None:
+def test_task_at_its_cap_needs_a_grant(budgets: Any, step: int, reason: str, extra: Any) -> None:
     refused = decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, facts.Requeue())
     assert isinstance(refused, BudgetExhausted)
     assert refused.reason == reason
@@ -74,7 +74,7 @@ def test_where_money_has_no_cap_none_is_raised() -> None:
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-def test_a_live_root_goes_on_with_what_it_is_granted(state: str) -> None:
+def test_live_root_continues_with_its_grant(state: str) -> None:
     verdict = decide_grant(TaskState(state), AMPLE[0], 3, 10, facts.GrantBudget(extra_tokens=1))
     assert verdict == RequeueDecision(begins_attempt=False)
 
@@ -104,7 +104,7 @@ def test_a_root_that_ended_otherwise_takes_no_grant(state: str) -> None:
         ("FAILED", "MODEL_REJECTED", None, 7, False),
     ],
 )
-def test_nothing_ends_for_want_of_what_it_was_granted_meanwhile(
+def test_granted_task_does_not_end_at_its_old_cap(
     to_state: str, reason: str, ending: Any, granted_at: int, refused: bool
 ) -> None:
     refusal = refuse_limit_with_unread_grant(TaskState(to_state), reason, ending, granted_at)
@@ -126,7 +126,7 @@ def attempt(number: int = 1) -> Any:
     return facts.ModelAttempt(number, "m", 10, 10, 20)
 
 
-def said(stop_reason: Any, text: str = "…") -> Any:
+def answered(stop_reason: Any, text: str = "…") -> Any:
     return facts.AssistantMessage(1, ({"type": "text", "text": text},), stop_reason, TokenUsage())
 
 
@@ -138,18 +138,18 @@ def test_failures_of_the_former_attempt_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("stop_reason", ["refusal", "model_context_window_exceeded"])
-def test_an_answer_that_led_nowhere_is_asked_for_again(stop_reason: str) -> None:
-    point = history(attempt(), said(stop_reason))
+def test_refused_answer_is_requested_again(stop_reason: str) -> None:
+    point = history(attempt(), answered(stop_reason))
     assert [message["role"] for message in point.messages] == ["user"]
     assert next_action(point) == CallModel(2, 1)
 
 
-def test_an_answer_that_was_cut_off_too_often_is_gone_on_with() -> None:
-    bodies = [fact for _ in range(3) for fact in (attempt(), said("max_tokens"), facts.UserMessage("go on"))][:-1]
+def test_truncated_answer_is_continued_after_a_requeue() -> None:
+    bodies = [fact for _ in range(3) for fact in (attempt(), answered("max_tokens"), facts.UserMessage("go on"))][:-1]
     assert isinstance(next_action(history(*bodies)), ContinueTruncated)
 
 
-def test_an_answer_that_was_the_last_word_before_a_cancel_stands() -> None:
-    point = history(attempt(), said("end_turn", "42"), facts.CancelRequest("enough"), end=TaskState.CANCELLED)
+def test_final_answer_before_a_cancel_stays() -> None:
+    point = history(attempt(), answered("end_turn", "42"), facts.CancelRequest("enough"), end=TaskState.CANCELLED)
     assert point.cancel_reason is None
     assert next_action(point) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "42")

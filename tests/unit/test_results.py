@@ -57,7 +57,7 @@ def answered(step: int, text: str, stop: str = "end_turn") -> tuple[tuple[int, f
     return (step, facts.ModelAttempt(1, "m", 10, 20, 30)), (step, message)
 
 
-def judged(at: ResumePoint) -> CloseOut | CorrectAnswer:
+def validated(at: ResumePoint) -> CloseOut | CorrectAnswer:
     move = next_action(at)
     assert isinstance(move, ValidateResult)
     return after_validation(at, validate_result(move.schema_json, move.text))
@@ -104,7 +104,7 @@ def test_a_json_schema_is_taken(schema: dict[str, Any]) -> None:
         (json.dumps({"patternProperties": {"x" * 1025: {}}}), f"more than {MAX_PATTERN_BYTES} bytes"),
     ],
 )
-def test_what_is_no_schema_of_ours_is_refused_in_words(schema_json: str, expected: str) -> None:
+def test_unsupported_schema_is_refused(schema_json: str, expected: str) -> None:
     assert expected in problem_of_schema(schema_json)
 
 
@@ -137,12 +137,12 @@ def test_an_answer_that_fits_is_the_result_as_it_was_written(answer: str, result
         (f'"{"x" * MAX_RESULT_BYTES}"', f"more than {MAX_RESULT_BYTES} bytes"),
     ],
 )
-def test_an_answer_that_does_not_fit_is_told_where_and_why(answer: str, expected: str) -> None:
+def test_invalid_answer_has_path_and_reason(answer: str, expected: str) -> None:
     [violation] = validate_result(PRICE, answer).violations
     assert expected in violation
 
 
-def test_of_many_violations_the_first_few_are_told() -> None:
+def test_violations_are_limited() -> None:
     violations = validate_result('{"items": {"type": "string"}}', json.dumps(list(range(1000)))).violations
     assert (len(violations), violations[-1]) == (MAX_VIOLATIONS + 1, "and more")
 
@@ -160,14 +160,14 @@ def test_the_model_knows_the_schema_from_the_start() -> None:
 
 
 def test_an_answer_that_fits_closes_the_task_out_with_its_json() -> None:
-    end = judged(point(*answered(1, 'So:\n```json\n{"price": 3}\n```')))
+    end = validated(point(*answered(1, 'So:\n```json\n{"price": 3}\n```')))
     expected = CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", 'So:\n```json\n{"price": 3}\n```', '{"price": 3}')
     assert end == expected
 
 
 def test_an_unfit_answer_is_corrected_by_the_model() -> None:
     at = point(*answered(1, "three"))
-    move = judged(at)
+    move = validated(at)
     assert isinstance(move, CorrectAnswer)
     assert (move.step, "is not valid JSON" in move.rejected.text) == (1, True)
     corrected = point(*answered(1, "three"), (1, move.rejected))
@@ -178,17 +178,17 @@ def test_an_unfit_answer_is_corrected_by_the_model() -> None:
 
 def test_validation_after_a_crash_gives_the_same_correction() -> None:
     bodies = answered(1, '{"price": "3"}')
-    assert judged(point(*bodies)) == judged(point(*bodies))
+    assert validated(point(*bodies)) == validated(point(*bodies))
 
 
 def test_after_the_last_correction_the_task_fails() -> None:
     bodies: list[tuple[int, facts.Body]] = []
     for step in (1, 2):
         bodies += answered(step, f"try {step}")
-        move = judged(point(*bodies))
+        move = validated(point(*bodies))
         assert isinstance(move, CorrectAnswer)
         bodies.append((step, move.rejected))
-    end = judged(point(*bodies, *answered(3, "try 3")))
+    end = validated(point(*bodies, *answered(3, "try 3")))
     assert isinstance(end, CloseOut)
     assert (end.to_state, end.reason, end.result, end.result_json) == (TaskState.FAILED, "RESULT_INVALID", "try 3", "")
     assert "after 2 corrections" in end.message
@@ -200,17 +200,17 @@ def test_a_requeue_gives_the_corrections_back() -> None:
     again = (3, facts.Transition(TaskState.QUEUED, "OPERATOR_REQUEUE", from_state=TaskState.FAILED))
     tried = (*answered(1, "one"), (1, rejected), *answered(2, "two"), (2, rejected), *answered(3, "three"))
     assert point(*tried).corrections == 2
-    assert isinstance(judged(point(*tried, failed, again)), CorrectAnswer)
+    assert isinstance(validated(point(*tried, failed, again)), CorrectAnswer)
 
 
-def test_what_somebody_says_meanwhile_comes_before_any_judgement() -> None:
+def test_message_precedes_the_validation() -> None:
     assert next_action(point(*answered(1, "three"), (0, facts.UserMessage("wait")))) == CallModel(2, 1)
 
 
 def test_a_continued_answer_is_validated_as_a_whole() -> None:
     cut = answered(1, '{"pri', "max_tokens")
     assert isinstance(next_action(point(*cut)), ContinueTruncated)
-    end = judged(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
+    end = validated(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
     assert isinstance(end, CloseOut)
     assert end.result_json == '{"price": 3}'
 

@@ -20,7 +20,7 @@ from tenure.domain.retention import KEEP_LABEL, TaskEntries, retention_text, spl
         (1, "1 s"),
     ],
 )
-def test_a_time_is_said_in_the_largest_unit_of_which_it_has_two(seconds: float, words: str) -> None:
+def test_duration_has_its_largest_whole_unit(seconds: float, words: str) -> None:
     assert retention_text(seconds) == words
 
 

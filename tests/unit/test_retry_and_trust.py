@@ -23,7 +23,7 @@ def test_waits_grow_by_the_factor() -> None:
     assert [POLICY.ceiling_seconds(n) for n in (1, 2, 3, 7)] == [1, 2, 4, 60]
 
 
-def test_what_the_provider_asks_for_is_the_least() -> None:
+def test_retry_time_of_the_provider_is_the_least() -> None:
     assert POLICY.wait_seconds(1, 0.0, retry_after_seconds=90) == 90
 
 

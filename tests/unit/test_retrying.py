@@ -32,7 +32,7 @@ class Flaky:
         return self.runs
 
 
-async def test_what_may_succeed_later_is_tried_again() -> None:
+async def test_retryable_error_is_retried() -> None:
     assert await retrying(Flaky(Unavailable("1"), Unavailable("2")), QUICK) == 3
 
 
@@ -43,14 +43,14 @@ async def test_the_last_error_is_raised_when_no_attempt_is_left() -> None:
     assert flaky.runs == 3
 
 
-async def test_what_is_fenced_is_never_tried_again() -> None:
+async def test_fenced_write_is_not_retried() -> None:
     flaky = Flaky(StaleEpoch(presented=1, current=2))
     with pytest.raises(StaleEpoch):
         await retrying(flaky, QUICK)
     assert flaky.runs == 1
 
 
-async def test_the_wait_is_at_least_what_was_asked_for() -> None:
+async def test_delay_is_at_least_the_requested_one() -> None:
     clock = asyncio.get_running_loop().time
     began = clock()
     await retrying(Flaky(Unavailable("busy", retry_after_seconds=0.1)), QUICK, random_fraction=lambda: 0.0)
@@ -65,7 +65,7 @@ async def test_cancelling_ends_the_tries() -> None:
         await task
 
 
-async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_duty_is_counted_logged_and_restarted(caplog: pytest.LogCaptureFixture) -> None:
     recovered = asyncio.Event()
     flaky = Flaky(ValueError("first"), Unavailable("second"))
 
@@ -83,7 +83,7 @@ async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog: pytes
     assert [record.error.message for record in caplog.records if hasattr(record, "error")] == ["second"]
 
 
-async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unavailable_peer_is_not_a_failure_of_the_duty(caplog: pytest.LogCaptureFixture) -> None:
     failed_twice = asyncio.Event()
     failures = [[Unavailable("Postgres is away")], [Unavailable("and"), Unavailable("still")]]
 
@@ -104,7 +104,7 @@ async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog: py
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
-async def test_no_duty_outlives_its_company() -> None:
+async def test_duties_of_a_group_end_together() -> None:
     ended = []
 
     async def duty() -> None:
@@ -164,7 +164,7 @@ async def test_a_duty_whose_group_failed_once_goes_on() -> None:
         await failed_twice.wait()
 
 
-async def test_a_duty_whose_wait_swallowed_its_end_is_told_again() -> None:
+async def test_swallowed_cancellation_is_repeated() -> None:
     """As wait_for does before Python 3.12 when what it waits for comes in the moment of the cancellation."""
     swallowed = asyncio.Event()
     begun = asyncio.Event()

@@ -80,14 +80,14 @@ def test_a_service_alone_in_its_group_moves_to_a_leaf(tmp_path: Path) -> None:
     assert (base / SERVICE_LEAF / "cgroup.procs").read_text() == str(os.getpid())
 
 
-def test_v2_limits_are_written_in_v2s_words(tmp_path: Path) -> None:
+def test_v2_limits_have_the_names_of_v2(tmp_path: Path) -> None:
     hierarchy = Hierarchy(2, tmp_path, frozenset({"memory", "pids", "cpu"}))
     Cgroup("run", (hierarchy,)).create(SandboxLimits(memory_bytes=64 << 20, processes=5, cpu_percent=50))
     written = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
     assert written == {"memory.max": str(64 << 20), "pids.max": "6", "cpu.max": "50000 100000"}
 
 
-def test_v2_counters_are_read_in_v2s_words(tmp_path: Path) -> None:
+def test_v2_counters_have_the_names_of_v2(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "memory.events").write_text("low 0\nmax 12\noom 1\noom_kill 1\n")

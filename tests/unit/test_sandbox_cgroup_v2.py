@@ -202,7 +202,7 @@ def test_an_older_kernel_lacks_files_and_is_used_all_the_same(tmp_path: Path, mo
     cgroup.kill()  # process by process, of which it has none
 
 
-def test_the_whole_group_is_killed_by_one_word(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_is_killed_by_one_write(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.group(OWN[1:], controllers=ALL, processes=(os.getpid(),))
     cgroup, directory = made(kernel.detected(monkeypatch, OWN), SandboxLimits())
     cgroup.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.sandbox import Detection, Sandbox, SandboxSettings, SandboxUnavailable, detect
+from services.tools.sandbox import Sandbox, SandboxSettings, SandboxUnavailable, detect
 from services.tools.sandbox import detection as detection_module
 from services.tools.sandbox.cgroups import Cgroups
 
@@ -26,19 +26,19 @@ async def test_another_system_is_named_and_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "platform", "darwin")
     result = detect(SandboxSettings())
     assert result.missing == ("programs are sandboxed on Linux only, and this is darwin",)
-    with pytest.raises(SandboxUnavailable, match="this is darwin"):
+    with pytest.raises(SandboxUnavailable, match="darwin"):
         await Sandbox.open(SandboxSettings())
 
 
 @linux_only
 async def test_without_bubblewrap_nothing_runs(tmp_path: Path) -> None:
     settings = SandboxSettings(bubblewrap=tmp_path / "bwrap")
-    with pytest.raises(SandboxUnavailable, match=r"bubblewrap .*/bwrap is not an executable file"):
+    with pytest.raises(SandboxUnavailable, match="bwrap"):
         await Sandbox.open(settings)
 
 
 @linux_only
-def test_everything_missing_is_told_together(tmp_path: Path) -> None:
+def test_missing_parts_are_reported_together(tmp_path: Path) -> None:
     result = detect(SandboxSettings(bubblewrap=tmp_path / "bwrap", interpreter=tmp_path / "python"))
     with pytest.raises(SandboxUnavailable) as refused:
         result.require()
@@ -98,13 +98,8 @@ async def test_a_bubblewrap_without_isolation_is_noticed(tmp_path: Path) -> None
     )
     tmp_path.chmod(0o755)
     program = make_executable(tmp_path / "bwrap", script)
-    with pytest.raises(SandboxUnavailable, match=r"no program runs in the sandbox: .*bwrap: no namespaces"):
+    with pytest.raises(SandboxUnavailable, match="no namespaces"):
         await Sandbox.open(SandboxSettings(bubblewrap=program))
-
-
-def test_detection_of_this_machine_speaks_in_sentences(sandbox_detection: Detection) -> None:
-    for sentence in (*sandbox_detection.present, *sandbox_detection.weakened):
-        assert len(sentence) > 10
 
 
 @pytest.mark.parametrize("unfit", [{"slots": 0}, {"first_uid": 0}])

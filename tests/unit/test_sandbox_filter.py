@@ -80,13 +80,13 @@ def rules() -> Filter:
         pytest.skip(str(unavailable))
 
 
-def test_every_denied_call_is_refused_and_not_a_death(rules: Filter) -> None:
+def test_denied_call_is_refused_without_a_kill(rules: Filter) -> None:
     there = [name for name in DENIED if system_call_number(name) is not None]
     assert len(there) > 55
     assert {name: rules.action_for(name) for name in there} == dict.fromkeys(there, errno.EPERM)
 
 
-def test_what_ordinary_programs_need_is_let_through(rules: Filter) -> None:
+def test_calls_of_ordinary_programs_are_allowed(rules: Filter) -> None:
     for name in (
         "read",
         "openat",
@@ -117,7 +117,7 @@ def test_space_is_taken_by_writing_and_in_no_other_way(rules: Filter, upper: int
 
 
 @pytest.mark.parametrize("name", ["shmget", "semget", "msgget"])
-def test_nothing_of_system_v_is_made(rules: Filter, name: str) -> None:
+def test_system_v_objects_are_refused(rules: Filter, name: str) -> None:
     assert rules.action_for(name) == errno.EPERM
 
 
@@ -140,7 +140,7 @@ def test_the_upper_half_of_an_argument_changes_nothing(rules: Filter, upper: int
     assert rules.action_for("socket", upper | 2, 1) == errno.EAFNOSUPPORT
 
 
-def test_what_is_next_to_the_refused_is_let_through(rules: Filter) -> None:
+def test_neighbours_of_denied_calls_are_allowed(rules: Filter) -> None:
     assert rules.action_for("prctl", 15) == 0  # a thread's name
     assert rules.action_for("ioctl", 0, 0x5401) == 0  # is it a terminal?
     assert rules.action_for("prlimit64", 0, 4, 0) == 0  # reading the limit

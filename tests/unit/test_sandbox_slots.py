@@ -38,7 +38,7 @@ async def test_runs_in_the_same_workspace_share_a_slot() -> None:
             assert third is not first
 
 
-async def test_sharing_a_slot_still_takes_a_turn() -> None:
+async def test_shared_slot_is_counted() -> None:
     pool = SlotPool(2)
     async with occupied(pool, "a"), occupied(pool, "a"):
         with pytest.raises(TimeoutError):
@@ -101,7 +101,7 @@ async def test_a_pool_without_slots_refuses_and_does_not_wait() -> None:
     assert "no slot is left: restart the tool service" in str(refused[0])
 
 
-async def test_a_lane_shrinks_to_one_place_at_least() -> None:
+async def test_lane_keeps_one_slot() -> None:
     """Its calls were recorded as STARTED, and waited for a slot that the sandbox did not have any more."""
     lane = Lane(2)
     await lane.acquire()

@@ -82,7 +82,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_no_more_wait_than_shall(pool: WarmPool, made: Made) -> None:
+async def test_pool_keeps_its_size(pool: WarmPool, made: Made) -> None:
     assert len(made.living()) == 2
     taken = [pool.occupy(place, LIMITS) for place in range(3)]
     assert len([one for one in taken if one is not None]) == 2
@@ -97,7 +97,7 @@ async def test_no_more_wait_than_shall(pool: WarmPool, made: Made) -> None:
     assert len(made.living()) == 2
 
 
-async def test_the_place_that_was_left_last_is_the_next_one(pool: WarmPool, made: Made) -> None:
+async def test_last_free_slot_is_used_next(pool: WarmPool, made: Made) -> None:
     (cold,) = {0, 1, 2} - set(made.living())
     for place in range(3):
         pool.occupy(place, LIMITS)
@@ -109,7 +109,7 @@ async def test_the_place_that_was_left_last_is_the_next_one(pool: WarmPool, made
     assert made.all[2].place == cold
 
 
-async def test_none_is_made_in_a_retired_place(pool: WarmPool, made: Made) -> None:
+async def test_retired_slot_gets_no_warm_sandbox(pool: WarmPool, made: Made) -> None:
     for place in range(3):
         pool.occupy(place, LIMITS)
     for one in made.all:
@@ -121,7 +121,7 @@ async def test_none_is_made_in_a_retired_place(pool: WarmPool, made: Made) -> No
     assert made.living() == [1, 2]
 
 
-async def test_the_former_place_is_preferred_where_one_waits(pool: WarmPool, made: Made) -> None:
+async def test_former_slot_is_preferred(pool: WarmPool, made: Made) -> None:
     (cold,) = {0, 1, 2} - set(made.living())
     first, second = made.living()
     assert (pool.preferred(first), pool.preferred(second)) == (first, second)
@@ -129,7 +129,7 @@ async def test_the_former_place_is_preferred_where_one_waits(pool: WarmPool, mad
     assert pool.preferred(None) in {first, second}
 
 
-async def test_one_that_is_made_while_its_place_is_taken_is_ended(pool: WarmPool, made: Made) -> None:
+async def test_warm_sandbox_of_a_used_slot_is_ended(pool: WarmPool, made: Made) -> None:
     free = ({0, 1, 2} - set(made.living())).pop()
     made.gate.clear()
     made.all[0].die()
@@ -141,7 +141,7 @@ async def test_one_that_is_made_while_its_place_is_taken_is_ended(pool: WarmPool
     assert made.living() == [made.all[1].place]
 
 
-async def test_a_dead_one_is_replaced(pool: WarmPool, made: Made) -> None:
+async def test_dead_sandbox_is_replaced(pool: WarmPool, made: Made) -> None:
     made.all[0].die()
     await until(lambda: len(made.living()) == 2)
     assert made.begun == 3
@@ -159,7 +159,7 @@ async def test_limits_that_change_replace_all(pool: WarmPool, made: Made) -> Non
     await taken.close()  # it is ours now
 
 
-async def test_failures_are_told_and_tried_again(made: Made) -> None:
+async def test_failures_are_logged_and_retried(made: Made) -> None:
     pool = WarmPool(1, 1, made.make)
     made.failures = [SandboxUnavailable("not here"), OSError("nor there")]
     pool.start()
@@ -171,7 +171,7 @@ async def test_failures_are_told_and_tried_again(made: Made) -> None:
     assert made.living() == []
 
 
-async def test_none_is_made_when_none_is_wanted(made: Made) -> None:
+async def test_pool_of_zero_starts_nothing(made: Made) -> None:
     pool = WarmPool(0, 3, made.make)
     pool.start()
     assert await pool.is_full()

@@ -32,7 +32,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @root_only
-def test_everything_in_it_changes_hands(workspace: Path) -> None:
+def test_workspace_changes_its_owner(workspace: Path) -> None:
     (workspace / "folder").mkdir()
     (workspace / "folder" / "file").write_text("x")
     hand_over(workspace, UID)
@@ -128,13 +128,13 @@ def test_a_workspace_over_its_bound_may_only_shrink() -> None:
     assert Usage(100, 101, complete=True).exceeds(before, max_bytes=1000, max_entries=100)
 
 
-def test_what_cannot_be_counted_exceeds_whatever_it_was_before() -> None:
+def test_unknown_usage_exceeds_the_bound() -> None:
     before = Usage(5, 5, complete=False)
     assert Usage(5, 5, complete=False).exceeds(before, max_bytes=1000, max_entries=100)
 
 
 @pytest.mark.parametrize("rights", [0, 0o300, 0o400])
-def test_what_its_owner_closed_is_counted(rights: int) -> None:
+def test_closed_directory_of_the_owner_is_counted(rights: int) -> None:
     with as_an_ordinary_user() as workspace:
         (workspace / "folder").mkdir()
         (workspace / "folder" / "file").write_bytes(b"x" * 100_000)
@@ -145,7 +145,7 @@ def test_what_its_owner_closed_is_counted(rights: int) -> None:
     assert usage.disk_bytes >= 100_000
 
 
-def test_what_another_closed_is_not_known() -> None:
+def test_closed_directory_of_another_is_unknown() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make what belongs to another")
     with as_an_ordinary_user() as workspace:
@@ -172,7 +172,7 @@ def test_vanished_files_are_zero_and_unreadable_ones_unknown(
     assert usage == Usage(0, 0, complete)
 
 
-def test_a_link_in_the_place_of_a_directory_is_not_opened_up(tmp_path: Path) -> None:
+def test_link_instead_of_a_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o500)
     (tmp_path / "link").symlink_to("theirs")
     with pytest.raises(OSError, match="link"):
@@ -180,7 +180,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_opened_up(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o500
 
 
-def test_nor_is_one_that_comes_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_made_during_the_walk_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, mine, moved = tmp_path / "theirs", tmp_path / "mine", tmp_path / "moved"
     theirs.mkdir(mode=0o500)
     mine.mkdir(mode=0o300)

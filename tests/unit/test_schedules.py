@@ -89,9 +89,7 @@ class TestDueTimes:
     @settings(max_examples=100, deadline=None)
     @example("30 2 * * *", "Europe/Berlin", utc("2026-10-25T00:10"), timedelta(hours=1))
     @example("15,45 2 * * *", "Europe/Berlin", utc("2026-03-29T00:10"), timedelta(minutes=50))
-    def test_it_does_not_depend_on_where_one_begins_to_look(
-        self, cron: Any, zone: Any, moment: Any, later: Any
-    ) -> None:
+    def test_due_times_do_not_depend_on_the_start(self, cron: Any, zone: Any, moment: Any, later: Any) -> None:
         """What lies between two moments is found from both: none is lost when a sweep comes late, none comes twice."""
         times = Times(cron, ZoneInfo(zone))
         first, second = times.next_after(moment), times.next_after(moment + later)
@@ -115,7 +113,7 @@ class TestDueTimes:
         assert dues("30 * * * *", "2026-03-29T00:00", 3) == ["29 00:30", "29 01:30", "29 02:30"]
         assert dues("30 * * * *", "2026-10-25T00:00", 3) == ["25 00:30", "25 01:30", "25 02:30"]
 
-    def test_with_a_star_the_clock_is_followed_as_it_goes(self) -> None:
+    def test_star_follows_the_clock(self) -> None:
         assert dues("*/30 2 * * *", "2026-03-28T12:00", 1) == ["30 00:00"]
         assert dues("*/30 2 * * *", "2026-10-24T12:00", 5) == [
             "25 00:00",
@@ -140,7 +138,7 @@ class TestDueTimes:
     @example("0 0 30 2 *")
     @example("* * * * * *")
     @example("@daily")
-    def test_what_is_no_expression_is_refused_and_nothing_worse(self, text: str) -> None:
+    def test_invalid_expression_is_refused(self, text: str) -> None:
         try:
             check_cron(text)
         except ValueError:
@@ -150,7 +148,7 @@ class TestDueTimes:
     @pytest.mark.parametrize(
         "name", ["", "Mars/Olympus", "/etc/passwd", "../etc/passwd", "localtime", "Europe", "a\0b"]
     )
-    def test_what_is_no_time_zone_is_refused(self, name: str) -> None:
+    def test_invalid_time_zone_is_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match="IANA"):
             read_zone(name)
 
@@ -159,22 +157,22 @@ class TestDueTimes:
 
 
 class TestCatchingUp:
-    def test_what_is_not_due_is_left_alone(self) -> None:
+    def test_schedule_that_is_not_due_is_unchanged(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START - timedelta(seconds=1), 60)
         assert (due.missed, due.runs, due.next_due) == ((), (), START)
 
-    def test_an_outage_within_the_window_is_made_up_for(self) -> None:
+    def test_outage_within_the_window_is_caught_up(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=3), 3600)
         assert due.runs == tuple(START + timedelta(minutes=minute) for minute in range(4))
         assert (due.missed, due.next_due) == ((), START + timedelta(minutes=4))
 
-    def test_what_is_older_than_the_window_is_skipped_and_counted(self) -> None:
+    def test_due_times_before_the_window_are_skipped(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 180)
         (missed,) = due.missed
         assert (missed.reason, missed.count) == (RunReason.MISSED, 27)
         assert len(due.runs) == 4
 
-    def test_of_more_than_may_be_made_up_for_the_newest_are(self) -> None:
+    def test_newest_due_times_are_caught_up(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 3600)
         (missed,) = due.missed
         assert (missed.reason, missed.count) == (RunReason.CATCH_UP_LIMIT, 31 - MAX_CATCH_UP_RUNS)
@@ -211,7 +209,7 @@ class TestCatchingUp:
         assert missed + len(runs) == len(list(times.until(first, newest)))
         assert next_due == times.next_after(max(newest, START))
 
-    def test_a_long_outage_is_dealt_with_in_parts(self) -> None:
+    def test_long_outage_is_caught_up_in_parts(self) -> None:
         now = START + timedelta(days=3)
         next_due: datetime | None = START
         missed, parts = 0, 0
@@ -240,9 +238,7 @@ class TestOverlap:
         st.integers(0, MAX_WAITING_RUNS),
         st.integers(0, MAX_CATCH_UP_RUNS),
     )
-    def test_each_run_has_one_fate_and_at_most_one_starts(
-        self, policy: Any, is_active: bool, waiting_count: int, due_count: int
-    ) -> None:
+    def test_each_run_has_one_outcome(self, policy: Any, is_active: bool, waiting_count: int, due_count: int) -> None:
         waiting = MINUTES[:waiting_count] if policy is not OverlapPolicy.SKIP else []
         due = MINUTES[20 : 20 + due_count]
         plan = plan_runs(policy, is_active=is_active, waiting=waiting, due=due)
@@ -257,13 +253,13 @@ class TestOverlap:
         if (waiting or due) and not is_active:
             assert started
 
-    def test_skip_keeps_the_first_run_and_skips_the_rest(self) -> None:
+    def test_skip_starts_the_first_run(self) -> None:
         plan = plan_runs(OverlapPolicy.SKIP, is_active=False, waiting=[], due=MINUTES[:3])
         assert (plan.start, [one for one, _ in plan.skip]) == (MINUTES[0], MINUTES[1:3])
         plan = plan_runs(OverlapPolicy.SKIP, is_active=True, waiting=[], due=MINUTES[:1])
         assert (plan.start, plan.skip) == (None, ((MINUTES[0], RunReason.OVERLAP),))
 
-    def test_queue_starts_the_oldest_and_keeps_the_rest(self) -> None:
+    def test_queue_starts_the_oldest_run(self) -> None:
         plan = plan_runs(OverlapPolicy.QUEUE, is_active=False, waiting=MINUTES[:2], due=MINUTES[5:6])
         assert (plan.start, plan.wait, plan.skip) == (MINUTES[0], (MINUTES[5],), ())
         full = plan_runs(OverlapPolicy.QUEUE, is_active=True, waiting=MINUTES[:MAX_WAITING_RUNS], due=MINUTES[20:21])

@@ -46,7 +46,7 @@ def checked() -> float:
         (schedule_service_pb2.UpdateScheduleRequest(spec=SPEC), "spec.result_schema_json"),
     ],
 )
-def test_the_schema_of_a_request_is_found_wherever_it_stands(request_: Any, field: str) -> None:
+def test_nested_schema_of_a_request_is_checked(request_: Any, field: str) -> None:
     assert schemas_in(request_) == [(field, "{}")]
 
 
@@ -82,7 +82,7 @@ async def test_a_machine_without_room_for_a_process_is_too_busy(monkeypatch: pyt
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
-    with pytest.raises(Unavailable, match="Resource temporarily unavailable") as busy:
+    with pytest.raises(Unavailable) as busy:
         await check_schema_in_child("{}")
     assert busy.value.reason == "JUDGING_TIMEOUT"
 

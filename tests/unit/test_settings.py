@@ -51,7 +51,7 @@ def problems(environment: dict[str, str]) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_defaults_hold_where_nothing_is_said() -> None:
+def test_unset_settings_have_defaults() -> None:
     settings = read()
     assert (settings.ttl_seconds, settings.slots, settings.peers, settings.max_cost) == (5.0, 8, (), None)
     assert settings.shared == Shared()
@@ -83,7 +83,7 @@ def test_a_variable_may_have_a_foreign_name() -> None:
     assert (settings.endpoint, settings.shared.log_format) == ("http://c:4317", "human")
 
 
-def test_everything_wrong_is_told_together() -> None:
+def test_mistakes_are_reported_together() -> None:
     response = problems(
         {
             f"{PREFIX}TTL_SECONDS": "soon",
@@ -130,7 +130,7 @@ def test_an_address_is_host_and_port(address: str) -> None:
     assert problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}ADDRESS": address})
 
 
-def test_a_secret_shows_itself_only_when_asked() -> None:
+def test_secret_is_hidden_in_texts() -> None:
     settings = read(DATABASE="postgresql://u:hunter2@h/d")
     shown = [repr(settings), str(settings.database), f"{settings.database}", json.dumps(settings.database, default=str)]
     assert not [text for text in shown if "hunter2" in text]
@@ -162,7 +162,7 @@ def test_settings_do_not_change() -> None:
         read().slots = 3  # type: ignore[misc]  # that is the test
 
 
-def test_the_table_tells_every_variable() -> None:
+def test_table_has_every_variable() -> None:
     table = describe(Settings, prefix=PREFIX)
     assert "TENURE_TEST_DATABASE" in table
     lines = {line.split()[0]: line for line in table.splitlines()}

@@ -30,7 +30,7 @@ def keep_only(keys: Path, key_id: str) -> None:
     fresh.replace(keys)
 
 
-def test_what_was_signed_verifies_and_nothing_else_does(keys: Path) -> None:
+def test_only_signed_tokens_verify(keys: Path) -> None:
     verifier, token = Verifier(keys), signed(keys, "first")
     verifier.check(token)
     for forged in (token._replace(claims=b"other"), token._replace(signature=bytes(64)), token._replace(key_id="x")):

@@ -55,43 +55,20 @@ def test_messages_of_one_role_are_combined() -> None:
     check(GOAL, GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1")), user(result("t2"), text("more")))
 
 
-def test_a_tool_use_without_result_is_refused() -> None:
-    words = refusal(GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1")))
-    assert words.startswith("messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t2.")
-
-
-def test_a_tool_use_at_the_end_is_refused() -> None:
-    assert "without `tool_result`" in refusal(GOAL, assistant(tool_use("t1")))
-
-
-def test_text_before_results_is_refused() -> None:
-    words = refusal(GOAL, assistant(tool_use("t1")), user(text("well"), result("t1")))
-    assert "immediately after: t1" in words
-
-
-def test_a_result_that_nothing_asked_for_is_refused() -> None:
-    words = refusal(GOAL, assistant(text("no tools")), user(result("t9")))
-    assert words.startswith("messages.2.content: unexpected `tool_use_id` found in `tool_result` blocks: t9.")
-
-
-def test_a_result_of_an_earlier_turn_is_refused() -> None:
-    first = (GOAL, assistant(tool_use("t1")), user(result("t1")))
-    assert "unexpected `tool_use_id`" in refusal(*first, assistant(text("hm")), user(result("t1")))
-
-
-def test_two_results_of_one_tool_use_are_refused() -> None:
-    words = refusal(GOAL, assistant(tool_use("t1")), user(result("t1"), result("t1")))
-    assert "each tool_use must have a single result" in words
-
-
-def test_repeated_tool_use_ids_are_refused() -> None:
-    loop = (assistant(tool_use("t1")), user(result("t1")))
-    assert "ids must be unique" in refusal(GOAL, *loop, *loop)
+CALLED = (GOAL, assistant(tool_use("t1")))
+ANSWERED = (*CALLED, user(result("t1")))
 
 
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
+        ([GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1"))], "immediately after: t2."),
+        (CALLED, "without `tool_result`"),
+        ([*CALLED, user(text("well"), result("t1"))], "immediately after: t1"),
+        ([GOAL, assistant(text("no tools")), user(result("t9"))], "unexpected `tool_use_id`"),
+        ([*ANSWERED, assistant(text("hm")), user(result("t1"))], "unexpected `tool_use_id`"),
+        ([*CALLED, user(result("t1"), result("t1"))], "each tool_use must have a single result"),
+        ([*ANSWERED, *ANSWERED[1:]], "ids must be unique"),
         ([], "at least one message is required"),
         ([assistant(text("I begin"))], 'first message must use the "user" role'),
         ([{"role": "user", "content": ""}], "must have non-empty content"),
@@ -110,7 +87,7 @@ def test_repeated_tool_use_ids_are_refused() -> None:
         (["hello"], "messages.0: Input should be a valid dictionary"),
     ],
 )
-def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
+def test_invalid_conversation_is_refused(messages: Any, words: str) -> None:
     assert words in refusal(*messages)
 
 
@@ -133,7 +110,7 @@ def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
         ({"system": [{**text("a"), "cache_control": {"type": "ephemeral"}}] * 5}, "maximum of 4 blocks"),
     ],
 )
-def test_what_is_no_request_is_refused(fields: Any, words: str) -> None:
+def test_invalid_request_is_refused(fields: Any, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         check_create({"model": "sim-hello", "max_tokens": 10, "messages": [GOAL], **fields})
     assert (caught.value.status, words in caught.value.message) == (400, True)
@@ -141,5 +118,5 @@ def test_what_is_no_request_is_refused(fields: Any, words: str) -> None:
 
 def test_counting_takes_no_max_tokens() -> None:
     assert check_count({"model": "m", "messages": [GOAL]})["model"] == "m"
-    with pytest.raises(ApiError, match="max_tokens: Extra inputs"):
+    with pytest.raises(ApiError, match="max_tokens"):
         check_count({"model": "m", "messages": [GOAL], "max_tokens": 1})

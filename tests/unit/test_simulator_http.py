@@ -73,7 +73,7 @@ async def test_a_request_may_come_in_single_bytes(connection: Any) -> None:
     assert await answer(reader) == (200, b"ok")
 
 
-async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection: Any) -> None:
+async def test_expect_100_is_answered(connection: Any) -> None:
     reader, writer = connection
     writer.write(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
     assert await answer(reader) == (100, b"")
@@ -94,9 +94,7 @@ async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection: An
         (HEAD + b"X: " + b"x" * 70_000, 431),
     ],
 )
-async def test_what_cannot_be_read_is_refused_and_the_connection_ends(
-    connection: Any, request_bytes: Any, status: int
-) -> None:
+async def test_unreadable_request_ends_the_connection(connection: Any, request_bytes: Any, status: int) -> None:
     reader, writer = connection
     writer.write(request_bytes)
     results, body = await answer(reader)
@@ -105,7 +103,7 @@ async def test_what_cannot_be_read_is_refused_and_the_connection_ends(
     assert await reader.read() == b""
 
 
-async def test_a_failing_handler_is_told_as_500_without_its_secrets(connection: Any) -> None:
+async def test_failing_handler_is_500(connection: Any) -> None:
     reader, writer = connection
     writer.write(b"GET /crash HTTP/1.1\r\n\r\n")
     assert await answer(reader) == (500, b'{"error": "Internal server error"}')
@@ -121,7 +119,7 @@ async def test_a_client_that_leaves_cancels_its_request(server: Any, echo: Any) 
         await writer.wait_closed()
 
 
-async def test_stopping_cancels_what_is_being_answered(server: Any, echo: Any, connection: Any) -> None:
+async def test_stop_cancels_open_requests(server: Any, echo: Any, connection: Any) -> None:
     reader, writer = connection
     writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
     await echo.waiting.wait()

@@ -82,7 +82,7 @@ def load(tmp_path: Path) -> Any:
         ("- text: [", "mine.yaml", "while parsing"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_name_and_turn(load: Any, text: str, place: str, words: str) -> None:
+def test_invalid_file_is_refused_with_its_turn(load: Any, text: str, place: str, words: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         load(text)
     assert "mine.yaml" in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_literal_turn_keeps_double_braces(load: Any) -> None:
     assert [block.text for block in compose(scenario.turn(1), body).blocks] == ["Greet"]
 
 
-def test_a_file_of_mine_replaces_a_shipped_one(tmp_path: Path) -> None:
+def test_own_file_replaces_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "hello.yaml").write_text("- text: mine")
     scenario = ScenarioLibrary([tmp_path]).find("sim-hello")
     assert scenario is not None
@@ -134,7 +134,7 @@ def test_steps_call_their_tool_n_times_and_end() -> None:
 def test_a_first_token_is_part_of_the_latency(tmp_path: Path) -> None:
     path = tmp_path / "late.yaml"
     path.write_text("- {text: late, latency_ms: 2000, first_token_ms: 2001}")
-    with pytest.raises(ScenarioError, match="first_token_ms 2001 is part of latency_ms"):
+    with pytest.raises(ScenarioError, match="first_token_ms"):
         load_scenario(path)
     path.write_text("- {text: late, latency_ms: 2000, first_token_ms: 2000}")
     assert load_scenario(path).turn(0).first_token_ms == 2000
@@ -154,7 +154,7 @@ def test_research_uses_every_kind_of_tool_and_some_at_once() -> None:
     assert any(len(turn.calls) > 1 for turn in load_scenario(SHIPPED / "research.yaml").turns)
 
 
-def test_research_finds_what_it_searches_for() -> None:
+def test_searches_of_research_have_results() -> None:
     for call in calls_of("research"):
         if call.name == "web_search":
             first = search(call.arguments["query"], call.arguments["num_results"])[0]

@@ -60,7 +60,7 @@ def test_a_prefix_that_is_too_short_is_not_kept() -> None:
     assert cache.price(request({"role": "user", "content": [text("a" * 4092, **MARK)]})) == InputTokens(1023)
 
 
-def test_only_what_was_marked_is_found() -> None:
+def test_only_marked_prefixes_are_cached() -> None:
     cache = small_cache()
     cache.price(request({"role": "user", "content": [text("a" * 400), text("b" * 400, **MARK)]}))
     again = request({"role": "user", "content": [text("a" * 400, **MARK), text("c" * 400)]})
@@ -76,7 +76,7 @@ def test_a_prefix_is_looked_for_twenty_parts_before_a_mark(between: int, read: i
     assert cache.price(again).cache_read == read
 
 
-def test_a_growing_conversation_reads_what_it_created() -> None:
+def test_growing_conversation_reads_its_prefix() -> None:
     cache = small_cache()
     turns = [{"role": "user", "content": [text(f"{index}" * 400)]} for index in range(3)]
     seen = 0

@@ -35,7 +35,7 @@ def problems(text: str) -> str:
     return str(refused.value)
 
 
-def test_what_is_unset_is_filled_in() -> None:
+def test_unset_fields_are_filled_in() -> None:
     sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
     filled = read(FILE).fill(sent)
     assert filled.priority == task_pb2.PRIORITY_HIGH
@@ -60,7 +60,7 @@ def test_the_wait_of_a_submit_goes_before_defaults_of_kinds() -> None:
     assert timeouts.wait_event == task_pb2.PhaseTimeout(action=task_pb2.TIMEOUT_ACTION_FAIL)
 
 
-def test_what_is_said_stands_field_by_field() -> None:
+def test_set_fields_are_kept() -> None:
     sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION, priority=task_pb2.PRIORITY_LOW)
     sent.limits.timeout.CopyFrom(Duration(nanos=500_000_000))
     sent.policy.retry.max_attempts = 4
@@ -82,7 +82,7 @@ def test_a_submitted_money_cap_outranks_its_sources(source_has: str) -> None:
     assert (filled.max_nano_usd, filled.no_money_cap) in {(5, False), (0, True)}
 
 
-def test_a_duration_of_zero_is_none() -> None:
+def test_duration_of_zero_is_unset() -> None:
     sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
     sent.limits.timeout.SetInParent()
     assert read(FILE).fill(sent).limits.timeout.seconds == 3600
@@ -110,11 +110,11 @@ def test_a_task_without_source_is_manual() -> None:
         ("[defaults.manual]\nlimits = 3\n", "defaults.manual"),
     ],
 )
-def test_what_makes_no_sense_is_told_by_name(text: str, expected: str) -> None:
+def test_invalid_defaults_are_refused_by_name(text: str, expected: str) -> None:
     assert expected in problems(text)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "defaults.toml"
     broken.write_text("[defaults")
     for path in (broken, tmp_path / "missing.toml"):

@@ -57,7 +57,7 @@ def test_no_task_grants_more_than_it_has_left() -> None:
     assert isinstance(decide_spawn(spawn_request(), replace(PARENT, budgets=(Budget(1000, 999, 0),))), Outcome)
 
 
-def test_money_is_shared_alike() -> None:
+def test_money_is_shared_equally() -> None:
     budgets = (Budget(1000, 0, 0, 9000, 0, 0),)
     share = decide_spawn(spawn_request(), replace(PARENT, budgets=budgets))
     assert isinstance(share, Share)
@@ -106,7 +106,7 @@ def test_an_unknown_tool_is_refused_with_the_nearest() -> None:
     "arguments",
     ["[]", "{}", '{"goals": [" "]}', '{"goals": ["a"], "max_tokens": -1}', '{"goals": ["a"], "tools": ["/"]}'],
 )
-def test_arguments_that_do_not_fit_are_told(arguments: str) -> None:
+def test_invalid_arguments_are_an_outcome(arguments: str) -> None:
     with pytest.raises(InvalidArguments):
         read_spawn(arguments)
     assert isinstance(wait_of(ToolIntent("1.0", "u", SPAWN_SUB_AGENTS, arguments)), Outcome)
@@ -126,7 +126,7 @@ def test_a_sub_agent_is_its_parent_but_for_its_goal_and_share() -> None:
     assert spec_of_sub_agent(SPEC, "x", Share(7, None), -3.0).limits.timeout_seconds == 1.0
 
 
-def test_what_came_of_them_is_told_in_order_and_within_bounds() -> None:
+def test_results_are_ordered_and_bounded() -> None:
     ends = {
         TaskState.SUCCEEDED: "r",
         TaskState.TIMED_OUT: "[timeout]",
@@ -154,7 +154,7 @@ def test_an_approval_precedes_the_wait_for_sub_agents() -> None:
     assert move_to_wait(then).to_state is TaskState.WAITING_EXTERNAL
 
 
-def test_what_is_said_of_unknown_arguments_can_be_written_down() -> None:
+def test_message_about_unknown_arguments_is_valid_text() -> None:
     with pytest.raises(InvalidArguments) as refusal:
         read_spawn('{"goals": ["x"], "\\ud800": 1}')
     assert str(refusal.value).encode()

@@ -46,14 +46,14 @@ async def test_appended_entries_are_handed_over_in_order_once() -> None:
 
 
 @pytest.mark.parametrize("expected", [[6], [5, 7], [6, 5], [None], [5, None], [None, 5]])
-async def test_whoever_missed_something_reads(expected: list[int | None]) -> None:
+async def test_watcher_with_a_gap_reads_the_ledger(expected: list[int | None]) -> None:
     watch = watch_at(4)
     for first in expected:
         watch.tell(None if first is None else growth(first))
     assert await taken(watch) is None
 
 
-async def test_once_it_has_read_it_is_handed_what_follows() -> None:
+async def test_caught_up_watcher_gets_appended_entries() -> None:
     watch = watch_at(4)
     watch.tell(growth(6))
     assert await taken(watch) is None
@@ -95,5 +95,8 @@ async def test_a_poll_wakes_only_watchers_that_are_behind() -> None:
         current.seen_sequence, behind.seen_sequence, other.seen_sequence = 7, 3, 1
         hub.wake_behind({"t": 7, "gone": 9})
         assert await taken(behind) is None
-        assert not current._moved.is_set()
-        assert not other._moved.is_set()
+        waiting = [asyncio.ensure_future(watch.take()) for watch in (current, other)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()

@@ -59,7 +59,7 @@ def test_a_policy_fails_times_out_retries_or_goes_on() -> None:
     )
 
 
-def test_unset_is_what_was_before_there_were_timeouts() -> None:
+def test_unset_timeouts_have_the_former_behaviour() -> None:
     timeouts = Timeouts()
     goes_on = [phase for phase in Phase if timeouts.action(phase) is TimeoutAction.GO_ON]
     assert goes_on == [Phase.START, Phase.MODEL_CALL, Phase.TOOL_CALL, Phase.PROGRESS]
@@ -158,7 +158,7 @@ def refused(request: Any) -> Any:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_what_makes_no_sense_for_a_phase_is_refused(phase: Any) -> None:
+def test_invalid_action_of_a_phase_is_refused(phase: Any) -> None:
     after = None if phase is Phase.TASK else 5.0
     for action in TimeoutAction:
         request = submit_request(phase, after, action)

@@ -71,7 +71,7 @@ def test_a_provider_token_of_another_claim_is_refused(
     other = replace(CLAIMS, **change)  # type: ignore[arg-type]  # any of its fields
     token.provider_token.CopyFrom(sign_task_claims(signer, other, NOW).provider_token)
     tools = TokenChecker(verifier, Audience.TOOLS)
-    with pytest.raises(PermissionDenied, match="not of the claim"):
+    with pytest.raises(PermissionDenied):
         tools.provider_token(token, tools.check(token))
 
 
@@ -85,7 +85,7 @@ def test_a_forged_provider_token_is_refused(signer: Signer, verifier: Verifier) 
 
 
 def test_a_token_of_another_installation_is_refused(signer: Signer, verifier: Verifier) -> None:
-    with pytest.raises(PermissionDenied, match="'tenure', this one is 'other'"):
+    with pytest.raises(PermissionDenied, match="'tenure'"):
         TokenChecker(verifier, Audience.TOOLS, "other").check(sign_task_claims(signer, CLAIMS, NOW))
 
 
@@ -95,7 +95,7 @@ def test_a_token_of_an_earlier_release_passes(signer: Signer, verifier: Verifier
     assert tools.provider_token(token, tools.check(token)) == b""
 
 
-def test_an_unknown_audience_is_no_earlier_release(signer: Signer, verifier: Verifier) -> None:
+def test_unknown_audience_is_refused(signer: Signer, verifier: Verifier) -> None:
     message = token_pb2.TokenClaims.FromString(sign_claims(signer, CLAIMS, NOW).claims)
     message.audiences.append(77)  # type: ignore[arg-type]  # of a newer release
     signed = signer.sign(message.SerializeToString())

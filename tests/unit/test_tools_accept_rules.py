@@ -156,7 +156,7 @@ def test_only_an_unsafe_call_of_a_lost_runner_is_in_doubt(effect_class: Any, los
     assert verdict == (MarkInDoubt(3) if effect_class is EffectClass.UNSAFE else RunCall(4))
 
 
-def test_what_is_settled_is_answered_from_the_record() -> None:
+def test_settled_call_is_answered_from_its_record() -> None:
     outcome = Outcome(
         OutcomeStatus.FAILED, "no \0 luck", truncated=True, detail="X", duration_seconds=1.5, call_attempt=3
     )
@@ -171,32 +171,34 @@ def test_what_is_settled_is_answered_from_the_record() -> None:
 
 def test_a_resolution_settles_or_repeats_the_call() -> None:
     doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE)
-    settled = decide(doubted, replace(call_request(), resolution=said(Happened("paid"))), IDLE)
+    settled = decide(doubted, replace(call_request(), resolution=resolution_of(Happened("paid"))), IDLE)
     assert isinstance(settled, ConcludeCall)
     assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
-    again = replace(call_request(), resolution=said(DidNotHappen(runner_is_gone=True)))
+    again = replace(call_request(), resolution=resolution_of(DidNotHappen(runner_is_gone=True)))
     assert decide(doubted, again, IDLE) == RunCall(4)
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
 
 
 def test_a_call_running_in_this_process_is_not_gone() -> None:
-    again = replace(call_request(), resolution=said(DidNotHappen(runner_is_gone=True)))
+    again = replace(call_request(), resolution=resolution_of(DidNotHappen(runner_is_gone=True)))
     assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, RUNNING) == JoinCall(3)
 
 
 @pytest.mark.parametrize("call_attempt", [2, 4])
-def test_a_word_on_another_attempt_changes_nothing(call_attempt: int) -> None:
-    again = replace(call_request(), resolution=said(DidNotHappen(runner_is_gone=True), call_attempt))
+def test_resolution_of_another_attempt_changes_nothing(call_attempt: int) -> None:
+    again = replace(call_request(), resolution=resolution_of(DidNotHappen(runner_is_gone=True), call_attempt))
     answer = decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, IDLE)
     assert isinstance(answer, AnswerFromRecord)
     assert (answer.outcome.status, answer.outcome.call_attempt) == (OutcomeStatus.IN_DOUBT, 3)
 
 
-def test_an_outcome_that_came_first_counts_more_than_a_word() -> None:
+def test_earlier_outcome_outranks_a_resolution() -> None:
     known = Outcome(OutcomeStatus.SUCCEEDED, "done", call_attempt=3)
     finished = row(CallState.FINISHED, EffectClass.UNSAFE, outcome=pack_outcome(known))
-    assert decide(finished, replace(call_request(), resolution=said(Happened("paid"))), IDLE) == AnswerFromRecord(known)
+    assert decide(
+        finished, replace(call_request(), resolution=resolution_of(Happened("paid"))), IDLE
+    ) == AnswerFromRecord(known)
 
 
 @pytest.mark.parametrize(
@@ -208,29 +210,29 @@ def test_an_outcome_that_came_first_counts_more_than_a_word() -> None:
     ],
 )
 def test_a_call_with_a_lost_record_is_still_in_doubt(decision: Any, verdict: Any) -> None:
-    assert decide(None, replace(call_request(), resolution=said(decision)), IDLE) == verdict
-    settled = decide(None, replace(call_request(), resolution=said(Happened("paid"))), IDLE)
+    assert decide(None, replace(call_request(), resolution=resolution_of(decision)), IDLE) == verdict
+    settled = decide(None, replace(call_request(), resolution=resolution_of(Happened("paid"))), IDLE)
     assert isinstance(settled, ConcludeCall)
     assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
 
 
 def test_a_call_without_record_and_tool_is_not_run() -> None:
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
-    again = replace(call_request(clear=vanished), resolution=said(DidNotHappen(runner_is_gone=True)))
+    again = replace(call_request(clear=vanished), resolution=resolution_of(DidNotHappen(runner_is_gone=True)))
     assert decide(None, again, IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
     assert decide(None, replace(again, resolution=None), IDLE) == AnswerFromRecord(vanished)
 
 
 @pytest.mark.parametrize("known", [None, row(CallState.IN_DOUBT, EffectClass.UNSAFE)])
-def test_what_a_person_says_is_bounded_as_outputs_are(known: Any) -> None:
-    response = replace(call_request(), resolution=said(Happened("y" * 5000)), output_limit_bytes=2048)
+def test_text_of_a_resolution_is_bounded(known: Any) -> None:
+    response = replace(call_request(), resolution=resolution_of(Happened("y" * 5000)), output_limit_bytes=2048)
     verdict = decide(known, response, IDLE)
     assert isinstance(verdict, ConcludeCall)
     assert len(verdict.outcome.content.encode()) <= 2048
     assert verdict.outcome.truncated
 
 
-def said(decision: Any, call_attempt: int = 3) -> Resolution:
+def resolution_of(decision: Any, call_attempt: int = 3) -> Resolution:
     return Resolution(call_attempt, decision, "I looked", "olga")
 
 
@@ -276,7 +278,7 @@ def test_an_outcome_of_the_attempt_and_claim_ends_the_call(state: CallState) -> 
 
 
 @pytest.mark.parametrize("fence", [MINE, NEWER])
-def test_an_outcome_of_another_attempt_or_claim_is_none(fence: Fence) -> None:
+def test_outcome_of_another_attempt_or_claim_is_ignored(fence: Fence) -> None:
     outcome = came_to(OutcomeStatus.SUCCEEDED, call_attempt=2 if fence == MINE else 3)
     started, doubted = row(CallState.STARTED), row(CallState.IN_DOUBT, EffectClass.UNSAFE)
     request = own_call(fence, outcome)

@@ -64,7 +64,7 @@ async def sent(frames: ExecuteFrames, calls: Calls, count: int) -> list[tool_ser
     return responses
 
 
-async def test_what_is_ready_together_travels_together() -> None:
+async def test_ready_events_share_a_frame() -> None:
     calls = Calls()
     began, ended = await sent(ExecuteFrames(calls.follow, asyncio.Event()), calls, 100)
     assert {event.tag for event in began.events if event.HasField("started")} == set(range(100))
@@ -112,7 +112,7 @@ async def test_a_refusal_reaches_only_its_call() -> None:
     assert by_tag[2].HasField("outcome")
 
 
-async def test_an_event_that_is_no_message_ends_only_its_call() -> None:
+async def test_invalid_event_ends_only_its_call() -> None:
     calls = Calls("\ud800")  # no message has a lone surrogate
     calls.may_end.set()
     async with asyncio.timeout(PATIENCE_SECONDS):

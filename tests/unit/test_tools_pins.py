@@ -22,7 +22,7 @@ def test_a_difference_far_down_has_the_lines_of_the_whole() -> None:
     assert [line for line in lines[3:] if line[0] in "+-"] == [f"-      {numbers[-10]},", "+      -1,"]
 
 
-def test_a_difference_says_what_it_leaves_out() -> None:
+def test_cut_difference_counts_the_rest() -> None:
     many = list(range(3 * MAX_COMPARED_LINES))
     begins_otherwise, ends = definition([-1, *many]), definition(many)
     difference = difference_of(ends, begins_otherwise)

@@ -36,7 +36,7 @@ def test_arguments_that_fit_are_handed_on() -> None:
     assert REGISTRY.judge(ALL, "a", '{"count": 2}') == {"count": 2}
 
 
-def test_each_problem_is_told_with_its_place_and_none_at_length() -> None:
+def test_each_problem_has_its_path_and_a_bound() -> None:
     judged = REGISTRY.judge(ALL, "a", '{"count": -1, "items": ["x", ' + ", ".join(["5"] * 20) + "]}")
     assert isinstance(judged, Outcome)
     assert judged.status is OutcomeStatus.INVALID_ARGUMENTS
@@ -61,7 +61,7 @@ def test_a_forbidden_tool_differs_from_a_missing_one() -> None:
     assert REGISTRY.definitions(NONE) == []
 
 
-def test_names_that_are_allowed_in_vain_are_told() -> None:
+def test_unknown_allowed_names_are_reported() -> None:
     some = Claims("tasks/t", "default", 1, "c", "w", tools=("z", "a", "aa"))
     assert [definition.name for definition in REGISTRY.definitions(some)] == ["a"]
     assert REGISTRY.unknown_names(some) == ["aa", "z"]
@@ -112,7 +112,7 @@ def test_a_call_of_an_unreached_source_is_deferred() -> None:
     now = 100.0
     registry = ToolRegistry([], clock=lambda: now)
     registry.expect("s")
-    with pytest.raises(Unavailable, match="not connected yet"):
+    with pytest.raises(Unavailable):
         registry.judge(ALL, "s__x", "{}")
     assert isinstance(registry.judge(ALL, "t__x", "{}"), Outcome)
     now += PATIENCE_SECONDS

@@ -67,9 +67,9 @@ def in_object(pairs: dict[str, Any], described: set[str], required: set[str], ot
     return schema, {name: value for name, (_, value) in pairs.items()}
 
 
-@settings(max_examples=1000)
+@settings(max_examples=100)
 @given(SCALARS | st.recursive(SCALARS, containers, max_leaves=4))
-def test_it_accepts_nothing_that_the_validator_refuses(pair: Any) -> None:
+def test_quick_check_accepts_only_valid_arguments(pair: Any) -> None:
     schema, value = pair
     if compile_fit(Draft202012Validator, {"type": "object", "properties": {"x": schema}})({"x": value}):
         assert Draft202012Validator(schema).is_valid(value)
@@ -110,7 +110,7 @@ PLAIN = {
     ],
 )
 @pytest.mark.parametrize("draft", [Draft4Validator, Draft7Validator, Draft202012Validator])
-def test_it_accepts_plain_arguments_of_a_plain_schema(arguments: Any, accepted: bool, draft: Any) -> None:
+def test_quick_check_accepts_plain_arguments(arguments: Any, accepted: bool, draft: Any) -> None:
     assert compile_fit(draft, PLAIN)(arguments) is accepted
 
 

@@ -33,7 +33,7 @@ def test_absent_settings_are_defaults_and_excess_is_cut() -> None:
     assert problems == []
 
 
-def test_the_operators_word_counts_more_than_the_sources() -> None:
+def test_config_file_outranks_the_source() -> None:
     rules = Rules(frozenset({"x", "gone"}), {"x": PURE}, timeout_seconds=5, output_limit_bytes=2048)
     taken, problems = offered("s", [described("x"), described("y")], rules)
     (x,) = taken.values()
@@ -41,7 +41,7 @@ def test_the_operators_word_counts_more_than_the_sources() -> None:
     assert problems == ["'gone' is named in the config file, but there is no such tool"]
 
 
-def test_what_cannot_be_offered_is_left_out_with_its_reason() -> None:
+def test_invalid_tool_is_left_out_with_its_reason() -> None:
     long = described("long")
     taken, problems = offered(
         "s", [described("x"), described("x"), described("x" * 62), described(""), described("a.b"), long], Rules()
@@ -55,7 +55,7 @@ def test_what_cannot_be_offered_is_left_out_with_its_reason() -> None:
     ]
 
 
-def test_a_source_has_no_end_of_tools_in_vain() -> None:
+def test_tools_of_a_source_are_limited() -> None:
     taken, problems = offered("s", [described(f"t{number}") for number in range(10_000)], Rules())
     assert (len(taken), len(problems)) == (MAX_TOOLS, 1)
 

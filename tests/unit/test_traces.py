@@ -124,7 +124,7 @@ def test_ids_follow_from_the_names_of_the_ledger() -> None:
 @pytest.mark.parametrize(
     "header", ["", "garbage", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-01"]
 )
-def test_an_invalid_traceparent_is_none(header: str) -> None:
+def test_invalid_traceparent_is_ignored(header: str) -> None:
     assert parse_traceparent(header) is None
 
 
@@ -183,7 +183,7 @@ def test_a_call_that_is_joined_is_one_span_over_the_takeover() -> None:
     assert chat.ended_ns == chat.started_ns + 3 * SECOND
 
 
-def test_a_new_claim_after_a_wait_is_no_takeover() -> None:
+def test_claim_after_a_wait_is_not_a_takeover() -> None:
     writer = Writer().claim("worker-1")
     writer.step = 1
     writer.ask().answer().call("1.0", "ask_user")
@@ -242,7 +242,7 @@ def test_failures_and_warnings_are_events() -> None:
     assert (one(spans, "execute_tool mail").error_type, agent.error_type) == ("TIMED_OUT", "TOKEN_LIMIT")
 
 
-def test_what_a_fork_copied_makes_no_spans() -> None:
+def test_copied_entries_have_no_spans() -> None:
     writer = Writer()
     writer.ledger.pop()
     writer.write(e.Forked(ROOT_ID, 9, 4))
@@ -277,7 +277,7 @@ def test_spans_that_have_not_ended_are_shown() -> None:
 TEXTS: Final = ("the goal", "be kind", "the answer", "somebody", "the content", "the result", "secret")
 
 
-def test_content_is_left_out_unless_it_is_asked_for() -> None:
+def test_content_is_left_out_by_default() -> None:
     plain, full = repr(simple().spans()), repr(simple().spans(with_content=True))
     assert [text for text in TEXTS if text in plain] == []
     assert [text for text in TEXTS if text in full] == [text for text in TEXTS if text != "secret"]
@@ -325,7 +325,7 @@ def histories(draw: st.DrawFn) -> Ledger:  # noqa: C901 - one case for each move
 
 
 @given(histories(), st.data())
-def test_a_history_cut_anywhere_gives_the_same_spans(ledger: Ledger, data: st.DataObject) -> None:
+def test_spans_are_equal_across_any_cut(ledger: Ledger, data: st.DataObject) -> None:
     whole = project(TASK, ledger)
     cut = data.draw(st.integers(0, len(ledger)))
     first = TraceProjection(TASK)

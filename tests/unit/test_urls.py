@@ -33,7 +33,7 @@ from tenure.domain.outbound import (
         ("http://xn--bcher-kva.example/", Url("http", "xn--bcher-kva.example", 80, "/")),
     ],
 )
-def test_a_plain_url_is_read_into_what_is_dialled(text: str, url: Any) -> None:
+def test_plain_url_has_its_dialled_address(text: str, url: Any) -> None:
     assert parse_url(text) == url
     assert parse_url(str(url)) == url
 
@@ -86,14 +86,14 @@ def test_a_plain_url_is_read_into_what_is_dialled(text: str, url: Any) -> None:
         ("http://::1/", "ODD_HOST"),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(text: Any, reason: str) -> None:
+def test_ambiguous_url_is_refused(text: Any, reason: str) -> None:
     with pytest.raises(UrlRefused) as refused:
         parse_url(text)
     assert refused.value.reason == reason
 
 
 @given(st.text(st.characters(), max_size=60) | st.from_regex(r"https?://[-a-z0-9.:@\[\]%\\/?#_]{0,40}", fullmatch=True))
-def test_whatever_is_read_is_read_alike_by_others_and_again(text: Any) -> None:
+def test_accepted_url_is_read_equally_by_other_parsers(text: Any) -> None:
     """urllib and httpcore find the host that we dial in it. (httpcore loses what follows a `;`: it is given pieces.)"""
     for candidate in (text, f"http://{text}", f"https://example.com/{text}"):
         try:
@@ -111,7 +111,7 @@ def test_whatever_is_read_is_read_alike_by_others_and_again(text: Any) -> None:
 
 
 @given(st.text(st.characters(), max_size=60))
-def test_a_redirect_leads_to_what_is_read_or_nowhere(location: str) -> None:
+def test_redirect_is_read_or_refused(location: str) -> None:
     base = parse_url("https://example.com/a/b?c")
     try:
         url = follow(base, location)
@@ -135,6 +135,6 @@ def test_a_redirect_is_read_from_where_it_came(location: str, leads_to: str) -> 
 
 
 @pytest.mark.parametrize("location", ["http://[", "javascript:alert(1)", "http://a\tb/", "file:///x", "http://1/"])
-def test_a_redirect_to_nowhere_is_refused(location: str) -> None:
+def test_invalid_redirect_is_refused(location: str) -> None:
     with pytest.raises(UrlRefused):
         follow(parse_url("https://example.com/"), location)

@@ -87,7 +87,7 @@ async def test_a_report_that_is_too_old_or_too_many_is_dropped() -> None:
     assert results == {"DROPPED": 10, "UNAVAILABLE": 20}
 
 
-async def test_the_end_of_the_process_sends_what_waits() -> None:
+async def test_close_sends_waiting_reports() -> None:
     results, sent = Counter[str](), list[int]()
 
     async def send(one: UsageReport) -> None:

@@ -52,7 +52,7 @@ def test_a_goal_is_all_a_submit_needs() -> None:
     validate(tasks.SubmitTaskRequest(goal="find out"))
 
 
-def test_all_that_is_wrong_is_told_together() -> None:
+def test_violations_are_reported_together() -> None:
     request = tasks.SubmitTaskRequest(
         queue="no spaces",
         agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["a b"]), max_output_tokens=-1),
@@ -70,14 +70,14 @@ def test_all_that_is_wrong_is_told_together() -> None:
     }
 
 
-def test_a_cap_stays_where_what_goes_beyond_it_can_be_counted() -> None:
+def test_cap_leaves_space_for_overshoot() -> None:
     validate(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12)))
     assert fields(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12 + 1))) == {
         "limits.max_tokens"
     }
 
 
-def test_a_result_schema_is_checked_at_every_door() -> None:
+def test_result_schema_is_checked_in_every_request() -> None:
     """The schema's size only: what it says is checked apart, see test_schema_checks.py."""
     none, policy = " " * (16 * 1024 + 1), task_pb2.TaskPolicy(max_result_corrections=21)
     request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
@@ -180,7 +180,7 @@ def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
     assert fields(request) == {"priority", "policy.on_lease_lost", "policy.on_in_doubt", "source.kind"}
 
 
-def test_what_coordinators_ask_is_bounded_and_names_tasks() -> None:
+def test_requests_of_coordinators_are_bounded() -> None:
     running = checkpoint.ListRunningRequest(page_size=-1, after_task_id="x")
     assert fields(running) == {"page_size", "after_task_id"}
     lost = checkpoint.RequeueLostRequest(lost=[checkpoint.RequeueLostRequest.Lost(task_id="x")])
@@ -243,7 +243,7 @@ def test_the_reasons_of_a_raise_and_of_a_release_are_bounded() -> None:
     assert fields(release) == {"reason", "message"}
 
 
-def said(**message: object) -> coordinator.SessionRequest:
+def session_message(**message: object) -> coordinator.SessionRequest:
     return coordinator.SessionRequest(**message)  # type: ignore[arg-type]  # any of its messages
 
 
@@ -253,7 +253,7 @@ def holdings(count: int, task_id: str = "t", claim_id: str = "c") -> list[coordi
 
 def test_a_hello_is_bounded() -> None:
     most = coordinator.Hello(worker_id="w", queues=["q"] * MAX_CHOICES, holdings=holdings(MAX_HOLDINGS))
-    validate(said(hello=most))
+    validate(session_message(hello=most))
     beyond = coordinator.Hello(
         session_id="s" * 65,
         free_slots=-1,
@@ -262,7 +262,7 @@ def test_a_hello_is_bounded() -> None:
         priorities=[task_pb2.PRIORITY_HIGH] * (MAX_CHOICES + 1),
         holdings=holdings(MAX_HOLDINGS + 1),
     )
-    assert fields(said(hello=beyond)) == {
+    assert fields(session_message(hello=beyond)) == {
         f"hello.{field}"
         for field in ("worker_id", "session_id", "free_slots", "queues", "loops[0]", "priorities", "holdings")
     }
@@ -271,41 +271,43 @@ def test_a_hello_is_bounded() -> None:
 def test_an_unknown_priority_is_not_the_default() -> None:
     hello = coordinator.Hello(worker_id="w")
     hello.priorities.append(99)  # type: ignore[arg-type]  # as a newer worker may send
-    assert fields(said(hello=hello)) == {"hello.priorities[0]"}
+    assert fields(session_message(hello=hello)) == {"hello.priorities[0]"}
 
 
 def test_a_renewal_is_bounded() -> None:
-    validate(said(renew=coordinator.Renew(renew_number=1, free_slots=3, holdings=holdings(3))))
+    validate(session_message(renew=coordinator.Renew(renew_number=1, free_slots=3, holdings=holdings(3))))
     renew = coordinator.Renew(free_slots=MAX_SLOTS + 1, grants_read=-1, holdings=holdings(MAX_HOLDINGS + 1))
-    assert fields(said(renew=renew)) == {
+    assert fields(session_message(renew=renew)) == {
         "renew.renew_number",
         "renew.free_slots",
         "renew.grants_read",
         "renew.holdings",
     }
     nameless = coordinator.Renew(renew_number=1, holdings=[*holdings(1), *holdings(1, task_id="", claim_id="c" * 65)])
-    assert fields(said(renew=nameless)) == {"renew.holdings[1].task_id", "renew.holdings[1].claim_id"}
+    assert fields(session_message(renew=nameless)) == {"renew.holdings[1].task_id", "renew.holdings[1].claim_id"}
 
 
 def test_slots_are_bounded() -> None:
-    assert fields(said(slots=coordinator.Slots(free_slots=-1, grants_read=-1))) == {
+    assert fields(session_message(slots=coordinator.Slots(free_slots=-1, grants_read=-1))) == {
         "slots.free_slots",
         "slots.grants_read",
     }
 
 
 @pytest.mark.parametrize("reason", list(ReleaseReason))
-def test_a_claim_is_given_back_for_a_reason_that_is_known(reason: ReleaseReason) -> None:
-    validate(said(release=coordinator.Release(task_id="t", claim_id="c", reason=reason)))
+def test_known_release_reason_is_accepted(reason: ReleaseReason) -> None:
+    validate(session_message(release=coordinator.Release(task_id="t", claim_id="c", reason=reason)))
 
 
 @pytest.mark.parametrize("reason", ["", "BORED", "WORKER_LOST"])
-def test_a_claim_is_not_given_back_for_another_reason(reason: str) -> None:
-    assert fields(said(release=coordinator.Release(task_id="t", claim_id="c", reason=reason))) == {"release.reason"}
+def test_unknown_release_reason_is_refused(reason: str) -> None:
+    assert fields(session_message(release=coordinator.Release(task_id="t", claim_id="c", reason=reason))) == {
+        "release.reason"
+    }
 
 
-def test_a_session_message_says_something() -> None:
-    assert fields(said()) == {"message"}
+def test_empty_session_message_is_refused() -> None:
+    assert fields(session_message()) == {"message"}
 
 
 def test_a_providers_call_is_bounded_in_every_field() -> None:
@@ -326,7 +328,7 @@ def test_a_providers_call_is_bounded_in_every_field() -> None:
     assert fields(bad) == {field.name for field in providers.CallToolRequest.DESCRIPTOR.fields}
 
 
-def test_a_word_on_a_call_is_bounded_wherever_it_comes() -> None:
+def test_resolution_is_bounded_in_every_request() -> None:
     resolution = tool_pb2.CallResolution(reason="", actor="x" * 201)
     call = tools.ExecuteRequest(token=TOKEN, call_id="1.0", tool="t", resolution=resolution)
     assert fields(call) == {f"resolution.{name}" for name in ("call_attempt", "reason", "actor", "decision")}

@@ -12,11 +12,11 @@ UNSEEN = "\u200b\u200c\u200d\u2060\u2062\u00ad\ufeff\u202e\u2066\u061c\u3164\ufe
 
 
 @pytest.mark.parametrize("char", UNSEEN)
-def test_what_cannot_be_seen_is_shown_as_its_number(char: str) -> None:
+def test_invisible_characters_are_shown_as_numbers(char: str) -> None:
     assert visible_text(f"pay{char}pal.com") == f"pay\\u{ord(char):04x}pal.com"
 
 
-def test_what_can_be_seen_stays() -> None:
+def test_visible_characters_are_kept() -> None:
     text = "Zahle 5 € an Grüße & Co., 支払い, דולר, نقود\nand 👍"
     assert visible_text(text) == text
 

@@ -62,7 +62,7 @@ def turn(
     return fold(Entry(number, 1, body) for number, body in enumerate(bodies, 1))
 
 
-def leave(call_id: str = "1.0", answer: str = "allow", **fields: Any) -> Any:
+def approval(call_id: str = "1.0", answer: str = "allow", **fields: Any) -> Any:
     return WaitResolution("w1", call_id, WaitKind.TOOL_APPROVAL, DECISION, answer, **fields)
 
 
@@ -77,10 +77,10 @@ def test_a_tool_that_the_task_does_not_have_is_not_waited_for() -> None:
     assert next_action(turn(call, tools=("read",))) == ExecuteTools(1, (call,))
 
 
-def test_a_call_that_got_leave_is_run_as_it_was_allowed() -> None:
+def test_approved_call_is_run_as_approved() -> None:
     call = intent("pay", amount=100)
-    assert next_action(turn(call, approve=("pay",), more=[leave()])) == ExecuteTools(1, (call,))
-    given = leave(answer="edit", edited_arguments_json='{"amount": 5}', comment="less")
+    assert next_action(turn(call, approve=("pay",), more=[approval()])) == ExecuteTools(1, (call,))
+    given = approval(answer="edit", edited_arguments_json='{"amount": 5}', comment="less")
     point = turn(call, approve=("pay",), more=[given])
     move = next_action(point)
     assert isinstance(move, ExecuteTools)
@@ -92,12 +92,12 @@ def test_a_call_that_got_leave_is_run_as_it_was_allowed() -> None:
     assert "less" in done.pending_content[-1]["text"]
 
 
-def test_leave_is_for_one_call_only() -> None:
+def test_approval_is_for_one_call() -> None:
     calls = (intent("pay", "1.0"), intent("pay", "1.1"))
-    assert next_action(turn(*calls, approve=("pay",), more=[leave("1.0")])) == ExecuteTools(1, calls[:1], calls[1:])
+    assert next_action(turn(*calls, approve=("pay",), more=[approval("1.0")])) == ExecuteTools(1, calls[:1], calls[1:])
 
 
-def test_a_call_makes_the_wait_that_its_arguments_say() -> None:
+def test_arguments_make_the_wait() -> None:
     wait = wait_of(intent("request_approval", question="Ship?", options=["now", "never"], at_deadline="go_on"))
     assert isinstance(wait, Wait)
     assert (wait.kind, wait.options, wait.timeout_seconds) == (WaitKind.APPROVAL, ("now", "never"), 24 * 3600.0)
@@ -130,12 +130,12 @@ def test_arguments_that_make_no_wait_are_an_outcome(tool: str, arguments: Any) -
     assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
-def test_arguments_that_are_no_object_are_an_outcome_too() -> None:
+def test_arguments_without_an_object_are_an_outcome() -> None:
     for text in ("[]", "{", "7", "[" * 100_000):
         assert isinstance(wait_of(ToolIntent("1.0", "u", "ask_user", text)), Outcome)
 
 
-def test_the_model_reads_who_answered_what_and_when() -> None:
+def test_model_reads_the_answer_with_its_author() -> None:
     wait = Wait(WaitKind.EVENT, "1.0", correlation_id="c")
     outcome = outcome_of_answer(wait, WaitAnswer(PAYLOAD, '{"n": [1]}'), actor="carol", at="2026-01-01T00:00:00+00:00")
     assert outcome is not None

@@ -11,7 +11,7 @@ from tests.support.patience import CALL_SECONDS
 
 
 @pytest.mark.parametrize("provider", ["plain", "serper"])
-async def test_half_a_character_is_no_crash(provider: str) -> None:
+async def test_half_a_surrogate_pair_is_searched(provider: str) -> None:
     body = '{"results": [], "searchParameters": {}, "organic": []}'
     async with HttpStub(lambda _: page(body)) as stranger:
         section = {"provider": provider, "url": stranger.url(), "allow_private": True, "timeout_seconds": CALL_SECONDS}

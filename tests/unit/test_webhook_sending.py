@@ -32,14 +32,14 @@ async def send(url: Any, allowed: Sequence[str] = EVERYWHERE) -> Any:
         return await sender.send(delivery)
 
 
-async def test_the_url_is_asked_for_as_it_is_written() -> None:
+async def test_url_is_requested_as_written() -> None:
     async with HttpStub(lambda _: page()) as stranger:
         assert (await send(stranger.url("/hook;v=1/x;y?z=1;2"))).received
     assert [seen.target for seen in stranger.seen] == ["/hook;v=1/x;y?z=1;2"]
 
 
 @pytest.mark.parametrize("headers", [{}, {"content_encoding": "br"}, {"content_length": "99"}])
-async def test_the_status_is_the_answer_whatever_its_body_is(headers: Any) -> None:
+async def test_status_counts_with_any_body(headers: Any) -> None:
     async with HttpStub(lambda _: page("no", "500 Oh", **headers)) as stranger:
         answer = await send(stranger.url())
     assert (answer.status, answer.problem) == (500, "HTTP 500: no")
@@ -74,11 +74,11 @@ async def test_a_body_that_outlasts_the_time_keeps_its_status(status: int, failu
     assert (answer.status, answer.failure) == (status, failure)
 
 
-async def test_a_url_that_can_be_read_in_two_ways_is_told() -> None:
+async def test_ambiguous_url_is_refused() -> None:
     assert "four decimal parts" in (await send("http://2130706433/")).problem
 
 
-async def test_a_refusal_does_not_tell_the_address_of_a_name() -> None:
+async def test_refusal_hides_the_address() -> None:
     problem = (await send("http://localhost:1/", allowed=())).problem
     assert problem == "AddressRefused: webhooks may not reach localhost"
 

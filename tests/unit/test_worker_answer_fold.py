@@ -82,7 +82,7 @@ def test_a_call_cut_before_its_input_is_left_out() -> None:
     assert fold(*call(), end("max_tokens", output_tokens=3)).content() == ()
 
 
-def test_arguments_that_are_no_json_are_a_malformed_answer() -> None:
+def test_arguments_without_json_are_malformed() -> None:
     with pytest.raises(MalformedAnswer):
         fold(*call(0, '{"to'), end("tool_use", output_tokens=3)).content()
 
@@ -108,7 +108,7 @@ def test_output_that_was_not_counted_yet_is_estimated() -> None:
     assert folded.usage().output_tokens == 10
 
 
-def test_nothing_said_is_nothing_billed() -> None:
+def test_empty_answer_is_not_billed() -> None:
     assert AnswerFold().usage().total == 0
 
 
@@ -117,7 +117,7 @@ def text(index: int = 0, *pieces: Any) -> Any:
     return [block(index, type="text", text=""), *deltas, stop(index)]
 
 
-def test_what_comes_after_the_end_is_no_part_of_the_answer() -> None:
+def test_events_after_the_end_are_ignored() -> None:
     folded = fold(
         start(input_tokens=3), *text(0, "done"), end("end_turn", output_tokens=1), STOP, start(), *text(0, "x")
     )

@@ -41,15 +41,13 @@ tools = st.lists(
 
 
 @given(st.just("") | words, tools, messages, messages)
-def test_the_bound_is_never_below_what_the_simulator_counts(
-    system: Any, tools: Any, messages: Any, to_come: Any
-) -> None:
+def test_bound_is_never_below_the_simulator(system: Any, tools: Any, messages: Any, to_come: Any) -> None:
     body = {"tools": tools, "system": system, "messages": [*messages, *to_come]}
     assert InputEstimate(system, tools).upper_bound(messages, to_come) >= count_request(body)
 
 
 @given(st.lists(words, min_size=1, max_size=5), st.integers(0, 5))
-def test_what_the_provider_counted_is_taken_at_its_word(texts: list[Any], known: int) -> None:
+def test_count_of_the_provider_is_used(texts: list[Any], known: int) -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
     known = min(known, len(said))
     counted = count_request({"messages": said[:known]})
@@ -71,7 +69,7 @@ DENSE = {"numbers": 1.97, "uuids": 1.48, "hex": 1.72, "base64": 1.42, "thai": 1.
 
 
 @pytest.mark.parametrize("kind", DENSE)
-def test_dense_text_is_not_taken_for_prose(kind: Any) -> None:
+def test_dense_text_has_a_higher_bound(kind: Any) -> None:
     assert text_tokens(KINDS[kind]) >= len(KINDS[kind].encode()) / DENSE[kind]
 
 

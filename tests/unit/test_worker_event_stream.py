@@ -49,13 +49,13 @@ def test_an_event_without_a_name_has_the_type_of_its_data() -> None:
     assert read(b'data: {"type":\ndata: "a"}\n\n') == [{"type": "a"}]
 
 
-def test_comments_pings_and_unknown_fields_are_no_events() -> None:
+def test_comments_pings_and_unknown_fields_are_ignored() -> None:
     assert (
         read(b': hi\n\nevent: ping\n\nevent: ping\ndata: {"type": "ping"}\n\ndata: {"type":"ping"}\nid: 3\n\n\n') == []
     )
 
 
-def test_an_event_that_is_not_ended_is_no_event() -> None:
+def test_unfinished_event_is_ignored() -> None:
     assert read(b'event: a\ndata: {"type": "a"}\n') == []
 
 
@@ -93,6 +93,6 @@ def test_unreadable_data_is_malformed_with_its_text(sent: Any) -> None:
     "sent",
     [b"event: error\ndata: {}\n\n", b"event: error\n\n", b'data: {"type": "error"}\n\n', b"event:error\ndata: x\n\n"],
 )
-def test_an_error_is_told_apart(sent: bytes) -> None:
+def test_error_event_is_an_error(sent: bytes) -> None:
     with pytest.raises(ErrorEvent):
         read(sent)

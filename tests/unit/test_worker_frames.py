@@ -31,7 +31,7 @@ def frames_of(build: Callable[[list[Tagged]], Any], messages: Sequence[Any], fir
 
 
 @given(sizes, st.sampled_from([1, 2**31, 2**62]))
-def test_no_frame_of_commits_is_beyond_what_the_ledger_takes(lengths: list[int], first_tag: int) -> None:
+def test_frames_of_commits_are_valid_for_the_ledger(lengths: list[int], first_tag: int) -> None:
     messages = [ledger.CommitRequest(commit_id="x" * (length - 6)) for length in lengths]
     frames = frames_of(ledger_client._build_frame, messages, first_tag)
     for frame in frames:

@@ -32,5 +32,5 @@ class Held:
 async def test_a_file_that_grew_beyond_all_bounds_is_lost_content() -> None:
     tools: Any = Tools()
     held: Any = Held()
-    with pytest.raises(ResultLost, match="another one now"):
+    with pytest.raises(ResultLost):
         await KeptContents(tools, TrustGate(), held).read(KEPT.path, KEPT.digest)

@@ -178,7 +178,7 @@ class Halt(BaseException):
     """Not an Exception, as what pytest.fail raises."""
 
 
-async def test_whatever_a_tool_raises_is_its_outcome(desk: Desk) -> None:
+async def test_any_exception_of_a_tool_is_its_outcome(desk: Desk) -> None:
     async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
         raise Halt("enough")
 

@@ -124,7 +124,7 @@ async def test_a_third_claim_waits_for_the_run_of_the_first() -> None:
         (InvalidRequest(violations=[("part", "no")]), OutcomeStatus.FAILED),
     ],
 )
-async def test_a_large_result_has_an_outcome_whatever_becomes_of_it(
+async def test_large_result_always_has_an_outcome(
     monkeypatch: pytest.MonkeyPatch, error: Exception, status: OutcomeStatus
 ) -> None:
     """Without one, the call would stay started, and a later order would find a run that never answers."""
@@ -159,7 +159,7 @@ class UnreadableError(Exception):
 
 
 @pytest.mark.parametrize("error", [Unusual("odd"), UnreadableError(), SystemExit(3)])
-async def test_a_call_has_an_outcome_whatever_its_tool_raises(error: BaseException) -> None:
+async def test_any_exception_has_an_outcome(error: BaseException) -> None:
     """Without one, each owner of the task ran it again, and gave the task up after a minute."""
 
     async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ def body(prompt: Any) -> Any:
 
 @pytest.mark.parametrize("calls", [1, 30])
 @pytest.mark.parametrize("system", ["Be brief. " * 300, ""])
-def test_each_turn_reads_all_that_the_one_before_was_sent(system: Any, calls: int) -> None:
+def test_each_step_reads_the_prefix_of_the_last(system: Any, calls: int) -> None:
     cache, before = PromptCache(), 0
     for turns in range(5):
         request = body(marked(Prompt(system, TOOLS, history(turns, calls))))
@@ -58,7 +58,7 @@ def test_another_task_of_an_agent_reads_its_prompt_cache() -> None:
 
 @pytest.mark.parametrize("system", ["Be brief.", ""])
 @pytest.mark.parametrize("tools", [TOOLS, []])
-def test_marks_are_no_part_of_what_the_model_reads(system: str, tools: Any) -> None:
+def test_marks_do_not_change_the_prompt(system: str, tools: Any) -> None:
     plain = Prompt(system, tools, history(4))
     kept = copy.deepcopy(plain)
     prompt = marked(plain)

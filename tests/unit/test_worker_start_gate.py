@@ -44,7 +44,7 @@ async def test_a_busy_loop_starts_its_tasks_too() -> None:
     busy.cancel()
 
 
-async def test_a_task_that_leaves_gives_its_turn_to_the_next() -> None:
+async def test_leaving_task_starts_the_next() -> None:
     gate, started = StartGate(), list[int]()
     tasks = [asyncio.create_task(_start(gate, started, number)) for number in range(3 * TOGETHER)]
     await asyncio.sleep(0)

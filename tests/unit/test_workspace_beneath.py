@@ -54,14 +54,14 @@ def opened(way: Open, names: tuple[str, ...], flags: int, directory: int) -> byt
         os.close(descriptor)
 
 
-def test_what_is_below_is_opened(way: Open, top: int) -> None:
+def test_files_below_are_opened(way: Open, top: int) -> None:
     assert opened(way, ("a", "b", "file"), os.O_RDONLY | FILE, top) == b"mine"
     assert opened(way, ("a",), DIRECTORY, top) == ["b"]
     assert opened(way, (), DIRECTORY, top) == ["a"]
 
 
 @pytest.mark.parametrize("names", LINKED)
-def test_no_link_is_followed_wherever_it_leads(way: Open, top: int, tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_links_are_not_followed(way: Open, top: int, tmp_path: Path, names: tuple[str, ...]) -> None:
     (tmp_path / "top" / "link").symlink_to(tmp_path)
     (tmp_path / "top" / "a" / "up").symlink_to("../../secret")
     (tmp_path / "top" / "a" / "self").symlink_to("b")  # inside, and a link all the same
@@ -98,7 +98,7 @@ while True:
 """
 
 
-def test_a_link_put_in_place_meanwhile_leads_nowhere(way: Open, top: int, tmp_path: Path) -> None:
+def test_link_made_during_the_walk_is_not_followed(way: Open, top: int, tmp_path: Path) -> None:
     """A process swaps a directory for a link out of the workspace and back, as an agent's program would."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_bytes(SECRET)

@@ -75,11 +75,11 @@ def test_directories_that_are_closed_to_us_go(workspace: Path) -> None:
     assert not workspace.exists()
 
 
-def test_what_is_not_there_is_removed(workspace: Path) -> None:
+def test_missing_directory_is_removed(workspace: Path) -> None:
     assert remove_some(workspace / "never-was")
 
 
-def test_a_link_in_the_place_of_a_workspace_is_not_followed(workspace: Path, tmp_path: Path) -> None:
+def test_link_instead_of_a_workspace_is_not_followed(workspace: Path, tmp_path: Path) -> None:
     (workspace / "file").touch()
     link = tmp_path / "link"
     link.symlink_to(workspace)

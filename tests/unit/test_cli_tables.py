@@ -1,0 +1,133 @@
+"""The tables of commands, as they are printed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tenure.cli.main import cli
+from tenure.cli.output import SafeConsole
+from tenure.cli.tenants import cost_text
+from tenure.cli.trace import Waterfall
+from tenure.client import Client
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.tools import OutcomeStatus
+from tenure.domain.waits import Wait, WaitKind
+from tenure.v1 import admin_service_pb2, tool_pb2
+from tenure.v1 import tenant_service_pb2 as pb
+from tenure.wire.common import duration, timestamp
+from tests.unit.golden_files import compare_with_golden
+from tests.unit.test_traces import QUEUED, SECOND, Writer
+
+LONG_NAME = "crm__" + "a_very_long_name_of_a_tool_" * 2
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["--address", "127.0.0.1:1", *arguments])
+    return result.stdout + result.stderr
+
+
+def offered_tools() -> list[tool_pb2.OfferedTool]:
+    move = tool_pb2.ToolDefinition(
+        name="stock__move_stock",
+        description="Move [b]items[/b].\n\nBack again with a negative delta. " + "More of it. " * 30,
+        input_schema_json='{"type":"object","properties":{"item":{"type":"string"}}}',
+        timeout=duration(90),
+        output_limit_bytes=8000,
+        effect_class=tool_pb2.EFFECT_CLASS_KEYED,
+    )
+    crm = tool_pb2.ToolDefinition(name=LONG_NAME, description="x" * 500, effect_class=tool_pb2.EFFECT_CLASS_UNSAFE)
+    return [
+        tool_pb2.OfferedTool(source="crm", definition=crm),
+        tool_pb2.OfferedTool(source="stock", definition=move),
+    ]
+
+
+def tool_sources() -> list[tool_pb2.ToolSource]:
+    ago = timestamp(datetime.now(UTC) - timedelta(minutes=10, seconds=5))
+    away = tool_pb2.ToolSource(
+        name="stock",
+        kind=tool_pb2.TOOL_SOURCE_KIND_PROVIDER,
+        change_time=ago,
+        tools=4,
+        problems=["'a [b]' is left out: there are two tools of this name"],
+        problem_count=3,
+        last_error="[red]gone",
+        last_error_time=ago,
+    )
+    note = tool_pb2.ToolSource(name="note", kind=tool_pb2.TOOL_SOURCE_KIND_HTTP, linked=True, change_time=ago, tools=1)
+    return [away, note]
+
+
+def test_tables_of_tools_are_the_golden_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tools(_client: Client) -> admin_service_pb2.AdminServiceListToolsResponse:
+        return admin_service_pb2.AdminServiceListToolsResponse(tools=offered_tools())
+
+    async def sources(_client: Client) -> admin_service_pb2.ListToolSourcesResponse:
+        return admin_service_pb2.ListToolSourcesResponse(sources=tool_sources(), instance="tools-1")
+
+    monkeypatch.setattr(Client, "tools", tools)
+    monkeypatch.setattr(Client, "tool_sources", sources)
+    commands = ("tools list", "tools show stock__move_stock", "tools show stock__move_stokc", "tools show zzz")
+    texts = {command: run(*command.split()) for command in (*commands, "tools sources")}
+    compare_with_golden("tools.txt", texts)
+
+
+def drawn(writer: Writer) -> str:
+    context: Any = SimpleNamespace(console=SafeConsole(file=io.StringIO(), width=110, highlight=False, markup=False))
+    Waterfall(writer.spans(), writer.ledger[-1][1] + 3 * SECOND, 110).show(context)
+    return str(context.console.file.getvalue())
+
+
+def test_waterfalls_are_the_golden_file() -> None:
+    taken_over = Writer().claim("worker-1")
+    taken_over.step = 1
+    taken_over.ask().answer().call("1.0").move(QUEUED, Reason.WORKER_LOST).claim("worker-2")
+    taken_over.outcome("1.0", OutcomeStatus.FAILED).ask(2)
+    waiting = Writer().claim("worker-1")
+    waiting.step = 1
+    waiting.ask().answer().call("1.0", "ask_user")
+    waiting.move(TaskState.WAITING_USER, Reason.ANSWER_REQUESTED, wait=Wait(WaitKind.QUESTION, "1.0", wait_id="w"))
+    compare_with_golden("waterfalls.txt", {"a takeover": drawn(taken_over), "a wait": drawn(waiting)})
+
+
+@pytest.mark.parametrize(
+    ("billed", "text"),
+    [
+        (pb.UsageSum(calls=3, nano_usd=2_000_000_000), "$2.00"),
+        (pb.UsageSum(calls=3, unpriced_calls=3), "unpriced"),
+        (pb.UsageSum(calls=3, simulated_calls=3), "simulated"),
+        (pb.UsageSum(calls=3, simulated_calls=3, simulated_nano_usd=7, nano_usd=7), "simulated"),
+        (pb.UsageSum(calls=5, unpriced_calls=2, nano_usd=1_000_000_000), "$1.00, 2 unpriced"),
+        (
+            pb.UsageSum(calls=9, simulated_calls=4, simulated_nano_usd=500_000_000, nano_usd=1_500_000_000),
+            "$1.00, 4 simulated",
+        ),
+        (pb.UsageSum(calls=6, simulated_calls=4, unpriced_calls=2), "2 unpriced, 4 simulated"),
+    ],
+)
+def test_only_provider_charges_are_dollars(billed: pb.UsageSum, text: str) -> None:
+    assert cost_text(billed) == text
+
+
+@pytest.mark.parametrize(
+    ("tasks", "dry_run", "text"),
+    [
+        (500, True, "500 tasks or more would be pruned"),
+        (499, True, "499 tasks would be pruned"),
+        (500, False, "500 tasks pruned; their bills stay"),
+    ],
+)
+def test_prune_reports_a_cut_preview(monkeypatch: pytest.MonkeyPatch, tasks: int, dry_run: bool, text: str) -> None:
+    async def pages(_client: Client, *_: Any, **__: Any) -> AsyncGenerator[list[str]]:
+        yield [f"task-{number}" for number in range(tasks)]
+
+    monkeypatch.setattr(Client, "prune_before", pages)
+    options = ["--dry-run"] if dry_run else []
+    assert run("admin", "prune", "--older-than", "1d", "--reason", "r", *options).splitlines()[-1] == text

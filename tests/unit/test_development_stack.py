@@ -1,0 +1,314 @@
+"""The small parts of the embedded stack: its folder, its ports, its words."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from devstack import (
+    FolderBusy,
+    ServiceDied,
+    Stack,
+    StackError,
+    StackOptions,
+)
+from devstack.child_process import last_output, open_log, warnings_of
+from devstack.data_dir import forget_addresses, hold_folder, write_addresses
+from devstack.etcd import EtcdProcess
+from devstack.options import (
+    FREE_PORTS,
+    REPLICATED,
+    UIDS_APART,
+    USUAL_PORTS,
+    Layout,
+    StackAddresses,
+    choose_address,
+    environment_of,
+)
+from devstack.service_process import SimulatorProcess
+from devstack.stores import endpoint_version
+from tenure.cli.dev import UNSAFE_ETCD, command_name, one_dsn, passed_on
+from tenure.cli.parameters import REPLICAS, SETTING
+from tenure.runtime.running_stack import read_addresses
+
+
+def test_a_folder_has_one_stack(tmp_path: Path) -> None:
+    with hold_folder(tmp_path):
+        write_addresses(tmp_path, {"gateway": "127.0.0.1:8470"})
+        with pytest.raises(FolderBusy, match=r"127\.0\.0\.1:8470"), hold_folder(tmp_path):
+            pass
+    with hold_folder(tmp_path):
+        pass
+
+
+def test_only_the_owner_reads_the_files_of_a_stack(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    layout.logs.mkdir(mode=0o755)  # by an earlier release
+    layout.prepare()
+    open_log(layout.logs / "gateway.log").close()
+    write_addresses(layout.data_dir, {})
+    assert layout.data_dir.stat().st_mode & 0o066 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in layout.data_dir.glob("*"))
+    assert (layout.logs / "gateway.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path: Path) -> None:
+    source = (
+        "import sys, pathlib; from devstack.data_dir import hold_folder\n"
+        "with hold_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(FolderBusy), hold_folder(tmp_path):
+            pass
+        holder.kill()
+    with hold_folder(tmp_path):
+        pass
+
+
+def test_addresses_count_while_their_writer_lives(tmp_path: Path) -> None:
+    assert read_addresses(tmp_path) is None
+    write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
+    assert read_addresses(tmp_path) == {"gateway": "127.0.0.1:1"}
+    forget_addresses(tmp_path)
+    assert read_addresses(tmp_path) is None
+
+
+def test_addresses_of_an_ended_writer_are_ignored(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for content in (json.dumps({"pid": gone.pid, "gateway": "x"}), '{"pid": ', "[]", "{}"):
+        (tmp_path / "dev.json").write_text(content)
+        assert read_addresses(tmp_path) is None
+
+
+def test_used_default_port_is_not_taken() -> None:
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        port = owner.getsockname()[1]
+        USUAL_PORTS["test"] = port
+        try:
+            assert choose_address("test", usual=True) != f"127.0.0.1:{port}"
+        finally:
+            del USUAL_PORTS["test"]
+
+
+def test_free_ports_are_not_those_of_outgoing_connections() -> None:
+    chosen = {choose_address("gateway", usual=False) for _ in range(20)}
+    assert all(int(address.rpartition(":")[2]) in FREE_PORTS for address in chosen)
+    assert FREE_PORTS.stop <= 32_768
+
+
+def test_an_address_that_was_chosen_already_is_avoided() -> None:
+    first = choose_address("gateway", usual=True)
+    assert choose_address("gateway", usual=True, avoid={first}) != first
+
+
+def test_stacks_that_start_at_once_choose_different_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them chooses seconds before anything listens on what the other chose."""
+    port = int(choose_address("gateway", usual=False).rpartition(":")[2])
+    monkeypatch.setitem(USUAL_PORTS, "gateway", port)
+    stacks = [Stack(StackOptions(data_dir=tmp_path / name, usual_ports=True)) for name in ("one", "other")]
+    first, second = (stack._choose_address("gateway") for stack in stacks)
+    assert first == f"127.0.0.1:{port}"
+    assert second != first
+    assert choose_address("gateway", usual=True) not in {first, second}
+    for stack in stacks:
+        stack._held_addresses.close()
+    assert choose_address("gateway", usual=True) == first
+
+
+def test_last_warning_and_error_are_reported() -> None:
+    lines = [
+        json.dumps({"level": "INFO", "message": "listening"}),
+        json.dumps({"level": "ERROR", "message": "the process failed", "stack": "Traceback\n  File\nOSError: no room"}),
+        json.dumps({"level": "INFO", "message": "stopping"}),
+    ]
+    assert last_output("\n".join(lines)) == "the process failed: OSError: no room"
+
+
+def test_last_plain_lines_are_reported() -> None:
+    assert last_output("invalid configuration:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
+    assert last_output("") == ""
+    assert len(last_output("x" * 5000)) == 300
+
+
+def test_warnings_of_one_logger_are_selected() -> None:
+    lines = [
+        json.dumps({"level": "WARNING", "logger": "services.tools.main", "message": "no sandbox"}),
+        json.dumps({"level": "INFO", "logger": "services.tools.main", "message": "listening"}),
+        json.dumps({"level": "WARNING", "logger": "another", "message": "something else"}),
+        "not JSON",
+        "[]",
+    ]
+    assert warnings_of("\n".join(lines), "services.tools.main") == ["no sandbox"]
+
+
+def test_only_named_variables_reach_the_services() -> None:
+    passed = passed_on({"PATH": "/bin", "ANTHROPIC_API_KEY": "secret", "OTEL_SERVICE_NAME": "x", "NO_PROXY": "corp"})
+    assert passed == {"PATH": "/bin", "OTEL_SERVICE_NAME": "x", "NO_PROXY": "corp,127.0.0.1,localhost"}
+
+
+@pytest.mark.parametrize(("release", "unsafe"), [("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.5.16", False)])
+def test_releases_that_can_corrupt_data_are_known(release: str, unsafe: bool) -> None:
+    assert bool(UNSAFE_ETCD.match(release)) is unsafe
+
+
+async def test_program_that_is_not_etcd_is_refused() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(StackError, match=endpoint):
+            await endpoint_version(endpoint)
+
+
+@pytest.mark.server
+async def test_version_of_an_own_etcd_is_checked(etcd_process: EtcdProcess) -> None:
+    assert await endpoint_version(etcd_process.endpoint) == etcd_process.version
+
+
+def test_the_advice_names_the_command_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / ".venv" / "bin" / "tenure"
+    own.parent.mkdir(parents=True)
+    own.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert command_name(".venv/bin/tenure") == ".venv/bin/tenure"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert command_name(str(own)) == "tenure"
+    assert command_name("/usr/lib/python3/tenure/cli/__main__.py") == "tenure"
+
+
+def test_replicas_are_named_after_their_service(tmp_path: Path) -> None:
+    options = StackOptions(data_dir=tmp_path, workers=2, replicas={"tools": 3})
+    assert options.names_of("tools") == ["tools", "tools-2", "tools-3"]
+    assert options.names_of("gateway") == ["gateway"]
+    assert options.names_of("worker") == ["worker-1", "worker-2"]
+
+
+@pytest.mark.parametrize("unfit", [{"tools": 0}, {"worker": 2}, {"etcd": 3}])
+def test_only_services_have_replicas_and_at_least_one(tmp_path: Path, unfit: Any) -> None:
+    with pytest.raises(ValueError, match="replicas"):
+        StackOptions(data_dir=tmp_path, replicas=unfit)
+
+
+def test_tool_replicas_on_a_host_have_own_sandbox_uids(tmp_path: Path) -> None:
+    options = StackOptions(data_dir=tmp_path, replicas={"tools": 3})
+    uids = [
+        int(
+            environment_of("tools", name, "", options, Layout(tmp_path), StackAddresses())[
+                "TENURE_TOOLS_SANDBOX_FIRST_UID"
+            ]
+        )
+        for name in options.names_of("tools")
+    ]
+    assert all(later - earlier >= UIDS_APART for earlier, later in pairwise(uids))
+
+
+def test_the_number_of_replicas_is_typed_for_all_or_by_service() -> None:
+    assert REPLICAS.convert("2", None, None) == dict.fromkeys(REPLICATED, 2)
+    assert REPLICAS.convert("coordinator=2, tools=3", None, None) == {"coordinator": 2, "tools": 3}
+    for text in ("0", "tools", "tools=x", "worker=2", ""):
+        with pytest.raises(click.BadParameter, match="coordinator=2"):
+            REPLICAS.convert(text, None, None)
+
+
+def test_a_setting_is_typed_with_or_without_its_prefix() -> None:
+    expected = "checkpoint", "TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS", "5"
+    assert SETTING.convert("checkpoint.SWEEP_INTERVAL_SECONDS=5", None, None) == expected
+    assert SETTING.convert("checkpoint.TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS=5", None, None) == expected
+    assert SETTING.convert("worker-2.model=a=b", None, None) == ("worker-2", "TENURE_WORKER_MODEL", "a=b")
+    for text in ("SLOTS=4", "nobody.SLOTS=4", "worker.SLOTS", "worker.=4", ""):
+        with pytest.raises(click.BadParameter, match=r"worker\.SLOTS=4"):
+            SETTING.convert(text, None, None)
+    for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESSES", "gateway.TOOLS_ADDRESS"):
+        with pytest.raises(click.BadParameter, match=r"TENURE_[A-Z_]+"):
+            SETTING.convert(f"{setting}=0.0.0.0:1", None, None)
+    sender = SETTING.convert("checkpoint.SMTP_FROM_ADDRESS=a@b.example", None, None)
+    assert sender == ("checkpoint", "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS", "a@b.example")
+
+
+@pytest.mark.parametrize(
+    ("expected", "model"),
+    [
+        ({}, "claude-opus-4-8"),
+        ({"model": "sim-hello"}, "sim-hello"),
+        ({"scenario_files": (Path("mine.yaml"),)}, "sim-mine"),
+        ({"anthropic_api_key": "key", "model": "claude-sonnet-5"}, "claude-sonnet-5"),
+    ],
+)
+def test_the_ledger_and_the_workers_have_one_default_model(tmp_path: Path, expected: Any, model: str) -> None:
+    options = StackOptions(data_dir=tmp_path, **expected)
+    ledger = environment_of("checkpoint", "checkpoint", "", options, Layout(tmp_path), StackAddresses())
+    worker = environment_of("worker", "worker-1", "", options, Layout(tmp_path), StackAddresses())
+    assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"] == model
+
+
+class Latecomer(SimulatorProcess):
+    """Takes its address only when somebody has looked whether it serves."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        super().__init__(Layout(folder), address, StackOptions(data_dir=folder))
+        self.gate = folder / "gate"
+        source = (
+            "import socket, sys, time, pathlib\n"
+            "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+            "with socket.create_server(('127.0.0.1', int(sys.argv[2]))): time.sleep(600)"
+        )
+        self.command = [sys.executable, "-c", source, str(self.gate), address.rpartition(":")[2]]
+        self.log_path = folder / "log"
+
+    async def serves(self) -> bool:
+        does_serve = await super().serves()
+        self.gate.touch()
+        return does_serve
+
+
+async def test_service_of_another_stack_is_not_ours(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        child = Latecomer(tmp_path, f"127.0.0.1:{other.getsockname()[1]}")
+        child.start()
+        try:
+            with pytest.raises(ServiceDied, match="Address already in use"):
+                await child.wait_ready()
+        finally:
+            child.kill()
+    child.start()
+    try:
+        await child.wait_ready()
+    finally:
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "warns"),
+    [
+        ("postgresql://user:secret@localhost/x", True),
+        ("host=localhost password=secret", True),
+        ("postgresql://user@localhost/password", False),
+        ("nonsense", False),
+        ("", False),
+    ],
+)
+def test_a_password_in_the_arguments_gets_a_warning(
+    capsys: pytest.CaptureFixture[str], dsn: str, warns: bool, tmp_path: Path
+) -> None:
+    assert one_dsn(dsn, None) == dsn
+    assert ("--postgres-file" in capsys.readouterr().err) == warns
+    file = tmp_path / "dsn"
+    file.write_text("postgresql://user:secret@localhost/x\n")
+    assert one_dsn("", file) == "postgresql://user:secret@localhost/x"
+    assert capsys.readouterr().err == ""
