@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from devstack.etcd import EtcdProcess
-    from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
+    from tests.support.fix_checkpoint import Checkpoint
 
 KEY = b"/tenure/generation"
 
@@ -97,11 +97,11 @@ def _record(session: HeldSession) -> ClaimRecord:
     ("expected", "settles_at"), [(None, 2), (b"0", 2), (b"1", 1), (b"7", 8)], ids=["absent", "lower", "same", "higher"]
 )
 async def test_etcd_and_ledger_come_to_one_generation_above_both(
-    client: EtcdClient, checkpoint: MakeCheckpoint, expected: bytes | None, settles_at: int
+    client: EtcdClient, replica: Checkpoint, expected: bytes | None, settles_at: int
 ) -> None:
     if expected is not None:
         await client.put(KEY, expected)
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         assert await generation.settled(PATIENCE_SECONDS) == settles_at
     held = await client.get(KEY)
     assert held is not None
@@ -109,11 +109,9 @@ async def test_etcd_and_ledger_come_to_one_generation_above_both(
 
 
 @pytest.mark.parametrize("value", [b"seven", b"", b"-1", b"99999999999999999999"])
-async def test_a_key_without_a_generation_stops_grants(
-    client: EtcdClient, checkpoint: MakeCheckpoint, value: bytes
-) -> None:
+async def test_a_key_without_a_generation_stops_grants(client: EtcdClient, replica: Checkpoint, value: bytes) -> None:
     await client.put(KEY, value)
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         await generation.first_look()
         with pytest.raises(Unavailable, match="delete the key") as refused:
             generation.current()
@@ -122,9 +120,9 @@ async def test_a_key_without_a_generation_stops_grants(
         assert await generation.settled(PATIENCE_SECONDS) == 2
 
 
-async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
+async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, replica: Checkpoint) -> None:
     await client.put(KEY, b"70000")
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         await generation.first_look()
         with pytest.raises(Unavailable, match="too far ahead") as refused:
             generation.current()
@@ -133,8 +131,7 @@ async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, checkpoin
         assert await generation.settled(PATIENCE_SECONDS) == 2
 
 
-async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, replica: Checkpoint) -> None:
     async with AsyncExitStack() as stack:
         racing = [await stack.enter_async_context(watched_over(client, replica)) for _ in range(8)]
         assert await settled_on_one(racing) == 2
@@ -144,7 +141,7 @@ async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpo
 
 
 async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
-    client: EtcdClient, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+    client: EtcdClient, replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
     await client.put(KEY, b"1")
@@ -160,20 +157,18 @@ async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     monkeypatch.setattr(LostClaims, "requeue", learns_more)
     await claim(client, 1, 1)
     await client.put(KEY, b"0")
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         assert await generation.settled(PATIENCE_SECONDS) == 3
     assert doubted
 
 
-async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(
-    client: EtcdClient, checkpoint: MakeCheckpoint
-) -> None:
+async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(client: EtcdClient, replica: Checkpoint) -> None:
     await client.put(KEY, b"1")
     for _ in range(10):
         await claim(client, 1, 1_000)
     await client.put(KEY, b"0")
     before = await client.revision()
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         assert await generation.settled(2 * PATIENCE_SECONDS) == 2
     assert (await client.list(b"/tenure/claims/")).key_values == ()
     assert (await client.list(b"/tenure/sessions/")).key_values == ()

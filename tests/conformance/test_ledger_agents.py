@@ -72,8 +72,8 @@ class Agents:
         return await self.replica.create(request_id, control=control, agent_pin=pin, **spec)
 
 
-async def test_the_same_definition_is_one_revision(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_the_same_definition_is_one_revision(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     first = await agents.register(function(), "b1")
     assert (first.revision.revision, first.created, first.agent.current_revision) == (1, True, 1)
     again, other = await agents.register(function(), "b1"), await agents.register(function(), "b2")
@@ -97,8 +97,8 @@ async def test_many_registrations_at_once_make_one_revision(checkpoint: MakeChec
     assert len((await both[0].get()).revisions[0].builds) == 8
 
 
-async def test_without_builds_the_last_registration_of_code_counts(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_without_builds_the_last_registration_of_code_counts(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function("1"))
     assert (await agents.register(function("2"))).agent.current_revision == 2
     assert (await agents.register(function("1"))).agent.current_revision == 2
@@ -108,8 +108,8 @@ async def test_without_builds_the_last_registration_of_code_counts(checkpoint: M
     assert (await agents.register(without_code("two"))).agent.current_revision == 4
 
 
-async def test_a_submit_is_pinned_to_the_current_revision(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_submit_is_pinned_to_the_current_revision(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     unknown = await agents.submit()
     assert not unknown.spec.HasField("agent_pin")
     registered = (await agents.register(function(), "b1")).revision
@@ -129,9 +129,9 @@ async def test_a_submit_is_pinned_to_the_current_revision(checkpoint: MakeCheckp
 
 
 async def test_only_code_of_the_revision_is_offered_its_tasks(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    agents = Agents(await checkpoint())
+    agents = Agents(replica)
     stub = agents.replica.stub
 
     async def offered(*loops: str) -> list[str]:
@@ -147,8 +147,8 @@ async def test_only_code_of_the_revision_is_offered_its_tasks(
     assert sorted(await offered("control.support", offered_loop("support", old))) == sorted(tasks)
 
 
-async def test_a_repeat_gets_the_first_revision(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_repeat_gets_the_first_revision(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     first, named = await agents.submit(request_id="r-1"), await agents.submit(1, request_id="r-2")
     await agents.register(function("2"), "b2", make_current=True)
@@ -164,8 +164,8 @@ async def test_a_repeat_gets_the_first_revision(checkpoint: MakeCheckpoint) -> N
     assert (await agents.retire(1)).open_tasks == 2
 
 
-async def test_a_ramp_shares_new_tasks_by_their_ids(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_ramp_shares_new_tasks_by_their_ids(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     await agents.register(function("2"), "b2")
     ramping = await agents.ramp(2, 3000)
@@ -186,8 +186,8 @@ async def test_a_ramp_shares_new_tasks_by_their_ids(checkpoint: MakeCheckpoint) 
     assert {(await agents.submit()).spec.agent_pin.revision for _ in range(20)} == {1}
 
 
-async def test_an_agent_without_code_becomes_the_agent_of_the_task(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_an_agent_without_code_becomes_the_agent_of_the_task(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     schema = '{"type": "object"}'
     limits = task_pb2.Limits(max_steps=7, max_tokens=5000)
     await agents.register(without_code(limits=limits, result_schema_json=schema))
@@ -227,9 +227,9 @@ async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(checkpoint
     assert changed.spec.agent.system == "own"
 
 
-async def test_a_fork_to_another_revision_has_its_tools_and_schema(checkpoint: MakeCheckpoint) -> None:
+async def test_a_fork_to_another_revision_has_its_tools_and_schema(replica: Checkpoint) -> None:
     """Nothing of the former revision stays, and what the fork itself asks for goes before the definition."""
-    agents = Agents(await checkpoint())
+    agents = Agents(replica)
     replica = agents.replica
     await agents.register(without_code("one", result_schema_json='{"type": "object"}'))
     newer = without_code("two", result_schema_json='{"type": "string"}')
@@ -259,8 +259,8 @@ async def test_a_fork_to_another_revision_has_its_tools_and_schema(checkpoint: M
     assert not spec.agent.HasField("tools")
 
 
-async def test_a_schedule_takes_the_revision_of_each_run(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_schedule_takes_the_revision_of_each_run(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     stub: Any = ScheduleServiceStub(agents.replica.channel)
     spec = task_pb2.TaskSpec(control=task_pb2.ControlWork(function="support"))
@@ -278,8 +278,8 @@ async def test_a_schedule_takes_the_revision_of_each_run(checkpoint: MakeCheckpo
     assert [await run("2"), await run("1")] == [2, 1]
 
 
-async def test_tenants_have_agents_of_their_own(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_tenants_have_agents_of_their_own(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     with as_tenant("acme"):
         with pytest.raises(NotFound) as missing:
@@ -290,8 +290,8 @@ async def test_tenants_have_agents_of_their_own(checkpoint: MakeCheckpoint) -> N
     assert [each.revision for each in (await agents.get()).revisions] == [1]
 
 
-async def test_agents_are_listed_in_pages(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_agents_are_listed_in_pages(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     for name in ("c", "a", "b"):
         await agents.register(function(), name=name)
     page = await agents.stub.ListAgents(pb.ListAgentsRequest(page_size=2), timeout=TIMEOUT_SECONDS)
@@ -314,16 +314,16 @@ async def test_agents_are_listed_in_pages(checkpoint: MakeCheckpoint) -> None:
         "update ledger.tasks set agent = 'other'",
     ],
 )
-async def test_revisions_and_pins_do_not_change_by_hand(checkpoint: MakeCheckpoint, statement: str) -> None:
-    agents = Agents(await checkpoint())
+async def test_revisions_and_pins_do_not_change_by_hand(replica: Checkpoint, statement: str) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     await agents.submit()
     with pytest.raises(psycopg.errors.CheckViolation):
         await agents.replica.query(statement)
 
 
-async def test_a_retired_revision_stays_retired(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_retired_revision_stays_retired(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     await agents.register(function("2"), "b2", make_current=True)
     await agents.retire(1)

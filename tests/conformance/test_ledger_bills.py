@@ -14,7 +14,7 @@ from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
+from tests.support.fix_checkpoint import Checkpoint, answer, reserve
 from tests.support.fix_gateway import NOBODYS, Serve
 from tests.support.patience import CALL_SECONDS
 
@@ -26,8 +26,7 @@ async def listed(replica: Any, task_id: Any, step: int = 0, attempt_number: int 
     return await replica.stub.ListBills(request, timeout=CALL_SECONDS)
 
 
-async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     await owner.commit(reserve=reserve(step=1, input_tokens=100, output=50))
@@ -46,8 +45,7 @@ async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint: 
 _SETTLING = {"assistant_message", "attempt_lost"}
 
 
-async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_pages_follow_each_other_without_gap_or_repeat(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     for step in range(1, 6):
@@ -61,8 +59,7 @@ async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint: MakeChe
     assert seen[1:] == [(step, 1) for step in range(1, 6)]
 
 
-async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_a_bill_is_told_to_its_own_tenant_only(replica: Checkpoint, gateway: Serve) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))
@@ -108,9 +105,8 @@ ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
     ids=["of a task", "of a root", "of a tenant"],
 )
 async def test_a_query_of_bills_reads_them_by_one_index(
-    checkpoint: MakeCheckpoint, statement: Any, parameters: Any, index: str
+    replica: Checkpoint, statement: Any, parameters: Any, index: str
 ) -> None:
-    replica = await checkpoint()
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute(MANY)
         await postgres.execute("analyze ledger.token_usage")

@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import (
-    MakeCheckpoint,
-    answer,
-    kinds,
-    reserve,
-    words,
-)
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, kinds, reserve, words
 
 CAP = 10_000
-RESERVERS = 50
+RESERVERS = 16
 
 
 async def siblings(checkpoint: Any, count: Any) -> Any:
@@ -58,8 +52,7 @@ async def spend(owner: Any, index: Any) -> Any:
     return used
 
 
-async def test_a_reserve_is_clamped_to_what_is_left(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_reserve_is_clamped_to_what_is_left(replica: Checkpoint) -> None:
     task = await replica.create(limits=task_pb2.Limits(max_tokens=1_000))
     owner = await replica.claim(task.task_id)
     granted = (await owner.commit(reserve=reserve(input_tokens=400, output=5_000))).reserve.granted
@@ -74,9 +67,8 @@ async def test_a_reserve_is_clamped_to_what_is_left(checkpoint: MakeCheckpoint) 
     ],
 )
 async def test_a_denied_reserve_does_not_fail_its_commit(
-    checkpoint: MakeCheckpoint, limits: Any, expected: Any, reason: str
+    replica: Checkpoint, limits: Any, expected: Any, reason: str
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits)).task_id)
     response = await owner.commit(words(), reserve=expected)
     assert response.reserve.denied.reason == reason
@@ -92,8 +84,7 @@ async def test_open_reservations_of_siblings_mean_wait_and_not_end(checkpoint: M
     assert (await two.commit(reserve=reserve(input_tokens=90))).reserve.HasField("granted")
 
 
-async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_lost_attempt_is_billed_by_what_was_heard(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(input_tokens=70, output=30))
     await replica.requeue(owner, output_tokens=12)
@@ -102,8 +93,7 @@ async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint: MakeCheckp
     assert (task.budget.used_tokens, task.budget.reserved_tokens) == (82, 0)
 
 
-async def test_usage_beyond_the_estimate_is_billed_as_it_was(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_usage_beyond_the_estimate_is_billed_as_it_was(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=10, output=50))
     budget = (await owner.commit(answer(tokens=150))).budget

@@ -18,7 +18,7 @@ from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
 
 
 async def follow(replica: Any, cursor: str = "", **wanted: Any) -> AsyncGenerator[Any]:
@@ -62,8 +62,7 @@ def keys(items: Any) -> Any:
     return [(one.change.task_id, one.change.sequence) for one in items]
 
 
-async def test_each_transition_is_reported_once_and_steps_are_not(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_each_transition_is_reported_once_and_steps_are_not(replica: Checkpoint) -> None:
     cursor = await now(replica)
     task = await replica.create(goal="find out")
     owner = await replica.claim(task.task_id)
@@ -78,8 +77,7 @@ async def test_each_transition_is_reported_once_and_steps_are_not(checkpoint: Ma
     assert items[-1].change.change_time == items[-1].change.task.end_time
 
 
-async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_request_to_end_is_a_change_of_a_running_task(replica: Checkpoint) -> None:
     cursor = await now(replica)
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
@@ -89,9 +87,8 @@ async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint: MakeCh
     assert [one.change.cancel_requested for one in items] == [False, False, True, False]
 
 
-async def test_several_moves_of_one_transaction_are_one_change(checkpoint: MakeCheckpoint) -> None:
+async def test_several_moves_of_one_transaction_are_one_change(replica: Checkpoint) -> None:
     """A takeover: back into the queue and under the new claim at once. Nobody else ever saw it queued."""
-    replica = await checkpoint()
     task = await replica.create()
     await replica.claim(task.task_id)
     cursor = await now(replica)
@@ -100,19 +97,16 @@ async def test_several_moves_of_one_transaction_are_one_change(checkpoint: MakeC
     assert [(one.change.task.owner, one.change.task.claim_count) for one in items] == [("worker-2", 2)]
 
 
-async def test_each_changes_cursor_resumes_at_any_replica(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_each_changes_cursor_resumes_at_any_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:
     cursor = await now(replica)
     for _ in range(4):
         await replica.create()
     items = await read_changes(replica, cursor, 4)
     for number, item in enumerate(items[:-1]):
-        assert keys(await read_changes(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
+        assert keys(await read_changes(other_replica, item.cursor, 3 - number)) == keys(items[number + 1 :])
 
 
-async def test_only_the_tenants_matching_tasks_are_reported(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_only_the_tenants_matching_tasks_are_reported(replica: Checkpoint) -> None:
     cursor = await now(replica)
     mine = await replica.create(labels={"team": "a", "area": "x"}, queue="q")
     await replica.create(labels={"team": "b"}, queue="q")
@@ -130,8 +124,7 @@ async def test_only_the_tenants_matching_tasks_are_reported(checkpoint: MakeChec
     assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
 
 
-async def test_an_idle_stream_sends_its_cursor(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_idle_stream_sends_its_cursor(replica: Checkpoint) -> None:
     async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, states=["TASK_STATE_FAILED"])) as answers:
         first = await anext(answers)
         await replica.create()
@@ -148,9 +141,8 @@ async def open_transaction(dsn: Any) -> AsyncGenerator[Any]:
         yield postgres
 
 
-async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(replica: Checkpoint) -> None:
     """What it will have written may stand before everything that was committed since it began."""
-    replica = await checkpoint()
     cursor = await now(replica)
     async with open_transaction(replica.dsn) as slow:
         after = [(await replica.create()).task_id for _ in range(3)]
@@ -167,9 +159,8 @@ async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoin
     assert [one.change.task_id for one in items[1:]] == after
 
 
-async def test_a_tasks_changes_keep_their_order(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tasks_changes_keep_their_order(replica: Checkpoint) -> None:
     """A transaction that has its number and waits for one task writes to another after a younger one did."""
-    replica = await checkpoint()
     first, second, third = sorted([(await replica.create()).task_id for _ in range(3)])
     owners = {one: await replica.claim(one) for one in (first, second, third)}
     cursor = await now(replica)
@@ -199,8 +190,7 @@ async def waits_for_a_lock(replica: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_tasks_number_from_another_cluster_holds_nothing_back(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     cursor = await now(replica)
     await replica.query("update ledger.tasks set change_xid = '4611686018427387904'")
@@ -215,8 +205,7 @@ async def prune(replica: Any, kept_seconds: Any, times: int = 1) -> Any:
         return [await pruner.prune_once() for _ in range(times)]
 
 
-async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cursor_of_pruned_changes_is_refused(replica: Checkpoint) -> None:
     old = await now(replica)
     first = await told_after(replica, old, await replica.create())
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
@@ -235,10 +224,9 @@ async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
 
 
 async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
-    replica = await checkpoint()
     for _ in range(10):
         await replica.create()
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour' where position <= 9")
@@ -248,15 +236,13 @@ async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
     assert len(await written(replica)) == 1
 
 
-async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cursor_that_is_none_of_ours_is_refused(replica: Checkpoint) -> None:
     for text in ("nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201):
         with pytest.raises(InvalidRequest):
             await read_changes(replica, text, 1)
 
 
-async def test_a_cursor_of_another_ledger_or_the_future_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cursor_of_another_ledger_or_the_future_is_refused(replica: Checkpoint) -> None:
     cursor = ChangeCursor.decoded(await now(replica))
     for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
         with pytest.raises(OutOfRange) as refused:
@@ -264,24 +250,21 @@ async def test_a_cursor_of_another_ledger_or_the_future_is_refused(checkpoint: M
         assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_copied_ledger_begins_a_new_feed(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_copied_ledger_begins_a_new_feed(replica: Checkpoint, other_replica: Checkpoint) -> None:
     await replica.create()
     cursor = await now(replica)
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
-    copied = await checkpoint(dsn=replica.dsn)
     with pytest.raises(OutOfRange):
-        await read_changes(copied, cursor, 1)
-    begun = await now(copied)
-    task = await copied.create()
-    assert keys(await read_changes(copied, begun, 1)) == [(task.task_id, 2)]
+        await read_changes(other_replica, cursor, 1)
+    begun = await now(other_replica)
+    task = await other_replica.create()
+    assert keys(await read_changes(other_replica, begun, 1)) == [(task.task_id, 2)]
 
 
 async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)
-    replica = await checkpoint()
     for _ in range(4):
         await replica.create()
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
@@ -307,9 +290,8 @@ async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
         assert [await pruner.clear_leftovers_once(), await pruner.prune_once()] == [0, 1]
 
 
-async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint: MakeCheckpoint) -> None:
+async def test_an_ordinary_role_may_ask_which_cluster_it_is(replica: Checkpoint) -> None:
     """What the service asks at its start needs no privilege."""
-    replica = await checkpoint()
     rows = await replica.query(
         "select has_function_privilege('pg_database_owner', 'pg_control_system()', 'execute'), cluster is not null "
         "from ledger.change_feed"
@@ -332,9 +314,8 @@ async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint:
     assert keys(await read_changes(other, cursor, 1)) == [(task.task_id, 2)]
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(replica: Checkpoint) -> None:
     """What it does not read is not kept for it: it is read from the table once it goes on."""
-    replica = await checkpoint()
     async with aclosing(follow(replica)) as slow:
         cursor = (await anext(slow)).cursor
         for _ in range(40):

@@ -6,13 +6,12 @@ import statistics
 from typing import Any
 
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve, words
+from tests.support.fix_checkpoint import Checkpoint, answer, reserve, words
 
 STEPS = 300
 
 
-async def test_bytes_written_per_step_do_not_grow_with_the_history(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_bytes_written_per_step_do_not_grow_with_the_history(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_steps=STEPS))).task_id)
     written = []
     for step in range(1, STEPS + 1):
@@ -29,8 +28,7 @@ async def log_position(replica: Any) -> Any:
     return int((await replica.query("select pg_current_wal_insert_lsn() - '0/0'"))[0][0])
 
 
-async def test_steps_are_updates_in_place(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_steps_are_updates_in_place(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     before = await updates(replica)
     for _ in range(50):

@@ -73,9 +73,8 @@ def tenants(offered: list[pb.Offer]) -> list[str]:
 
 
 async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "big", 10_000, older_seconds=3600)
         for number in range(100):
@@ -94,11 +93,10 @@ async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("only_tenants", [[], ["a", "d", "e"]])
 async def test_an_offer_reads_as_much_whatever_is_queued(
-    checkpoint: MakeCheckpoint, begun: bool, only_tenants: list[str]
+    replica: Checkpoint, begun: bool, only_tenants: list[str]
 ) -> None:
     """Counted are pages, not milliseconds: the index is stepped through from tenant to tenant."""
     wanted = WANTED | {"only_tenants": only_tenants}
-    replica = await checkpoint()
     read: list[int] = []
     async with await connect(replica) as postgres, await connect(replica, prepared=False) as filler:
         for names, count in (("abc", 200), ("d", 10_000)):
@@ -113,9 +111,8 @@ async def test_an_offer_reads_as_much_whatever_is_queued(
     assert read[1] < read[0] + 100, read
 
 
-async def test_pending_offers_count_for_their_tenant_until_they_lapse(checkpoint: MakeCheckpoint) -> None:
+async def test_pending_offers_count_for_their_tenant_until_they_lapse(replica: Checkpoint) -> None:
     """As when a coordinator dies with its offers: they are offered again, and count for nobody meanwhile."""
-    replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "a", 4, older_seconds=60)
         await fill(postgres, "b", 4)
@@ -127,8 +124,7 @@ async def test_pending_offers_count_for_their_tenant_until_they_lapse(checkpoint
     assert tenants(await offers(replica, limit=4, reserve_duration=reserve)) == ["a", "b", "a", "b"]
 
 
-async def test_what_runs_counts_for_its_tenant(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_what_runs_counts_for_its_tenant(replica: Checkpoint) -> None:
     for tenant in ("a", "b"):
         await make(replica, tenant, 3)
     for (task_id,) in await replica.query("select task_id::text from ledger.tasks where tenant = 'a' limit 2"):
@@ -136,15 +132,17 @@ async def test_what_runs_counts_for_its_tenant(checkpoint: MakeCheckpoint) -> No
     assert tenants(await offers(replica, limit=2)) == ["b", "b"]
 
 
-async def test_offers_to_many_coordinators_are_disjoint_and_fair(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_offers_to_many_coordinators_are_disjoint_and_fair(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "big", 1000, older_seconds=60)
         for number in range(5):
             await fill(postgres, f"small-{number}", 2)
     requests = [
-        offers(side, limit=4, reserve_duration=Duration(seconds=60)) for side in (replica, other) for _ in range(6)
+        offers(side, limit=4, reserve_duration=Duration(seconds=60))
+        for side in (replica, other_replica)
+        for _ in range(6)
     ]
     results = [offer for some in await asyncio.gather(*requests) for offer in some]
     assert len(results) == len({offer.task_id for offer in results}) == 48
@@ -154,9 +152,8 @@ async def test_offers_to_many_coordinators_are_disjoint_and_fair(checkpoint: Mak
 
 
 async def test_a_second_offer_skips_a_tenant_whose_last_task_is_taken(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "a", 3)
         await fill(postgres, "b", 1, older_seconds=60)
@@ -166,9 +163,8 @@ async def test_a_second_offer_skips_a_tenant_whose_last_task_is_taken(
 
 
 async def test_many_tenants_take_turns_within_their_tiers(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     offering = Offering(most_tenants=3)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     served: list[str] = []
@@ -186,9 +182,8 @@ async def test_many_tenants_take_turns_within_their_tiers(
     assert len(set(served[:10])) >= 9
 
 
-async def test_a_pool_is_offered_tasks_of_its_tenants_only(checkpoint: MakeCheckpoint) -> None:
+async def test_a_pool_is_offered_tasks_of_its_tenants_only(replica: Checkpoint) -> None:
     """The tasks of others are not reserved, so that another pool gets them at once."""
-    replica = await checkpoint()
     kept = Duration(seconds=60)
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "big", 1000, older_seconds=3600)
@@ -201,9 +196,8 @@ async def test_a_pool_is_offered_tasks_of_its_tenants_only(checkpoint: MakeCheck
     assert await replica.query("select count(*) from ledger.tasks where offered_until is not null") == [(5,)]
 
 
-async def test_many_tenants_of_a_pool_take_turns(checkpoint: MakeCheckpoint) -> None:
+async def test_many_tenants_of_a_pool_take_turns(replica: Checkpoint) -> None:
     """More than one read covers, in two queues, between tenants of others."""
-    replica = await checkpoint()
     offering, names = Offering(most_tenants=3), [f"t{number}" for number in range(10)]
     wanted = OfferRequest(["default", "more"], ["messages"], list(Priority), [], 2**31, 60.0, [*names, "idle"])
     served: list[str] = []
@@ -219,9 +213,8 @@ async def test_many_tenants_of_a_pool_take_turns(checkpoint: MakeCheckpoint) -> 
     assert Counter(served) == dict.fromkeys(names, 2)
 
 
-async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(replica: Checkpoint) -> None:
     """It was left in the middle: what is there now ends before the place where the next look begins."""
-    replica = await checkpoint()
     offering = Offering(most_tenants=3)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     async with await connect(replica, prepared=False) as postgres:
@@ -238,8 +231,7 @@ async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint: 
     assert [task.priority for task in second] == [3] * 5
 
 
-async def test_workers_of_other_queues_keep_a_tiers_order(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_workers_of_other_queues_keep_a_tiers_order(replica: Checkpoint) -> None:
     offering = Offering(most_tenants=3)
     async with await connect(replica, prepared=False) as postgres:
         for number in range(4):
@@ -285,9 +277,8 @@ async def test_a_strict_order_of_tiers_can_be_set(checkpoint: MakeCheckpoint) ->
     assert {offer.priority for offer in result} == {HIGH}
 
 
-async def test_a_floor_reaches_the_lower_tiers_of_many_tenants(checkpoint: MakeCheckpoint) -> None:
+async def test_a_floor_reaches_the_lower_tiers_of_many_tenants(replica: Checkpoint) -> None:
     """More tenants than one look covers, and LOW tasks of the last one only."""
-    replica = await checkpoint()
     offering = Offering(most_tenants=3, floor_slots=5)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     served: list[Priority] = []
@@ -302,8 +293,7 @@ async def test_a_floor_reaches_the_lower_tiers_of_many_tenants(checkpoint: MakeC
     assert Counter(served) == {Priority.HIGH: 24, Priority.LOW: 6}
 
 
-async def test_lower_tiers_do_not_fill_reserved_slots(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_lower_tiers_do_not_fill_reserved_slots(replica: Checkpoint) -> None:
     for tier in (LOW, LOW, LOW, NORMAL, NORMAL, HIGH):
         await replica.create(priority=tier)
     lower = task_pb2.LowerTiers(below_high=3, below_normal=1)
@@ -334,8 +324,7 @@ async def limit(replica: Checkpoint, tenant: str, most: int | None) -> None:
     )
 
 
-async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(replica: Checkpoint) -> None:
     await limit(replica, "a", 2)
     first, second, third = await make(replica, "a", 3)
     await make(replica, "b", 1)
@@ -351,8 +340,7 @@ async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(checkpoint: MakeC
     await run(replica, "a", third)
 
 
-async def test_the_default_limit_applies_to_tenants_without_a_row(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_default_limit_applies_to_tenants_without_a_row(replica: Checkpoint) -> None:
     await limit(replica, "", 1)
     for tenant in ("a", "b"):
         await make(replica, tenant, 2)
@@ -363,8 +351,7 @@ async def test_the_default_limit_applies_to_tenants_without_a_row(checkpoint: Ma
     assert sorted(tenants(await offers(replica))) == ["a", "a", "b"]
 
 
-async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(replica: Checkpoint) -> None:
     await limit(replica, "a", 1)
     running, queued = await make(replica, "a", 2)
     await run(replica, "a", running)
@@ -431,8 +418,7 @@ async def depths(replica: Checkpoint) -> list[tuple[Any, ...]]:
     ]
 
 
-async def test_queues_are_told_with_what_is_held_back(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_queues_are_told_with_what_is_held_back(replica: Checkpoint, other_replica: Checkpoint) -> None:
     await limit(replica, "a", 1)
     first, *_ = await make(replica, "a", 3)
     await replica.create(queue="batch", priority=LOW)
@@ -440,12 +426,10 @@ async def test_queues_are_told_with_what_is_held_back(checkpoint: MakeCheckpoint
     ended = await replica.create()
     await replica.cancel(ended.task_id)
     await run(replica, "a", first)
-    other = await checkpoint(dsn=replica.dsn)
-    assert await depths(other) == [("batch", LOW, 1, 0, True), ("default", NORMAL, 3, 2, True)]
+    assert await depths(other_replica) == [("batch", LOW, 1, 0, True), ("default", NORMAL, 3, 2, True)]
 
 
-async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_age_in_the_queue_counts_from_each_entry_into_it(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     assert await replica.query("select queued_at from ledger.tasks") == [(None,)]
     await replica.requeue(owner)
@@ -457,9 +441,8 @@ async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint: M
     assert await replica.query("select queued_at from ledger.tasks") == [(queued_at,)]
 
 
-async def test_what_has_ended_costs_offers_and_depths_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_what_has_ended_costs_offers_and_depths_nothing(replica: Checkpoint) -> None:
     """All that is read of tasks is read through indexes that have only queued, offered or held ones."""
-    replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "a", 100)
         await postgres.execute(b"set session_replication_role to replica")  # rows that have ended, without their lives

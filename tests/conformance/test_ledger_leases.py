@@ -10,7 +10,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
 pytestmark = pytest.mark.server
 GENERATION = 1 << 40
@@ -40,8 +40,7 @@ async def last(replica: Checkpoint, resource: str = "a") -> pb.GetLeaseGrantResp
     return answer
 
 
-async def test_a_grant_is_registered_only_after_its_predecessor(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_grant_is_registered_only_after_its_predecessor(replica: Checkpoint) -> None:
     assert (await register(replica, 10)).registered
     assert not (await register(replica, 11, 9)).registered
     refused = await register(replica, 11)
@@ -50,8 +49,7 @@ async def test_a_grant_is_registered_only_after_its_predecessor(checkpoint: Make
     assert (await last(replica)).grant.previous_epoch == GENERATION + 10
 
 
-async def test_an_epoch_never_goes_back_not_even_to_the_same_number(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_epoch_never_goes_back_not_even_to_the_same_number(replica: Checkpoint) -> None:
     assert (await register(replica, 10)).registered
     assert not (await register(replica, 10)).registered
     assert not (await register(replica, 9)).registered
@@ -59,14 +57,12 @@ async def test_an_epoch_never_goes_back_not_even_to_the_same_number(checkpoint: 
     assert (await last(replica)).grant.epoch == GENERATION + 10
 
 
-async def test_a_first_grant_that_says_it_follows_another_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_first_grant_that_says_it_follows_another_is_refused(replica: Checkpoint) -> None:
     refused = await register(replica, 10, 9)
     assert (refused.registered, refused.epoch) == (False, 0)
 
 
-async def test_a_repeated_registration_keeps_the_known_end(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_repeated_registration_keeps_the_known_end(replica: Checkpoint) -> None:
     claim_id = str(uuid4())
     assert (await register(replica, 10, claim_id=claim_id)).registered
     note = pb.NoteLeaseReleaseRequest(resource="a", claim_id=claim_id, reason="RELEASED", message="done")
@@ -80,38 +76,33 @@ async def test_a_repeated_registration_keeps_the_known_end(checkpoint: MakeCheck
     assert (await last(replica)).release_reason == ""
 
 
-async def test_nothing_of_a_generation_left_since_is_registered(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_nothing_of_a_generation_left_since_is_registered(replica: Checkpoint) -> None:
     request = pb.RaiseGenerationRequest(expected=1, reason="a test")
     raised = (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
     assert not (await register(replica, 10)).registered
     assert (await register(replica, 10, epoch=(raised << 40) + 1)).registered
 
 
-async def test_nothing_of_a_generation_to_come_is_registered(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_nothing_of_a_generation_to_come_is_registered(replica: Checkpoint) -> None:
     assert not (await register(replica, 10, epoch=2**63 - 1)).registered
     epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
     assert epochs.highest_epoch == 0
     assert (await register(replica, 10)).registered
 
 
-async def test_of_grants_registered_at_once_one_is(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_of_grants_registered_at_once_one_is(replica: Checkpoint) -> None:
     answers = await asyncio.gather(*(register(replica, 10 + number) for number in range(8)))
     assert sum(answer.registered for answer in answers) == 1
 
 
-async def test_the_highest_epoch_is_that_of_leases_too(checkpoint: MakeCheckpoint) -> None:
+async def test_the_highest_epoch_is_that_of_leases_too(replica: Checkpoint) -> None:
     """So that an etcd that went back behind it is noticed."""
-    replica = await checkpoint()
     await register(replica, 500)
     epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
     assert epochs.highest_epoch == GENERATION + 500
 
 
-async def test_claims_are_known_by_tenant_resource_and_claim(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_claims_are_known_by_tenant_resource_and_claim(replica: Checkpoint) -> None:
     mine, other = str(uuid4()), str(uuid4())
     await register(replica, 10, claim_id=mine)
     requests = [("default", "a", mine), ("default", "a", other), ("default", "b", mine), ("acme", "a", mine)]
@@ -122,16 +113,14 @@ async def test_claims_are_known_by_tenant_resource_and_claim(checkpoint: MakeChe
     assert list(answer.registered_claim_ids) == [mine]
 
 
-async def test_a_grant_that_cannot_be_one_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_grant_that_cannot_be_one_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await register(replica, 10, previous_epoch=GENERATION + 10, claim_id="x", resource="a@b")
     fields = {violation.field for violation in refused.value.violations}
     assert fields == {"grant.previous_epoch", "grant.claim_id", "grant.resource"}
 
 
-async def test_a_release_without_a_reason_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_release_without_a_reason_is_refused(replica: Checkpoint) -> None:
     claim_id = str(uuid4())
     await register(replica, 10, claim_id=claim_id)
     note = pb.NoteLeaseReleaseRequest(resource="a", claim_id=claim_id)

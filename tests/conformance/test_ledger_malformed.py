@@ -9,7 +9,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.support.fix_checkpoint import MakeCheckpoint, entry, reserve, words
+from tests.support.fix_checkpoint import Checkpoint, entry, reserve, words
 
 
 def said(content_json: str) -> ledger_pb2.NewEntry:
@@ -41,8 +41,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-async def test_an_unreadable_body_is_refused_by_its_field(checkpoint: MakeCheckpoint, body: Any) -> None:
-    replica = await checkpoint()
+async def test_an_unreadable_body_is_refused_by_its_field(replica: Checkpoint, body: Any) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     before = (await replica.get(owner.task.task_id)).sequence
@@ -54,8 +53,7 @@ async def test_an_unreadable_body_is_refused_by_its_field(checkpoint: MakeCheckp
     await owner.end()
 
 
-async def test_an_answer_without_content_has_no_blocks(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_answer_without_content_has_no_blocks(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(said(""))

@@ -14,7 +14,7 @@ from tenure.domain.errors import WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -33,8 +33,7 @@ async def register(replica: Any, task_id: Any, epoch: Any, claim_id: Any) -> Any
     return list(answer.claim_ids)
 
 
-async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_offers_come_by_priority_then_begun_ones_then_age(replica: Checkpoint) -> None:
     low = await replica.create(priority=task_pb2.PRIORITY_LOW)
     first = await replica.create()
     second = await replica.create()
@@ -47,12 +46,10 @@ async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint: Make
     assert (result[1].previous_epoch, result[1].reason) == (begun.claims.epoch, "LEASE_EXPIRED")
 
 
-async def test_offers_are_disjoint_among_coordinators(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_offers_are_disjoint_among_coordinators(replica: Checkpoint, other_replica: Checkpoint) -> None:
     made = {(await replica.create()).task_id for _ in range(30)}
     kept = Duration(seconds=60)
-    requests = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other) for _ in range(4)]
+    requests = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other_replica) for _ in range(4)]
     results = await asyncio.gather(*requests)
     ids = [offer.task_id for some in results for offer in some]
     assert len(ids) == len(set(ids))
@@ -61,8 +58,7 @@ async def test_offers_are_disjoint_among_coordinators(checkpoint: MakeCheckpoint
 
 
 @pytest.mark.parametrize("queues", [["default"], []])
-async def test_a_concurrent_offer_continues_behind_the_locked_head(checkpoint: MakeCheckpoint, queues: Any) -> None:
-    replica = await checkpoint()
+async def test_a_concurrent_offer_continues_behind_the_locked_head(replica: Checkpoint, queues: Any) -> None:
     made = [(await replica.create()).task_id for _ in range(6)]
     async with await psycopg.AsyncConnection.connect(replica.dsn) as another:  # another coordinator, in its transaction
         await another.execute("select from ledger.tasks where task_id = any(%s::uuid[]) for no key update", (made[:3],))
@@ -70,8 +66,7 @@ async def test_a_concurrent_offer_continues_behind_the_locked_head(checkpoint: M
     assert [offer.task_id for offer in result] == made[3:]
 
 
-async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_suspects_are_marked_and_left_out_for_those_who_have_one(replica: Checkpoint) -> None:
     innocent, suspect = [(await replica.create()).task_id for _ in range(2)]
     for holder in ("w1", "w2", "w3"):
         await replica.requeue(await replica.claim(suspect, holder=holder))
@@ -83,8 +78,7 @@ async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoin
     assert [(offer.task_id, offer.suspect) for offer in await offers(replica)] == [(suspect, True), (innocent, False)]
 
 
-async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_running_suspect_is_none_any_more_with_its_next_step(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     for holder in ("w1", "w2", "w3"):
         await replica.requeue(await replica.claim(task_id, holder=holder))
@@ -94,8 +88,7 @@ async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint:
     assert [each.suspect for each in await running(replica)] == [False]
 
 
-async def test_an_offer_nobody_took_is_offered_again(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_offer_nobody_took_is_offered_again(replica: Checkpoint) -> None:
     task = await replica.create()
     short = Duration()
     short.FromMilliseconds(20)
@@ -106,8 +99,7 @@ async def test_an_offer_nobody_took_is_offered_again(checkpoint: MakeCheckpoint)
     assert again[0].task_id == task.task_id
 
 
-async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_offers_are_chosen_by_queue_priority_and_loop(replica: Checkpoint) -> None:
     plain = await replica.create()
     special = await replica.create(queue="gpu", agent=task_pb2.AgentSpec(loop="mine"), priority=task_pb2.PRIORITY_HIGH)
 
@@ -123,8 +115,7 @@ async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeChec
     assert await ids(queues=["gpu"], loops=["messages"]) == []
 
 
-async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_offer_tells_all_tools_from_none(replica: Checkpoint) -> None:
     await replica.create()
     await replica.create(agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist()))
     every, none = await offers(replica)
@@ -134,9 +125,8 @@ async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) ->
 
 
 async def test_a_grant_counts_only_above_the_registered_one(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task_id = (await replica.create()).task_id
     ninth, tenth, eleventh = (compose_epoch(1, revision) for revision in (9, 10, 11))
     assert await register(replica, task_id, tenth, "a") == ["a"]
@@ -149,8 +139,7 @@ async def test_a_grant_counts_only_above_the_registered_one(
     assert epochs.highest_epoch == eleventh
 
 
-async def test_an_opened_claim_is_not_granted_under_another_epoch(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_opened_claim_is_not_granted_under_another_epoch(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     task_id, opened = owner.task.task_id, owner.claims
     await replica.grant(task_id, epoch=opened.epoch + 1000)
@@ -158,20 +147,20 @@ async def test_an_opened_claim_is_not_granted_under_another_epoch(checkpoint: Ma
     assert await register(replica, task_id, opened.epoch + 2000, "another") == ["another"]
 
 
-async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_of_two_claims_registered_at_once_the_higher_stands(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
     task_id = (await replica.create()).task_id
     epochs = [compose_epoch(1, revision) for revision in range(1, 21)]
-    await asyncio.gather(*[register(side, task_id, each, f"c{each}") for each in epochs for side in (replica, other)])
+    await asyncio.gather(
+        *[register(side, task_id, each, f"c{each}") for each in epochs for side in (replica, other_replica)]
+    )
     assert await replica.query("select granted, granted_claim from ledger.tasks") == [(epochs[-1], f"c{epochs[-1]}")]
 
 
-async def test_a_lost_claim_is_requeued_once_while_it_runs(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_a_lost_claim_is_requeued_once_while_it_runs(replica: Checkpoint, other_replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    answers = await asyncio.gather(*[side.requeue(owner) for side in (replica, other) for _ in range(3)])
+    answers = await asyncio.gather(*[side.requeue(owner) for side in (replica, other_replica) for _ in range(3)])
     assert sorted(map(len, answers)) == [0, 0, 0, 0, 0, 1]
     newer = await replica.claim(owner.task.task_id)
     assert await replica.requeue(owner) == []
@@ -179,8 +168,7 @@ async def test_a_lost_claim_is_requeued_once_while_it_runs(checkpoint: MakeCheck
     assert kinds(await replica.entries(owner.task.task_id)).count("RUNNING>QUEUED") == 1
 
 
-async def test_what_the_ledger_knows_of_claims(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_what_the_ledger_knows_of_claims(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     queued = await replica.create()
     _, granted = await replica.grant(queued.task_id)
@@ -200,8 +188,7 @@ async def test_what_the_ledger_knows_of_claims(checkpoint: MakeCheckpoint) -> No
     ]
 
 
-async def test_running_tasks_are_listed_in_pages_by_id(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_running_tasks_are_listed_in_pages_by_id(replica: Checkpoint) -> None:
     owners = [await replica.claim((await replica.create()).task_id) for _ in range(5)]
     await replica.create()
     results, after = [], ""
@@ -220,24 +207,22 @@ async def raise_generation(replica: Any, expected: Any) -> Any:
     return (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
 
 
-async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
-    raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other) for _ in range(4)])
+async def test_a_generation_is_raised_once_by_whoever_comes_first(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
+    raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other_replica) for _ in range(4)])
     assert set(raised) == {2}
     assert await raise_generation(replica, 1) == 2
     assert await raise_generation(replica, 6) == 7
 
 
-async def test_a_raised_generation_is_above_every_registered_epoch(checkpoint: MakeCheckpoint) -> None:
+async def test_a_raised_generation_is_above_every_registered_epoch(replica: Checkpoint) -> None:
     """An earlier release registered epochs of generations to come."""
-    replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = (9::bigint << 40) + 5 returning 1")
     assert await raise_generation(replica, 1) == 10
 
 
-async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_epoch_of_a_generation_to_come_is_not_registered(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     for generation in (2, MAX_GENERATION):
         assert await register(replica, task_id, compose_epoch(generation, MAX_REVISION), "forged") == []
@@ -245,16 +230,14 @@ async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: Ma
     assert await raise_generation(replica, 1) == 2
 
 
-async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_no_generation_is_raised_beyond_the_last(replica: Checkpoint) -> None:
     await replica.query("update ledger.epochs set highest_epoch = 9223372036854775807 returning 1")
     with pytest.raises(WrongState, match="restore the ledger") as refused:
         await raise_generation(replica, 1)
     assert refused.value.reason == "GENERATIONS_EXHAUSTED"
 
 
-async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(replica: Checkpoint) -> None:
     for expected in (MAX_GENERATION - 1, 2 + MAX_GENERATION_JUMP):
         with pytest.raises(WrongState, match="too far ahead") as refused:
             await raise_generation(replica, expected)
@@ -264,26 +247,25 @@ async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: 
     assert await raise_generation(replica, 1) == 3 + MAX_GENERATION_JUMP
 
 
-async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: MakeCheckpoint) -> None:
+async def test_nothing_of_a_generation_that_was_left_is_registered(replica: Checkpoint) -> None:
     """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
-    replica = await checkpoint()
     task_id = (await replica.create()).task_id
     assert await raise_generation(replica, 1) == 2
     assert await register(replica, task_id, compose_epoch(1, 5_000), "slept") == []
     assert await register(replica, task_id, compose_epoch(2, 3), "awake") == ["awake"]
 
 
-async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    for side in (replica, other):
+    for side in (replica, other_replica):
         call = side.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
         assert (await call.read()).claimable
         await replica.create()
         assert (await call.read()).claimable
         call.cancel()
-    call = other.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
+    call = other_replica.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
     await call.read()
     await replica.cancel(owner.task.task_id)
     hint = await call.read()

@@ -21,7 +21,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, kinds, reserve
+from tests.support.fix_checkpoint import Checkpoint, answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
 RUNNING, SUBMITS = tenants.QUOTA_KIND_RUNNING_TASKS, tenants.QUOTA_KIND_SUBMITS_PER_MINUTE
@@ -68,8 +68,7 @@ def refused() -> Iterator[Any]:
     assert refusal.value.reason == "TENANT_QUOTA"
 
 
-async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 2)
     for _ in range(2):
         await replica.create()
@@ -89,8 +88,7 @@ async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(checkpoint: 
     assert 0 < retry.retry_delay.seconds <= 61
 
 
-async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_repeat_is_answered_at_the_cap_and_counts_once(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 2)
     first = await replica.create("r-1")
     assert [await replica.create("r-1") for _ in range(3)] == [first] * 3
@@ -111,11 +109,9 @@ async def decided(replica: Any, request_id: Any) -> Any:
                 continue
 
 
-async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_many_at_once_on_two_replicas_never_pass_the_rate(replica: Checkpoint, other_replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 5)
-    requests = [decided(side, f"r-{n}") for n in range(10) for side in (replica, other)]
+    requests = [decided(side, f"r-{n}") for n in range(10) for side in (replica, other_replica)]
     answers = await asyncio.gather(*requests, return_exceptions=True)
     made = {task.task_id for task in answers if isinstance(task, task_pb2.Task)}
     assert len(made) == 5
@@ -123,8 +119,7 @@ async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint: Make
     assert await replica.query("select count(*) from ledger.tasks") == [(5,)]
 
 
-async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_by_the_other_policy_it_is_accepted_and_starts_later(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 1, DELAY)
     await replica.create()
     later = await replica.create()
@@ -142,8 +137,7 @@ async def offers(replica: Any) -> Any:
     return (await replica.stub.ListClaimable(request, timeout=PATIENCE_SECONDS)).offers
 
 
-async def test_one_tenants_quota_is_nothing_to_another(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_one_tenants_quota_is_nothing_to_another(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 1)
     await replica.create()
     with refused():
@@ -154,9 +148,8 @@ async def test_one_tenants_quota_is_nothing_to_another(checkpoint: MakeCheckpoin
 
 
 async def test_at_the_hourly_token_cap_a_running_task_waits(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 900, step=1)
     await limit(replica, TOKENS, 500)
@@ -172,10 +165,9 @@ async def test_at_the_hourly_token_cap_a_running_task_waits(
 
 
 async def test_at_the_daily_money_cap_no_further_call_is_made(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
     """A hundred tokens of output, at 25,000 nano dollars each. Its neighbour has nothing to wait for."""
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(input_tokens=10, output=100, model="claude-opus-4-8"))
     await limit(replica, MONEY, 2_000_000)
@@ -196,8 +188,7 @@ async def test_at_the_daily_money_cap_no_further_call_is_made(
     await replica.create()
 
 
-async def test_usage_before_a_limit_was_set_counts(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_usage_before_a_limit_was_set_counts(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     for step, tokens in enumerate((100, 23, 400), start=1):
         await spend(owner, tokens, step)
@@ -213,9 +204,8 @@ async def test_usage_before_a_limit_was_set_counts(checkpoint: MakeCheckpoint) -
 
 
 async def test_a_task_stopped_at_a_cap_is_queued_when_it_is_raised(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     await limit(replica, TOKENS, 1)
     task = await replica.create()
     owner = await replica.claim(task.task_id)
@@ -228,8 +218,7 @@ async def test_a_task_stopped_at_a_cap_is_queued_when_it_is_raised(
             await asyncio.sleep(0.1)
 
 
-async def test_a_raised_cap_starts_nothing_before_its_start_time(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_raised_cap_starts_nothing_before_its_start_time(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 100)
     await limit(replica, TOKENS, 1, DELAY)
@@ -240,9 +229,8 @@ async def test_a_raised_cap_starts_nothing_before_its_start_time(checkpoint: Mak
     assert await replica.query(text, task.task_id) == [(tomorrow.seconds,)]
 
 
-async def test_a_removed_rate_starts_nothing_before_its_start_time(checkpoint: MakeCheckpoint) -> None:
+async def test_a_removed_rate_starts_nothing_before_its_start_time(replica: Checkpoint) -> None:
     """The rate allows the second task a minute later, and its client asked for a start before that."""
-    replica = await checkpoint()
     await limit(replica, SUBMITS, 1, DELAY)
     await replica.create()
     soon = Timestamp(seconds=int(time.time()) + 30)
@@ -254,8 +242,7 @@ async def test_a_removed_rate_starts_nothing_before_its_start_time(checkpoint: M
     assert asked[1]
 
 
-async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(replica: Checkpoint) -> None:
     await limit(replica, TOKENS, 1000)
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 850)
@@ -280,8 +267,7 @@ async def until_warned(replica: Any, owner: Any) -> None:
             await asyncio.sleep(0.2)
 
 
-async def test_running_tasks_block_new_ones_under_the_refuse_policy(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_running_tasks_block_new_ones_under_the_refuse_policy(replica: Checkpoint) -> None:
     await limit(replica, RUNNING, 1)
     owner = await replica.claim((await replica.create()).task_id)
     with refused():
@@ -290,8 +276,7 @@ async def test_running_tasks_block_new_ones_under_the_refuse_policy(checkpoint: 
     await replica.create()
 
 
-async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(replica: Checkpoint) -> None:
     stub = TenantServiceStub(replica.channel)
     first = await limit(replica, SUBMITS, 5)
     request = tenants.UpdateTenantLimitsRequest(
@@ -306,8 +291,7 @@ async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(checkpoint: M
     assert changed.value.reason == "TENANT_CHANGED"
 
 
-async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(replica: Checkpoint) -> None:
     await replica.create()
     await replica.query(
         "update ledger.tenants set max_submits_per_minute = 9, submits_policy = 'DELAY' where tenant = ''"

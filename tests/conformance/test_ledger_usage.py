@@ -14,7 +14,7 @@ from services.checkpoint.tenants.rows import TENANTS
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 from tests.support.patience import CALL_SECONDS
 
 ROOT = "00000000-0000-7000-8000-{:012x}"
@@ -85,8 +85,7 @@ async def test_a_usage_window_has_its_settled_calls(billed: Any) -> None:
     assert not (await sums(billed, "t-4", root_task_id=ROOT.format(3))).sums, "it is another tenant's"
 
 
-async def test_simulated_and_unpriced_calls_are_counted_separately(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_simulated_and_unpriced_calls_are_counted_separately(replica: Checkpoint) -> None:
     bills = [
         ("claude-opus-4-8", "req_011", False, 50),
         ("claude-opus-4-8", "req_sim_a", False, 7),
