@@ -15,6 +15,7 @@ settings.load_profile("patient")
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.forked",
+    "tests.support.fix_postgres",  # before the fixtures that use it
     "tests.support.fix_checkpoint",
     "tests.support.fix_closed_port",
     "tests.support.fix_collector",
@@ -24,7 +25,6 @@ pytest_plugins = [
     "tests.support.fix_gateway",
     "tests.support.fix_leases",
     "tests.support.fix_mail",
-    "tests.support.fix_postgres",
     "tests.support.fix_proxy",
     "tests.support.fix_network",
     "tests.support.fix_node",

@@ -88,9 +88,8 @@ async def test_the_same_definition_is_one_revision(replica: Checkpoint) -> None:
     assert [each.revision for each in (await agents.get()).revisions] == [2, 1]
 
 
-async def test_many_registrations_at_once_make_one_revision(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    both = Agents(replica), Agents(await checkpoint(dsn=replica.dsn))
+async def test_many_registrations_at_once_make_one_revision(replica: Checkpoint, other_replica: Checkpoint) -> None:
+    both = Agents(replica), Agents(other_replica)
     made = await asyncio.gather(*[side.register(function(), f"b{n}") for side in both for n in range(8)])
     assert {each.revision.revision for each in made} == {1}
     assert sum(each.created for each in made) == 1
@@ -118,7 +117,10 @@ async def test_a_submit_is_pinned_to_the_current_revision(replica: Checkpoint) -
     assert (pin.agent, pin.revision, pin.digest, pin.needs_build) == ("support", 1, registered.digest, True)
     entries = await agents.replica.entries(task.task_id)
     assert entries[0].body.submitted.spec.agent_pin == pin
-    loops = await agents.replica.query("select loop, agent, agent_revision from ledger.tasks order by created_at")
+    loops = await agents.replica.query(
+        "select loop, agent, agent_revision from ledger.tasks where tenant = %s order by created_at",
+        agents.replica.tenant,
+    )
     assert loops == [("control.support", "", 0), (offered_loop("support", registered.digest), "support", 1)]
     second = (await agents.register(function("2"), "b2")).revision
     assert (await agents.submit()).spec.agent_pin.revision == 1
@@ -129,8 +131,9 @@ async def test_a_submit_is_pinned_to_the_current_revision(replica: Checkpoint) -
 
 
 async def test_only_code_of_the_revision_is_offered_its_tasks(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
 ) -> None:
+    replica = await checkpoint()
     agents = Agents(replica)
     stub = agents.replica.stub
 
@@ -206,8 +209,8 @@ async def test_an_agent_without_code_becomes_the_agent_of_the_task(replica: Chec
         await agents.submit(goal="")
 
 
-async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     with pytest.raises(WrongState) as refused:
         await fork(replica, task_id, "f-0", message="more", overrides=task_pb2.ForkOverrides(agent_revision=1))
     assert refused.value.reason == "NO_AGENT"

@@ -65,7 +65,8 @@ async def test_replicas_append_to_one_chain_without_gaps(
     assert head.number == 40
 
 
-async def test_a_repeated_append_changes_nothing(replica: Checkpoint) -> None:
+async def test_a_repeated_append_changes_nothing(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     log = Log(replica)
     first, second = record(), record()
     await log.append(first)
@@ -74,7 +75,8 @@ async def test_a_repeated_append_changes_nothing(replica: Checkpoint) -> None:
     assert (await verify_chain(log.chained())).number == 2
 
 
-async def test_the_log_is_filtered_and_paged_both_ways(replica: Checkpoint) -> None:
+async def test_the_log_is_filtered_and_paged_both_ways(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     log = Log(replica)
     for number in range(12):
         denied: dict[str, Any] = {"decision": pb.AUDIT_DECISION_DENIED, "count": 3} if number % 3 == 0 else {}
@@ -94,7 +96,8 @@ async def test_a_token_of_no_answer_is_refused(replica: Checkpoint, token: str) 
         await log.list(page_token=token)
 
 
-async def test_a_record_of_no_form_is_refused(replica: Checkpoint) -> None:
+async def test_a_record_of_no_form_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     log = Log(replica)
     texts: list[dict[str, Any]] = [{"record_id": ""}, {"target": "x" * 1001}, {"peer": "\0"}]
     wrong: list[dict[str, Any]] = [*texts, {"count": 0}, {"decision": 0}, {"decision": 77}]
@@ -114,7 +117,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.split()[0])
-async def test_the_database_refuses_changes_of_the_log(replica: Checkpoint, change: str) -> None:
+async def test_the_database_refuses_changes_of_the_log(checkpoint: MakeCheckpoint, change: str) -> None:
+    replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record())
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as owner:
@@ -124,7 +128,8 @@ async def test_the_database_refuses_changes_of_the_log(replica: Checkpoint, chan
 
 
 @pytest.mark.parametrize("change", CHANGES[:2], ids=["update", "delete"])
-async def test_what_the_owner_of_the_database_changes_is_found(replica: Checkpoint, change: str) -> None:
+async def test_what_the_owner_of_the_database_changes_is_found(checkpoint: MakeCheckpoint, change: str) -> None:
+    replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record(), record())
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as owner:

@@ -34,7 +34,9 @@ async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint: MakeCh
     budget = (await replica.get(root.task_id)).budget
     assert budget.reserved_tokens == 0
     assert budget.used_tokens == sum(granted) <= CAP
-    billed = await replica.query("select sum(output_tokens)::bigint from ledger.token_usage")
+    billed = await replica.query(
+        "select sum(output_tokens)::bigint from ledger.token_usage where tenant = %s", replica.tenant
+    )
     assert billed == [(budget.used_tokens,)]
 
 

@@ -55,7 +55,10 @@ def moves(items: Any, task_id: str = "") -> Any:
 
 async def written(replica: Any) -> Any:
     """All changes, as the database has them: (task, sequence), a task's in the order of its sequences."""
-    return await replica.query("select task_id::text, sequence from ledger.changes order by task_id, sequence")
+    return await replica.query(
+        "select task_id::text, sequence from ledger.changes where tenant = %s order by task_id, sequence",
+        replica.tenant,
+    )
 
 
 def keys(items: Any) -> Any:
@@ -149,7 +152,9 @@ async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(replica: 
         waiting = asyncio.create_task(read_changes(replica, cursor, 4))
         await slow.execute(
             "insert into ledger.changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at) "
-            "select pg_current_xact_id(), tenant, task_id, 1, state, reason, false, now() from ledger.tasks limit 1"
+            "select pg_current_xact_id(), tenant, task_id, 1, state, reason, false, now() from ledger.tasks "
+            "where tenant = %s limit 1",
+            (replica.tenant,),
         )
         done, _ = await asyncio.wait({waiting}, timeout=1.0)
         assert not done
@@ -193,7 +198,7 @@ async def waits_for_a_lock(replica: Any) -> None:
 async def test_a_tasks_number_from_another_cluster_holds_nothing_back(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     cursor = await now(replica)
-    await replica.query("update ledger.tasks set change_xid = '4611686018427387904'")
+    await replica.query("update ledger.tasks set change_xid = '4611686018427387904' where tenant = %s", replica.tenant)
     await owner.end()
     assert moves(await read_changes(replica, cursor, 1)) == ["SUCCEEDED"]
 
@@ -205,7 +210,8 @@ async def prune(replica: Any, kept_seconds: Any, times: int = 1) -> Any:
         return [await pruner.prune_once() for _ in range(times)]
 
 
-async def test_a_cursor_of_pruned_changes_is_refused(replica: Checkpoint) -> None:
+async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     old = await now(replica)
     first = await told_after(replica, old, await replica.create())
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
@@ -224,8 +230,9 @@ async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
 
 
 async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
-    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
     for _ in range(10):
         await replica.create()
@@ -250,7 +257,9 @@ async def test_a_cursor_of_another_ledger_or_the_future_is_refused(replica: Chec
         assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_copied_ledger_begins_a_new_feed(replica: Checkpoint, other_replica: Checkpoint) -> None:
+async def test_a_copied_ledger_begins_a_new_feed(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    other_replica = await checkpoint(dsn=replica.dsn)
     await replica.create()
     cursor = await now(replica)
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
@@ -262,8 +271,9 @@ async def test_a_copied_ledger_begins_a_new_feed(replica: Checkpoint, other_repl
 
 
 async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
-    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)
     for _ in range(4):
         await replica.create()

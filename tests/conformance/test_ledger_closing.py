@@ -75,10 +75,14 @@ async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(replica: Checkpo
     answer = await listening(replica, task.task_id)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute(
-            "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, 2, 'x', now(), '' from ledger.tasks"
+            "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, 2, 'x', now(), '' from ledger.tasks "
+            "where task_id = %s",
+            (task.task_id,),
         )
         await postgres.execute(
-            "update ledger.tasks set state = 'CANCELLED', ended_at = now(), queued_at = null, sequence = 3"
+            "update ledger.tasks set state = 'CANCELLED', ended_at = now(), queued_at = null, sequence = 3 "
+            "where task_id = %s",
+            (task.task_id,),
         )
     assert await answer == CLOSED
 

@@ -41,7 +41,7 @@ async def test_the_same_submit_many_times_at_once_makes_one_task(
         *[side.create("r-1", goal="once") for side in (replica, other_replica) for _ in range(10)]
     )
     assert len({task.task_id for task in tasks}) == 1
-    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(1,)]
     assert await replica.query("select count(*) from ledger.entries") == [(2,)]
 
 

@@ -32,12 +32,13 @@ def parked(state: Any) -> Any:
 async def endings(replica: Any, grace_seconds: float = 0.0) -> Any:
     grace = Duration()
     grace.FromNanoseconds(int(grace_seconds * 1e9))
-    request = pb.ListEndingsRequest(limit=10, grace=grace)
-    return list((await replica.stub.ListEndings(request, timeout=TIMEOUT_SECONDS)).endings)
+    request = pb.ListEndingsRequest(limit=100, grace=grace)
+    answer = await replica.stub.ListEndings(request, timeout=TIMEOUT_SECONDS)
+    return [ending for ending in answer.endings if ending.tenant == replica.tenant]
 
 
 async def offers(replica: Any) -> Any:
-    request = pb.ListClaimableRequest(limit=10)
+    request = pb.ListClaimableRequest(limit=10, tenants=[replica.tenant])
     return list((await replica.stub.ListClaimable(request, timeout=TIMEOUT_SECONDS)).offers)
 
 
@@ -177,7 +178,7 @@ async def test_a_queued_task_past_its_deadline_times_out(replica: Checkpoint) ->
 
 async def test_an_owner_closes_its_task_as_timed_out(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    await replica.query("update ledger.tasks set deadline_at = now()")
+    await replica.query("update ledger.tasks set deadline_at = now() where tenant = %s", replica.tenant)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (await replica.get(owner.task.task_id)).cancel_requested:
             await asyncio.sleep(0.01)
@@ -188,7 +189,7 @@ async def test_a_task_that_waits_for_a_person_does_not_time_out(replica: Checkpo
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(transition=parked(task_pb2.TASK_STATE_WAITING_USER))
     other = await replica.create()
-    await replica.query("update ledger.tasks set deadline_at = now()")
+    await replica.query("update ledger.tasks set deadline_at = now() where tenant = %s", replica.tenant)
     await until(replica, other.task_id, TIMED_OUT)
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
 
@@ -220,7 +221,9 @@ async def test_a_new_step_forgets_who_died(replica: Checkpoint) -> None:
     owner = await replica.claim(task.task_id, holder="w5")
     await owner.commit(reserve=reserve())
     await replica.requeue(owner)
-    assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(1, ["w5"])]
+    assert await replica.query("select deaths, dead_owners from ledger.tasks where tenant = %s", replica.tenant) == [
+        (1, ["w5"])
+    ]
 
 
 async def test_an_ending_that_fails_is_offered_with_growing_delays(replica: Checkpoint) -> None:
@@ -229,11 +232,15 @@ async def test_an_ending_that_fails_is_offered_with_growing_delays(replica: Chec
     await replica.cancel(owner.task.task_id)
     for age, seconds in (("1 second", 2), ("20 seconds", 10), ("10 minutes", 30)):
         [(before,)] = await replica.query(
-            f"update ledger.tasks set offered_until = null, ending_at = now() - interval '{age}' returning now()"
+            f"update ledger.tasks set offered_until = null, ending_at = now() - interval '{age}' "
+            "where task_id = %s returning now()",
+            owner.task.task_id,
         )
         assert len(await endings(replica)) == 1
         assert await endings(replica) == []
-        [(until, after)] = await replica.query("select offered_until, now() from ledger.tasks")
+        [(until, after)] = await replica.query(
+            "select offered_until, now() from ledger.tasks where tenant = %s", replica.tenant
+        )
         assert (until - before).total_seconds() >= seconds
         # Half of its age, which grew meanwhile.
         assert (until - after).total_seconds() <= seconds + (after - before).total_seconds() / 2

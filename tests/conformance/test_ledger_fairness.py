@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from services.checkpoint.queries import QUEUE, prepare_connection
+from services.checkpoint.queries import MIGRATIONS, QUEUE, prepare_connection
 from services.checkpoint.queue.offering import Offering, OfferRequest
 from tenure.domain.errors import WrongState
 from tenure.domain.slots import Slots
@@ -21,6 +21,7 @@ from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
 HIGH, NORMAL, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_NORMAL, task_pb2.PRIORITY_LOW
@@ -53,8 +54,14 @@ async def fill(
     await postgres.execute(FILL.encode(), (tenant, tier, claims, older_seconds, count))
 
 
-async def connect(replica: Checkpoint, *, prepared: bool = True) -> Any:
-    postgres = await BoundedConnection.connect(replica.dsn)
+@pytest.fixture
+async def ledger_dsn(fresh_database: FreshDatabase) -> str:
+    """A ledger without a service, for tests of statements and of their order."""
+    return await fresh_database(MIGRATIONS)
+
+
+async def connect(dsn: str, *, prepared: bool = True) -> Any:
+    postgres = await BoundedConnection.connect(dsn)
     for setting in ("search_path to ledger", "enable_seqscan to off", "jit to off"):  # as in the service
         await postgres.execute(f"set {setting}".encode())
     if prepared:
@@ -73,9 +80,10 @@ def tenants(offered: list[pb.Offer]) -> list[str]:
 
 
 async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
 ) -> None:
-    async with await connect(replica, prepared=False) as postgres:
+    replica = await checkpoint()
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "big", 10_000, older_seconds=3600)
         for number in range(100):
             await fill(postgres, f"small-{number}", 1)
@@ -84,7 +92,7 @@ async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
     second = await offers(replica, limit=10, reserve_duration=kept)
     assert Counter(tenants(first)) == {"big": 28, **{f"small-{number}": 1 for number in range(100)}}
     assert tenants(second) == ["big"] * 10
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "newcomer", 3)
     assert tenants(await offers(replica, limit=1, reserve_duration=kept)) == ["newcomer"]
     assert tenants(await offers(replica, limit=4, reserve_duration=kept)) == ["newcomer", "newcomer", "big", "big"]
@@ -92,13 +100,11 @@ async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("only_tenants", [[], ["a", "d", "e"]])
-async def test_an_offer_reads_as_much_whatever_is_queued(
-    replica: Checkpoint, begun: bool, only_tenants: list[str]
-) -> None:
+async def test_an_offer_reads_as_much_whatever_is_queued(ledger_dsn: str, begun: bool, only_tenants: list[str]) -> None:
     """Counted are pages, not milliseconds: the index is stepped through from tenant to tenant."""
     wanted = WANTED | {"only_tenants": only_tenants}
     read: list[int] = []
-    async with await connect(replica) as postgres, await connect(replica, prepared=False) as filler:
+    async with await connect(ledger_dsn) as postgres, await connect(ledger_dsn, prepared=False) as filler:
         for names, count in (("abc", 200), ("d", 10_000)):
             for tenant in names:
                 await fill(filler, tenant, count, claims=int(begun))
@@ -111,9 +117,10 @@ async def test_an_offer_reads_as_much_whatever_is_queued(
     assert read[1] < read[0] + 100, read
 
 
-async def test_pending_offers_count_for_their_tenant_until_they_lapse(replica: Checkpoint) -> None:
+async def test_pending_offers_count_for_their_tenant_until_they_lapse(checkpoint: MakeCheckpoint) -> None:
     """As when a coordinator dies with its offers: they are offered again, and count for nobody meanwhile."""
-    async with await connect(replica, prepared=False) as postgres:
+    replica = await checkpoint()
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "a", 4, older_seconds=60)
         await fill(postgres, "b", 4)
     reserve = Duration(seconds=60)
@@ -124,7 +131,8 @@ async def test_pending_offers_count_for_their_tenant_until_they_lapse(replica: C
     assert tenants(await offers(replica, limit=4, reserve_duration=reserve)) == ["a", "b", "a", "b"]
 
 
-async def test_what_runs_counts_for_its_tenant(replica: Checkpoint) -> None:
+async def test_what_runs_counts_for_its_tenant(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     for tenant in ("a", "b"):
         await make(replica, tenant, 3)
     for (task_id,) in await replica.query("select task_id::text from ledger.tasks where tenant = 'a' limit 2"):
@@ -132,10 +140,10 @@ async def test_what_runs_counts_for_its_tenant(replica: Checkpoint) -> None:
     assert tenants(await offers(replica, limit=2)) == ["b", "b"]
 
 
-async def test_offers_to_many_coordinators_are_disjoint_and_fair(
-    replica: Checkpoint, other_replica: Checkpoint
-) -> None:
-    async with await connect(replica, prepared=False) as postgres:
+async def test_offers_to_many_coordinators_are_disjoint_and_fair(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    other_replica = await checkpoint(dsn=replica.dsn)
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "big", 1000, older_seconds=60)
         for number in range(5):
             await fill(postgres, f"small-{number}", 2)
@@ -152,27 +160,28 @@ async def test_offers_to_many_coordinators_are_disjoint_and_fair(
 
 
 async def test_a_second_offer_skips_a_tenant_whose_last_task_is_taken(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
 ) -> None:
-    async with await connect(replica, prepared=False) as postgres:
+    replica = await checkpoint()
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "a", 3)
         await fill(postgres, "b", 1, older_seconds=60)
-    async with await connect(replica) as another:  # another coordinator, in its transaction
+    async with await connect(replica.dsn) as another:  # another coordinator, in its transaction
         await another.execute(b"select from tasks where tenant = 'b' for no key update")
         assert tenants(await offers(replica, limit=2)) == ["a", "a"]
 
 
 async def test_many_tenants_take_turns_within_their_tiers(
-    replica: Checkpoint,
+    ledger_dsn: str,
 ) -> None:
     offering = Offering(most_tenants=3)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     served: list[str] = []
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(ledger_dsn, prepared=False) as postgres:
         for number in range(10):
             await fill(postgres, f"t{number}", 2)
         await fill(postgres, "t9-urgent", 1, tier=1)
-    async with await connect(replica) as postgres:
+    async with await connect(ledger_dsn) as postgres:
         for _ in range(7):
             served += [task.tenant for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))]
             await postgres.commit()
@@ -182,10 +191,11 @@ async def test_many_tenants_take_turns_within_their_tiers(
     assert len(set(served[:10])) >= 9
 
 
-async def test_a_pool_is_offered_tasks_of_its_tenants_only(replica: Checkpoint) -> None:
+async def test_a_pool_is_offered_tasks_of_its_tenants_only(checkpoint: MakeCheckpoint) -> None:
     """The tasks of others are not reserved, so that another pool gets them at once."""
+    replica = await checkpoint()
     kept = Duration(seconds=60)
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "big", 1000, older_seconds=3600)
         for tenant in ("a", "b"):
             await fill(postgres, tenant, 2)
@@ -196,16 +206,16 @@ async def test_a_pool_is_offered_tasks_of_its_tenants_only(replica: Checkpoint) 
     assert await replica.query("select count(*) from ledger.tasks where offered_until is not null") == [(5,)]
 
 
-async def test_many_tenants_of_a_pool_take_turns(replica: Checkpoint) -> None:
+async def test_many_tenants_of_a_pool_take_turns(ledger_dsn: str) -> None:
     """More than one read covers, in two queues, between tenants of others."""
     offering, names = Offering(most_tenants=3), [f"t{number}" for number in range(10)]
     wanted = OfferRequest(["default", "more"], ["messages"], list(Priority), [], 2**31, 60.0, [*names, "idle"])
     served: list[str] = []
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(ledger_dsn, prepared=False) as postgres:
         for number in range(20):
             await fill(postgres, f"t{number}", 2)
         await postgres.execute(b"update tasks set queue = 'more' where request_id = '2'")
-    async with await connect(replica) as postgres:
+    async with await connect(ledger_dsn) as postgres:
         for _ in range(7):
             served += [task.tenant for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))]
             await postgres.commit()
@@ -213,15 +223,15 @@ async def test_many_tenants_of_a_pool_take_turns(replica: Checkpoint) -> None:
     assert Counter(served) == dict.fromkeys(names, 2)
 
 
-async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(replica: Checkpoint) -> None:
+async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(ledger_dsn: str) -> None:
     """It was left in the middle: what is there now ends before the place where the next look begins."""
     offering = Offering(most_tenants=3)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(ledger_dsn, prepared=False) as postgres:
         for number in range(5):
             await fill(postgres, f"t{number}", 4, tier=3)
         await postgres.execute(b"update tasks set priority = 1 where request_id = '1'")
-    async with await connect(replica) as postgres, asyncio.timeout(PATIENCE_SECONDS):
+    async with await connect(ledger_dsn) as postgres, asyncio.timeout(PATIENCE_SECONDS):
         first = await offering.offer(postgres, wanted, Slots.open_to_all(3))
         await postgres.commit()
         assert [(task.tenant, task.priority) for task in first] == [("t0", 1), ("t1", 1), ("t2", 1)]
@@ -231,15 +241,15 @@ async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(replica: Che
     assert [task.priority for task in second] == [3] * 5
 
 
-async def test_workers_of_other_queues_keep_a_tiers_order(replica: Checkpoint) -> None:
+async def test_workers_of_other_queues_keep_a_tiers_order(ledger_dsn: str) -> None:
     offering = Offering(most_tenants=3)
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(ledger_dsn, prepared=False) as postgres:
         for number in range(4):
             for name in "ab":
                 await fill(postgres, f"{name}{number}", 9)
         await postgres.execute(b"update tasks set queue = left(tenant, 1)")
     served: set[str] = set()
-    async with await connect(replica) as postgres:
+    async with await connect(ledger_dsn) as postgres:
         for queue in "abab":
             wanted = OfferRequest([queue], ["messages"], list(Priority), [], 2**31, 60.0)
             served |= {task.tenant for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))}
@@ -250,7 +260,7 @@ async def test_workers_of_other_queues_keep_a_tiers_order(replica: Checkpoint) -
 async def test_high_tasks_without_end_do_not_starve_lower_tiers(checkpoint: MakeCheckpoint) -> None:
     """One slot at a time, as a small pool asks. Each of two replicas counts on its own, and after a restart anew."""
     first = await checkpoint()
-    async with await connect(first, prepared=False) as postgres:
+    async with await connect(first.dsn, prepared=False) as postgres:
         for tier in (HIGH, NORMAL, LOW):
             await fill(postgres, f"tier-{tier}", 200, tier=tier)
     second = await checkpoint(dsn=first.dsn)
@@ -270,30 +280,31 @@ async def test_high_tasks_without_end_do_not_starve_lower_tiers(checkpoint: Make
 
 async def test_a_strict_order_of_tiers_can_be_set(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(lower_tier_share=0.0)
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(replica.dsn, prepared=False) as postgres:
         for tier in (HIGH, LOW):
             await fill(postgres, f"tier-{tier}", 60, tier=tier)
     result = await offers(replica, limit=60, reserve_duration=Duration(seconds=60))
     assert {offer.priority for offer in result} == {HIGH}
 
 
-async def test_a_floor_reaches_the_lower_tiers_of_many_tenants(replica: Checkpoint) -> None:
+async def test_a_floor_reaches_the_lower_tiers_of_many_tenants(ledger_dsn: str) -> None:
     """More tenants than one look covers, and LOW tasks of the last one only."""
     offering = Offering(most_tenants=3, floor_slots=5)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     served: list[Priority] = []
-    async with await connect(replica, prepared=False) as postgres:
+    async with await connect(ledger_dsn, prepared=False) as postgres:
         for number in range(10):
             await fill(postgres, f"t{number}", 9, tier=1)
         await fill(postgres, "z", 9, tier=3)
-    async with await connect(replica) as postgres:
+    async with await connect(ledger_dsn) as postgres:
         for _ in range(10):
             served += [Priority(task.priority) for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))]
             await postgres.commit()
     assert Counter(served) == {Priority.HIGH: 24, Priority.LOW: 6}
 
 
-async def test_lower_tiers_do_not_fill_reserved_slots(replica: Checkpoint) -> None:
+async def test_lower_tiers_do_not_fill_reserved_slots(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     for tier in (LOW, LOW, LOW, NORMAL, NORMAL, HIGH):
         await replica.create(priority=tier)
     lower = task_pb2.LowerTiers(below_high=3, below_normal=1)
@@ -324,7 +335,8 @@ async def limit(replica: Checkpoint, tenant: str, most: int | None) -> None:
     )
 
 
-async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(replica: Checkpoint) -> None:
+async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await limit(replica, "a", 2)
     first, second, third = await make(replica, "a", 3)
     await make(replica, "b", 1)
@@ -340,7 +352,8 @@ async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(replica: Checkpoi
     await run(replica, "a", third)
 
 
-async def test_the_default_limit_applies_to_tenants_without_a_row(replica: Checkpoint) -> None:
+async def test_the_default_limit_applies_to_tenants_without_a_row(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await limit(replica, "", 1)
     for tenant in ("a", "b"):
         await make(replica, tenant, 2)
@@ -351,7 +364,8 @@ async def test_the_default_limit_applies_to_tenants_without_a_row(replica: Check
     assert sorted(tenants(await offers(replica))) == ["a", "a", "b"]
 
 
-async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(replica: Checkpoint) -> None:
+async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await limit(replica, "a", 1)
     running, queued = await make(replica, "a", 2)
     await run(replica, "a", running)
@@ -418,7 +432,9 @@ async def depths(replica: Checkpoint) -> list[tuple[Any, ...]]:
     ]
 
 
-async def test_queues_are_told_with_what_is_held_back(replica: Checkpoint, other_replica: Checkpoint) -> None:
+async def test_queues_are_told_with_what_is_held_back(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    other_replica = await checkpoint(dsn=replica.dsn)
     await limit(replica, "a", 1)
     first, *_ = await make(replica, "a", 3)
     await replica.create(queue="batch", priority=LOW)
@@ -429,21 +445,23 @@ async def test_queues_are_told_with_what_is_held_back(replica: Checkpoint, other
     assert await depths(other_replica) == [("batch", LOW, 1, 0, True), ("default", NORMAL, 3, 2, True)]
 
 
-async def test_the_age_in_the_queue_counts_from_each_entry_into_it(replica: Checkpoint) -> None:
+async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
-    assert await replica.query("select queued_at from ledger.tasks") == [(None,)]
+    assert await replica.query("select queued_at from ledger.tasks where tenant = %s", replica.tenant) == [(None,)]
     await replica.requeue(owner)
     ((queued_at, created_at, updated_at),) = await replica.query(
         "select queued_at, created_at, updated_at from ledger.tasks"
     )
     assert queued_at == updated_at > created_at
     await replica.say(owner.task.task_id, "more")
-    assert await replica.query("select queued_at from ledger.tasks") == [(queued_at,)]
+    assert await replica.query("select queued_at from ledger.tasks where tenant = %s", replica.tenant) == [(queued_at,)]
 
 
-async def test_what_has_ended_costs_offers_and_depths_nothing(replica: Checkpoint) -> None:
+async def test_what_has_ended_costs_offers_and_depths_nothing(checkpoint: MakeCheckpoint) -> None:
     """All that is read of tasks is read through indexes that have only queued, offered or held ones."""
-    async with await connect(replica, prepared=False) as postgres:
+    replica = await checkpoint()
+    async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "a", 100)
         await postgres.execute(b"set session_replication_role to replica")  # rows that have ended, without their lives
         ended = FILL.replace("claim_count,", "state, ended_at, queued_at,").replace(
@@ -452,7 +470,7 @@ async def test_what_has_ended_costs_offers_and_depths_nothing(replica: Checkpoin
         await postgres.execute(ended.replace("n::text", "'ended-' || n").encode(), ("a", 2, 0.0, 20_000))
         await postgres.commit()
         await postgres.execute(b"analyze tasks")
-    async with await connect(replica) as postgres:
+    async with await connect(replica.dsn) as postgres:
         for statement, parameters in (
             (QUEUE.depth, {"most": 10}),
             (QUEUE.waiting, WANTED),

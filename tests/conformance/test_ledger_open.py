@@ -47,7 +47,9 @@ async def test_a_takeover_settles_a_lost_model_attempt_once(replica: Checkpoint)
     newest = await replica.claim(old.task.task_id)
     assert kinds(newest.entries).count("attempt_lost") == 1
     assert newest.task.budget.used_tokens == 70
-    assert await replica.query("select lost, input_tokens from ledger.token_usage") == [(True, 70)]
+    assert await replica.query(
+        "select lost, input_tokens from ledger.token_usage where tenant = %s", replica.tenant
+    ) == [(True, 70)]
 
 
 async def test_the_current_claim_may_open_again(replica: Checkpoint) -> None:

@@ -114,7 +114,9 @@ async def test_a_task_that_waited_before_its_start_still_starts_later(replica: C
     await in_state(replica, task.task_id, QUEUED)
     assert await replica.query(times) == before
     assert before[0][0] == moment(start)
-    claimable = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    claimable = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     assert not claimable.offers
 
 

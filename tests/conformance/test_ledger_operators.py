@@ -100,11 +100,15 @@ async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(replica: Ch
     limits.timeout.FromSeconds(3600)
     owner = await ended(replica, limits=limits)
     task_id = owner.task.task_id
-    await replica.query("update ledger.tasks set deadline_at = now(), deaths = 4, dead_owners = '{w}'")
+    await replica.query(
+        "update ledger.tasks set deadline_at = now(), deaths = 4, dead_owners = '{w}' where tenant = %s", replica.tenant
+    )
     task = await requeue(replica, task_id)
     left = task.deadline_time.ToNanoseconds() - task.update_time.ToNanoseconds()
     assert left == 3600 * 10**9
-    assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(0, [])]
+    assert await replica.query("select deaths, dead_owners from ledger.tasks where tenant = %s", replica.tenant) == [
+        (0, [])
+    ]
 
 
 async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(replica: Checkpoint) -> None:
@@ -153,7 +157,7 @@ async def test_a_task_without_budget_is_requeued_only_with_more(replica: Checkpo
     task_id = owner.task.task_id
     with pytest.raises(BudgetExhausted, match="steps"):
         await requeue(replica, task_id)
-    await replica.query("update ledger.budgets set used_tokens = 1000")
+    await replica.query("update ledger.budgets set used_tokens = 1000 where tenant = %s", replica.tenant)
     with pytest.raises(BudgetExhausted, match="tokens"):
         await requeue(replica, task_id, extra_steps=1)
     task = await requeue(replica, task_id, extra_tokens=500, extra_steps=1)
@@ -176,7 +180,7 @@ async def test_hand_written_statements_cannot_change_what_ended_either(replica: 
         "reason = 'another'",
     ):
         with pytest.raises(psycopg.errors.CheckViolation):
-            await replica.query(f"update ledger.tasks set {change}")
+            await replica.query(f"update ledger.tasks set {change} where task_id = %s", owner.task.task_id)
     task = await replica.create()
     with pytest.raises(psycopg.errors.CheckViolation):
         await replica.query("update ledger.tasks set attempt = 2 where task_id = %s", task.task_id)
@@ -296,7 +300,7 @@ async def test_held_tasks_of_which_nothing_is_heard_are_found(replica: Checkpoin
 async def test_each_view_has_its_index(replica: Checkpoint, statement: str, index: str, parameters: Any) -> None:
     await replica.create()
     nobody = "00000000-0000-0000-0000-000000000000"
-    values = {"tenant": "default", "after_task_id": nobody, "limit": 10, **parameters}
+    values = {"tenant": replica.tenant, "after_task_id": nobody, "limit": 10, **parameters}
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service

@@ -171,7 +171,7 @@ async def test_a_fork_lists_only_its_own(replica: Checkpoint) -> None:
 async def test_pruning_deletes_the_outputs(replica: Checkpoint) -> None:
     await (await recording(replica, output())).end()
     assert await prune(replica) == 1
-    assert await replica.query("select count(*) from ledger.task_outputs") == [(0,)]
+    assert await replica.query("select count(*) from ledger.task_outputs where tenant = %s", replica.tenant) == [(0,)]
 
 
 async def test_an_output_stays_itself_whoever_writes(replica: Checkpoint) -> None:

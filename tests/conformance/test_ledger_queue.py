@@ -14,7 +14,7 @@ from tenure.domain.errors import WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, kinds, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -33,7 +33,8 @@ async def register(replica: Any, task_id: Any, epoch: Any, claim_id: Any) -> Any
     return list(answer.claim_ids)
 
 
-async def test_offers_come_by_priority_then_begun_ones_then_age(replica: Checkpoint) -> None:
+async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     low = await replica.create(priority=task_pb2.PRIORITY_LOW)
     first = await replica.create()
     second = await replica.create()
@@ -46,7 +47,9 @@ async def test_offers_come_by_priority_then_begun_ones_then_age(replica: Checkpo
     assert (result[1].previous_epoch, result[1].reason) == (begun.claims.epoch, "LEASE_EXPIRED")
 
 
-async def test_offers_are_disjoint_among_coordinators(replica: Checkpoint, other_replica: Checkpoint) -> None:
+async def test_offers_are_disjoint_among_coordinators(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    other_replica = await checkpoint(dsn=replica.dsn)
     made = {(await replica.create()).task_id for _ in range(30)}
     kept = Duration(seconds=60)
     requests = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other_replica) for _ in range(4)]
@@ -58,7 +61,8 @@ async def test_offers_are_disjoint_among_coordinators(replica: Checkpoint, other
 
 
 @pytest.mark.parametrize("queues", [["default"], []])
-async def test_a_concurrent_offer_continues_behind_the_locked_head(replica: Checkpoint, queues: Any) -> None:
+async def test_a_concurrent_offer_continues_behind_the_locked_head(checkpoint: MakeCheckpoint, queues: Any) -> None:
+    replica = await checkpoint()
     made = [(await replica.create()).task_id for _ in range(6)]
     async with await psycopg.AsyncConnection.connect(replica.dsn) as another:  # another coordinator, in its transaction
         await another.execute("select from ledger.tasks where task_id = any(%s::uuid[]) for no key update", (made[:3],))
@@ -66,7 +70,8 @@ async def test_a_concurrent_offer_continues_behind_the_locked_head(replica: Chec
     assert [offer.task_id for offer in result] == made[3:]
 
 
-async def test_suspects_are_marked_and_left_out_for_those_who_have_one(replica: Checkpoint) -> None:
+async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     innocent, suspect = [(await replica.create()).task_id for _ in range(2)]
     for holder in ("w1", "w2", "w3"):
         await replica.requeue(await replica.claim(suspect, holder=holder))
@@ -78,7 +83,8 @@ async def test_suspects_are_marked_and_left_out_for_those_who_have_one(replica: 
     assert [(offer.task_id, offer.suspect) for offer in await offers(replica)] == [(suspect, True), (innocent, False)]
 
 
-async def test_a_running_suspect_is_none_any_more_with_its_next_step(replica: Checkpoint) -> None:
+async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for holder in ("w1", "w2", "w3"):
         await replica.requeue(await replica.claim(task_id, holder=holder))
@@ -88,7 +94,8 @@ async def test_a_running_suspect_is_none_any_more_with_its_next_step(replica: Ch
     assert [each.suspect for each in await running(replica)] == [False]
 
 
-async def test_an_offer_nobody_took_is_offered_again(replica: Checkpoint) -> None:
+async def test_an_offer_nobody_took_is_offered_again(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     task = await replica.create()
     short = Duration()
     short.FromMilliseconds(20)
@@ -99,7 +106,8 @@ async def test_an_offer_nobody_took_is_offered_again(replica: Checkpoint) -> Non
     assert again[0].task_id == task.task_id
 
 
-async def test_offers_are_chosen_by_queue_priority_and_loop(replica: Checkpoint) -> None:
+async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     plain = await replica.create()
     special = await replica.create(queue="gpu", agent=task_pb2.AgentSpec(loop="mine"), priority=task_pb2.PRIORITY_HIGH)
 
@@ -115,7 +123,8 @@ async def test_offers_are_chosen_by_queue_priority_and_loop(replica: Checkpoint)
     assert await ids(queues=["gpu"], loops=["messages"]) == []
 
 
-async def test_an_offer_tells_all_tools_from_none(replica: Checkpoint) -> None:
+async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await replica.create()
     await replica.create(agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist()))
     every, none = await offers(replica)
@@ -155,7 +164,9 @@ async def test_of_two_claims_registered_at_once_the_higher_stands(
     await asyncio.gather(
         *[register(side, task_id, each, f"c{each}") for each in epochs for side in (replica, other_replica)]
     )
-    assert await replica.query("select granted, granted_claim from ledger.tasks") == [(epochs[-1], f"c{epochs[-1]}")]
+    assert await replica.query("select granted, granted_claim from ledger.tasks where tenant = %s", replica.tenant) == [
+        (epochs[-1], f"c{epochs[-1]}")
+    ]
 
 
 async def test_a_lost_claim_is_requeued_once_while_it_runs(replica: Checkpoint, other_replica: Checkpoint) -> None:
@@ -188,7 +199,8 @@ async def test_what_the_ledger_knows_of_claims(replica: Checkpoint) -> None:
     ]
 
 
-async def test_running_tasks_are_listed_in_pages_by_id(replica: Checkpoint) -> None:
+async def test_running_tasks_are_listed_in_pages_by_id(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owners = [await replica.claim((await replica.create()).task_id) for _ in range(5)]
     await replica.create()
     results, after = [], ""
@@ -207,22 +219,24 @@ async def raise_generation(replica: Any, expected: Any) -> Any:
     return (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
 
 
-async def test_a_generation_is_raised_once_by_whoever_comes_first(
-    replica: Checkpoint, other_replica: Checkpoint
-) -> None:
+async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    other_replica = await checkpoint(dsn=replica.dsn)
     raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other_replica) for _ in range(4)])
     assert set(raised) == {2}
     assert await raise_generation(replica, 1) == 2
     assert await raise_generation(replica, 6) == 7
 
 
-async def test_a_raised_generation_is_above_every_registered_epoch(replica: Checkpoint) -> None:
+async def test_a_raised_generation_is_above_every_registered_epoch(checkpoint: MakeCheckpoint) -> None:
     """An earlier release registered epochs of generations to come."""
+    replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = (9::bigint << 40) + 5 returning 1")
     assert await raise_generation(replica, 1) == 10
 
 
-async def test_an_epoch_of_a_generation_to_come_is_not_registered(replica: Checkpoint) -> None:
+async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for generation in (2, MAX_GENERATION):
         assert await register(replica, task_id, compose_epoch(generation, MAX_REVISION), "forged") == []
@@ -230,14 +244,16 @@ async def test_an_epoch_of_a_generation_to_come_is_not_registered(replica: Check
     assert await raise_generation(replica, 1) == 2
 
 
-async def test_no_generation_is_raised_beyond_the_last(replica: Checkpoint) -> None:
+async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = 9223372036854775807 returning 1")
     with pytest.raises(WrongState, match="restore the ledger") as refused:
         await raise_generation(replica, 1)
     assert refused.value.reason == "GENERATIONS_EXHAUSTED"
 
 
-async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(replica: Checkpoint) -> None:
+async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     for expected in (MAX_GENERATION - 1, 2 + MAX_GENERATION_JUMP):
         with pytest.raises(WrongState, match="too far ahead") as refused:
             await raise_generation(replica, expected)
@@ -247,8 +263,9 @@ async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(replica: Che
     assert await raise_generation(replica, 1) == 3 + MAX_GENERATION_JUMP
 
 
-async def test_nothing_of_a_generation_that_was_left_is_registered(replica: Checkpoint) -> None:
+async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: MakeCheckpoint) -> None:
     """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
+    replica = await checkpoint()
     task_id = (await replica.create()).task_id
     assert await raise_generation(replica, 1) == 2
     assert await register(replica, task_id, compose_epoch(1, 5_000), "slept") == []

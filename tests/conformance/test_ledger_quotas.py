@@ -21,7 +21,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import Checkpoint, answer, kinds, reserve
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
 RUNNING, SUBMITS = tenants.QUOTA_KIND_RUNNING_TASKS, tenants.QUOTA_KIND_SUBMITS_PER_MINUTE
@@ -68,7 +68,8 @@ def refused() -> Iterator[Any]:
     assert refusal.value.reason == "TENANT_QUOTA"
 
 
-async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(replica: Checkpoint) -> None:
+async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await limit(replica, SUBMITS, 2)
     for _ in range(2):
         await replica.create()
@@ -116,7 +117,7 @@ async def test_many_at_once_on_two_replicas_never_pass_the_rate(replica: Checkpo
     made = {task.task_id for task in answers if isinstance(task, task_pb2.Task)}
     assert len(made) == 5
     assert [one for one in answers if not isinstance(one, task_pb2.Task | LimitReached)] == []
-    assert await replica.query("select count(*) from ledger.tasks") == [(5,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(5,)]
 
 
 async def test_by_the_other_policy_it_is_accepted_and_starts_later(replica: Checkpoint) -> None:
@@ -133,7 +134,7 @@ async def test_by_the_other_policy_it_is_accepted_and_starts_later(replica: Chec
 
 
 async def offers(replica: Any) -> Any:
-    request = pb.ListClaimableRequest(queues=["default"], limit=10)
+    request = pb.ListClaimableRequest(queues=["default"], limit=10, tenants=[replica.tenant])
     return (await replica.stub.ListClaimable(request, timeout=PATIENCE_SECONDS)).offers
 
 
@@ -173,10 +174,14 @@ async def test_at_the_daily_money_cap_no_further_call_is_made(
     await limit(replica, MONEY, 2_000_000)
     await owner.commit(answer(tokens=100))
     used = (await window_use(replica, MONEY)).used
-    assert await replica.query("select sum(nano_usd)::bigint from ledger.token_usage") == [(used,)] == [(2_500_000,)]
+    assert (
+        await replica.query("select sum(nano_usd)::bigint from ledger.token_usage where tenant = %s", replica.tenant)
+        == [(used,)]
+        == [(2_500_000,)]
+    )
     denied = (await until_heeded(owner, denied=True)).denied
     assert denied.reason == "TENANT_QUOTA"
-    assert "tenant default has used $0.0025 of $0.002 a day" in denied.message
+    assert "has used $0.0025 of $0.002 a day" in denied.message
     assert 0 < denied.retry_after.ToSeconds() <= 300
     with refused() as response:
         await replica.create()
@@ -194,12 +199,15 @@ async def test_usage_before_a_limit_was_set_counts(replica: Checkpoint) -> None:
         await spend(owner, tokens, step)
     await limit(replica, TOKENS, 10_000)
     billed = "select sum(input_tokens + output_tokens + cache_creation_input_tokens + cache_read_input_tokens)::bigint"
-    ((total,),) = await replica.query(f"{billed} from ledger.token_usage")
+    ((total,),) = await replica.query(f"{billed} from ledger.token_usage where tenant = %s", replica.tenant)
     assert (await window_use(replica, TOKENS)).used == total == 523
     ((windows,),) = await replica.query(
-        "select sum(amount)::bigint from ledger.tenant_windows where quota = 'MONEY_PER_DAY'"
+        "select sum(amount)::bigint from ledger.tenant_windows where quota = 'MONEY_PER_DAY' and tenant = %s",
+        replica.tenant,
     )
-    ((money,),) = await replica.query("select sum(nano_usd)::bigint from ledger.token_usage")
+    ((money,),) = await replica.query(
+        "select sum(nano_usd)::bigint from ledger.token_usage where tenant = %s", replica.tenant
+    )
     assert (windows or 0) == money
 
 
@@ -248,9 +256,14 @@ async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(replica: Checkp
     await spend(owner, 850)
     await until_warned(replica, owner)
     await replica.create()
-    assert len(await replica.query("select sequence from ledger.entries where kind = 19")) == 1
+    assert (
+        len(await replica.query("select sequence from ledger.entries where kind = 19 and tenant = %s", replica.tenant))
+        == 1
+    )
     assert (await window_use(replica, TOKENS)).HasField("warn_time")
-    response = await replica.query("select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING'")
+    response = await replica.query(
+        "select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING' and tenant = %s", replica.tenant
+    )
     assert response == [(owner.task.task_id, "RUNNING")]
 
 
@@ -291,7 +304,8 @@ async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(replica: Chec
     assert changed.value.reason == "TENANT_CHANGED"
 
 
-async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(replica: Checkpoint) -> None:
+async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await replica.create()
     await replica.query(
         "update ledger.tenants set max_submits_per_minute = 9, submits_policy = 'DELAY' where tenant = ''"

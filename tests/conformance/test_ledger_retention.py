@@ -27,15 +27,7 @@ from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.wire.common import timestamp
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    Checkpoint,
-    MakeCheckpoint,
-    MakeCheckpointProcess,
-    answer,
-    reserve,
-    words,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, answer, reserve, words
 
 KEPT = {"token_usage", "prunings", "changes"}
 """What may still name a task that was pruned: its bills, the note of it, and the feed, which has a time of its own."""
@@ -105,7 +97,8 @@ async def naming(replica: Any, task_id: Any) -> Any:
     }
 
 
-async def test_an_ended_task_is_pruned_with_its_rows_except_bills(replica: Checkpoint) -> None:
+async def test_an_ended_task_is_pruned_with_its_rows_except_bills(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     async with asyncio.timeout(TIMEOUT_SECONDS):  # refusals are written beside
         while "refusals" not in await naming(replica, task_id):
@@ -122,7 +115,8 @@ async def test_an_ended_task_is_pruned_with_its_rows_except_bills(replica: Check
     assert (day.date(), tokens) == (datetime.now(day.tzinfo).date(), 10)
 
 
-async def test_usage_of_pruned_tasks_stays_in_the_tenants_usage(replica: Checkpoint) -> None:
+async def test_usage_of_pruned_tasks_stays_in_the_tenants_usage(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     gone = [(await ended(replica)).task.task_id for _ in range(2)]
     left = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id
     by_tenant, by_root = tenants.USAGE_GROUPING_TENANT, tenants.USAGE_GROUPING_ROOT
@@ -143,7 +137,8 @@ async def usage(replica: Any, grouping: Any) -> Any:
     return list((await TenantServiceStub(replica.channel).GetTenantUsage(request, timeout=TIMEOUT_SECONDS)).sums)
 
 
-async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(replica: Checkpoint) -> None:
+async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     queued, running = await replica.create(), (await replica.claim((await replica.create()).task_id)).task
     kept = (await ended(replica, labels={"tenure.retention": "keep"})).task
     await ended(replica)
@@ -180,7 +175,8 @@ async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint: Ma
         await replica.get(task_id)
 
 
-async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(replica: Checkpoint) -> None:
+async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owner = await ended(replica)
     await prune(replica)
     with pytest.raises(NotFound):
@@ -193,7 +189,8 @@ async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(replica: Checkp
     assert await naming(replica, owner.task.task_id) == KEPT
 
 
-async def test_a_request_id_is_known_as_long_as_its_task(replica: Checkpoint) -> None:
+async def test_a_request_id_is_known_as_long_as_its_task(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     first = await replica.create("r-1")
     await (await replica.claim(first.task_id)).end()
     assert (await replica.create("r-1")).task_id == first.task_id
@@ -202,7 +199,8 @@ async def test_a_request_id_is_known_as_long_as_its_task(replica: Checkpoint) ->
     assert (again.task_id != first.task_id, again.state) == (True, task_pb2.TASK_STATE_QUEUED)
 
 
-async def test_a_fork_outlives_what_it_was_forked_from(replica: Checkpoint) -> None:
+async def test_a_fork_outlives_what_it_was_forked_from(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     source = (await ended(replica)).task.task_id
     request = pb.CheckpointServiceForkTaskRequest(task_id=source, request_id="f", actor="alice", message="go on")
     fork = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
@@ -217,7 +215,8 @@ async def test_a_fork_outlives_what_it_was_forked_from(replica: Checkpoint) -> N
     assert await prune(replica) == 1
 
 
-async def test_a_family_goes_only_together(replica: Checkpoint) -> None:
+async def test_a_family_goes_only_together(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     parent, child = (await ended(replica)).task.task_id, (await replica.create()).task_id
     other = (await ended(replica)).task.task_id
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", parent, child)
@@ -230,7 +229,10 @@ async def test_a_family_goes_only_together(replica: Checkpoint) -> None:
     assert await replica.query("select 1 from ledger.budgets where root_task_id = %s", parent) == []
 
 
-async def test_batches_are_bounded_and_wait_for_no_commit(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_are_bounded_and_wait_for_no_commit(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr(pruning, "TASKS_A_BATCH", 4)
     monkeypatch.setattr(clearing, "ENTRIES_A_BATCH", 7)
     tasks = [(await ended(replica)).task.task_id for _ in range(6)]
@@ -252,7 +254,8 @@ async def test_batches_are_bounded_and_wait_for_no_commit(replica: Checkpoint, m
     assert await replica.query("select 1 from ledger.prunings where cleared_at is null") == []
 
 
-async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(replica: Checkpoint) -> None:
+async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     old, owner = await ended(replica), await replica.claim((await replica.create()).task_id)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as pruner:
         await pruner.execute("set search_path to ledger")
@@ -265,7 +268,8 @@ async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(replica: Checkpo
         await replica.create()
 
 
-async def test_a_task_requeued_during_pruning_is_pruned_or_whole(replica: Checkpoint) -> None:
+async def test_a_task_requeued_during_pruning_is_pruned_or_whole(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owners = [await ended(replica, FAILED) for _ in range(6)]
     fact = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
 
@@ -294,7 +298,8 @@ async def lag_of_tasks(replica: Any) -> Any:
     return tasks
 
 
-async def test_a_tree_is_late_once_all_of_it_may_go(replica: Checkpoint) -> None:
+async def test_a_tree_is_late_once_all_of_it_may_go(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     child, root = (await ended(replica)).task.task_id, await replica.claim((await replica.create()).task_id)
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root.task.task_id, child)
     assert await lag_of_tasks(replica) is None, "its root goes on"
@@ -307,7 +312,8 @@ async def test_a_tree_is_late_once_all_of_it_may_go(replica: Checkpoint) -> None
     assert 0 < lag < age, "from the end of the last task of the tree on"
 
 
-async def test_a_tree_with_a_kept_task_is_not_late(replica: Checkpoint) -> None:
+async def test_a_tree_with_a_kept_task_is_not_late(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     root = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id
     other = (await ended(replica)).task.task_id
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root, other)
@@ -329,8 +335,9 @@ async def requeue(replica: Any, task_id: Any) -> Any:
 
 
 async def test_a_root_stays_when_its_sub_agent_is_requeued(
-    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replica = await checkpoint()
     root, child = await family(replica)
     read = queries.fetch_all
 
@@ -349,8 +356,9 @@ async def test_a_root_stays_when_its_sub_agent_is_requeued(
 
 
 async def test_a_sub_agent_is_not_requeued_during_its_roots_pruning(
-    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replica = await checkpoint()
     root, child = await family(replica)
     begun = asyncio.Event()
 
@@ -374,11 +382,14 @@ async def test_a_sub_agent_is_not_requeued_during_its_roots_pruning(
     assert await prune(replica) == 1
 
 
-async def test_two_who_prune_at_once_share_the_work(replica: Checkpoint) -> None:
+async def test_two_who_prune_at_once_share_the_work(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     for _ in range(8):
         await ended(replica)
     assert sum(await asyncio.gather(*(prune(replica) for _ in range(3)))) == 8
-    assert await replica.query("select count(*), count(cleared_at) from ledger.prunings") == [(8, 8)]
+    assert await replica.query(
+        "select count(*), count(cleared_at) from ledger.prunings where tenant = %s", replica.tenant
+    ) == [(8, 8)]
 
 
 async def test_another_replica_clears_a_dead_replicas_leftovers(
@@ -394,7 +405,8 @@ async def test_another_replica_clears_a_dead_replicas_leftovers(
             await asyncio.sleep(0.05)
 
 
-async def test_the_retention_search_reads_an_index_of_ended_tasks(replica: Checkpoint) -> None:
+async def test_the_retention_search_reads_an_index_of_ended_tasks(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await replica.create()
     plan = await explained(replica, RETENTION.due_by_age, kept_seconds=0.0, limit=100)
     assert {node["Index Name"] for node in nodes(plan) if "Index Name" in node} == {"tasks_ended", "tasks_root"}
@@ -417,7 +429,8 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(inner)
 
 
-async def test_manual_sql_cannot_delete_a_live_task_or_an_entry(replica: Checkpoint) -> None:
+async def test_manual_sql_cannot_delete_a_live_task_or_an_entry(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owner, living = await ended(replica), await replica.create()
     for statement, task_id in (
         ("delete from ledger.tasks where task_id = %s", living.task_id),
@@ -428,7 +441,8 @@ async def test_manual_sql_cannot_delete_a_live_task_or_an_entry(replica: Checkpo
             await replica.query(f"set search_path to ledger; {statement.replace('%s', repr(task_id))}")
 
 
-async def test_an_operator_previews_a_pruning_and_gives_a_reason(replica: Checkpoint) -> None:
+async def test_an_operator_previews_a_pruning_and_gives_a_reason(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     first, second = [(await ended(replica)).task.task_id for _ in range(2)]
     kept, living = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id, await replica.create()
     in_an_hour = timestamp(datetime.now(UTC) + timedelta(hours=1))
@@ -447,7 +461,8 @@ async def test_an_operator_previews_a_pruning_and_gives_a_reason(replica: Checkp
     assert not await is_there(replica, kept)
 
 
-async def test_an_operator_is_told_of_tasks_behind_a_tree_that_is_held(replica: Checkpoint) -> None:
+async def test_an_operator_is_told_of_tasks_behind_a_tree_that_is_held(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     root, child = await family(replica)
     alone, last = [(await ended(replica)).task.task_id for _ in range(2)]
     in_an_hour = timestamp(datetime.now(UTC) + timedelta(hours=1))
@@ -463,7 +478,8 @@ async def test_an_operator_is_told_of_tasks_behind_a_tree_that_is_held(replica: 
     assert (set(answered.task_ids), answered.more) == ({root, child}, False)
 
 
-async def test_each_pruning_is_assigned_to_one_coordinator(replica: Checkpoint) -> None:
+async def test_each_pruning_is_assigned_to_one_coordinator(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owner, never_granted = await ended(replica), await replica.create()
     await replica.cancel(never_granted.task_id)
     assert await prune(replica) == 2
@@ -484,7 +500,8 @@ async def test_each_pruning_is_assigned_to_one_coordinator(replica: Checkpoint) 
     assert await offered() == []
 
 
-async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(replica: Checkpoint) -> None:
+async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     schedules = ScheduleServiceStub(replica.channel)
     yearly = schedule_service_pb2.CreateScheduleRequest(
         name="yearly", spec=task_pb2.TaskSpec(goal="x"), cron="0 7 1 1 *"
@@ -501,7 +518,8 @@ async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(replica: C
     assert (await schedules.TriggerSchedule(again, timeout=TIMEOUT_SECONDS)).task.task_id != task_id
 
 
-async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(replica: Checkpoint) -> None:
+async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     event = pb.SendSignalRequest(correlation_id="paid", request_id="e-1", actor="alice", payload_json="{}")
     await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)
@@ -510,7 +528,8 @@ async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(replica: Chec
     assert not (await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)).HasField("task")
 
 
-async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(replica: Checkpoint) -> None:
+async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     async with aclosing(follow(replica)) as answers:
         cursor = (await anext(answers)).cursor
     gone = (await ended(replica)).task.task_id

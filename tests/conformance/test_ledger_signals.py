@@ -139,7 +139,10 @@ async def test_an_event_for_another_tenant_is_not_ours(replica: Checkpoint) -> N
     assert (await replica.get(task_id)).state == WAITING_EXTERNAL
 
 
-async def test_kept_events_are_bounded_and_forgotten(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kept_events_are_bounded_and_forgotten(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr(signals, "MAX_KEPT", 3)
     monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 0.1)
     for _ in range(3):
@@ -149,11 +152,11 @@ async def test_kept_events_are_bounded_and_forgotten(replica: Checkpoint, monkey
     assert refused.value.reason == "SIGNALS_FULL"
     await replica.query("update ledger.signals set received_at = now() - interval '8 days'")
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while await replica.query("select request_id from ledger.signals"):
+        while await replica.query("select request_id from ledger.signals where tenant = %s", replica.tenant):
             await asyncio.sleep(0.05)
     assert not (await send(replica, "full")).HasField("task")
     await asyncio.sleep(0.3)  # it looks several times meanwhile: what is new stays
-    assert len(await replica.query("select request_id from ledger.signals")) == 1
+    assert len(await replica.query("select request_id from ledger.signals where tenant = %s", replica.tenant)) == 1
 
 
 async def test_all_old_events_are_forgotten_at_once(

@@ -16,7 +16,7 @@ from tenure.runtime.request_context import as_tenant
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.conformance.test_ledger_forks import ended, fork
+from tests.conformance.test_ledger_forks import fork
 from tests.conformance.test_ledger_sub_agents import spawner
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 from tests.support.fix_postgres import FreshDatabase
@@ -50,7 +50,7 @@ async def test_a_run_of_a_source_is_one_task(replica: Checkpoint, other_replica:
     sides = [side for side in (replica, other_replica) for _ in range(5)]
     tasks = await asyncio.gather(*[side.create(source=source) for side in sides])
     assert {task.task_id for task in tasks} == {tasks[0].task_id}
-    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(1,)]
     owner = await replica.claim(tasks[0].task_id)
     await owner.end(task_pb2.TASK_STATE_FAILED)
     assert (await replica.create(source=source)).state == task_pb2.TASK_STATE_FAILED
@@ -97,8 +97,7 @@ async def test_find_repeat_knows_the_run(replica: Checkpoint) -> None:
             assert response.task.task_id == task_id
 
 
-async def test_a_fork_keeps_the_source_but_not_the_run(checkpoint: MakeCheckpoint) -> None:
-    replica, _ = await ended(checkpoint)
+async def test_a_fork_keeps_the_source_but_not_the_run(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(source=run_of())).task_id)
     task_id = owner.task.task_id
     forked = await fork(replica, task_id, message="Again?", at_sequence=2)

@@ -178,7 +178,7 @@ async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(
     assert expected in outcome.content
     assert outcome.status in {tool_pb2.OUTCOME_STATUS_NOT_ALLOWED, tool_pb2.OUTCOME_STATUS_INVALID_ARGUMENTS}
     assert (await replica.get(owner.task.task_id)).state == RUNNING
-    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(1,)]
     await owner.commit(reserve=reserve(step=2))
 
 

@@ -46,7 +46,9 @@ async def task_where(replica: Any, task_id: Any, holds: Any) -> Any:
 
 
 async def offered(replica: Any) -> Any:
-    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    answered = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     return [offer.task_id for offer in answered.offers]
 
 
@@ -173,7 +175,9 @@ async def test_offers_carry_the_tasks_own_patience(replica: Checkpoint) -> None:
     response.lease_ttl.CopyFrom(duration(4.0))
     await replica.create(policy=response)
     await replica.create()
-    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    answered = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     own, none = answered.offers
     assert (own.start_timeout.seconds, own.progress_timeout.seconds, own.lease_ttl.seconds) == (7, 9, 4)
     assert not none.HasField("lease_ttl")

@@ -87,7 +87,9 @@ async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(replica: Ch
     assert moment(task.wait.deadline_time) - moment(task.wait.begin_time) == timedelta(seconds=60)
     begun = (await replica.entries(task.task_id))[-1].body.transition
     assert begun.wait == task.wait
-    offers = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    offers = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     assert not offers.offers
     listed = await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(), timeout=TIMEOUT_SECONDS)
     assert listed.tasks[0].wait == task.wait
@@ -286,7 +288,7 @@ async def test_a_call_in_doubt_stops_the_clock_and_takes_no_answer(
     task.wait.wait_id = "w1"
     with pytest.raises(WrongState):
         await say(replica, task, decision="approve")
-    since = await replica.query("select waiting_since is not null from ledger.tasks")
+    since = await replica.query("select waiting_since is not null from ledger.tasks where tenant = %s", replica.tenant)
     assert since == [(True,)]
 
 
