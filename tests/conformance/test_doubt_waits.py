@@ -16,7 +16,7 @@ from tenure.domain.in_doubt import AttemptStatus, CallInDoubt, nothing_in_doubt
 from tenure.domain.tools import CallState, OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, entry, reserve
 from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -54,7 +54,8 @@ async def put_back(replica: Any, *owners: Any, epoch: int = 0) -> Any:
     return set(answered.task_ids)
 
 
-async def test_each_wait_goes_to_one_coordinator_and_again_later(replica: Checkpoint) -> None:
+async def test_each_wait_goes_to_one_coordinator_and_again_later(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owners = [await waiting(replica, (("1.0", 1), ("1.1", 2))) for _ in range(4)]
     shares = await asyncio.gather(*(told_of(replica, 2) for _ in range(3)))
     seen = [task_id for share in shares for task_id in share]
@@ -68,7 +69,8 @@ async def test_each_wait_goes_to_one_coordinator_and_again_later(replica: Checkp
     assert len(await told_of(replica)) == 4
 
 
-async def test_only_the_wait_that_was_seen_is_ended_and_only_once(replica: Checkpoint) -> None:
+async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     seen, cancelled, again = [await waiting(replica) for _ in range(3)]
     await replica.cancel(cancelled.task.task_id)
     assert await put_back(replica, again, epoch=again.claims.epoch - 1) == set()
@@ -97,13 +99,14 @@ def test_a_task_continues_when_none_of_its_calls_is_in_doubt() -> None:
 
 
 async def test_a_late_outcome_has_its_task_go_on(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr(in_doubt_waits, "_POLL_SECONDS", 0.1)
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     late, lost = await waiting(replica), await waiting(replica)
@@ -138,9 +141,10 @@ async def test_a_late_outcome_has_its_task_go_on(
 
 
 async def test_an_old_replica_ends_a_wait_without_calls_left_in_doubt(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
 ) -> None:
     """It does not know the column, and its statement does not name it."""
+    replica = await checkpoint()
     owner = await waiting(replica)
     await replica.query(
         """with told as (

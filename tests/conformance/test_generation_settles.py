@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from devstack.etcd import EtcdProcess
-    from tests.support.fix_checkpoint import Checkpoint
+    from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 
 KEY = b"/tenure/generation"
 
@@ -97,8 +97,9 @@ def _record(session: HeldSession) -> ClaimRecord:
     ("expected", "settles_at"), [(None, 2), (b"0", 2), (b"1", 1), (b"7", 8)], ids=["absent", "lower", "same", "higher"]
 )
 async def test_etcd_and_ledger_come_to_one_generation_above_both(
-    client: EtcdClient, replica: Checkpoint, expected: bytes | None, settles_at: int
+    client: EtcdClient, checkpoint: MakeCheckpoint, expected: bytes | None, settles_at: int
 ) -> None:
+    replica = await checkpoint()
     if expected is not None:
         await client.put(KEY, expected)
     async with watched_over(client, replica) as generation:
@@ -109,7 +110,10 @@ async def test_etcd_and_ledger_come_to_one_generation_above_both(
 
 
 @pytest.mark.parametrize("value", [b"seven", b"", b"-1", b"99999999999999999999"])
-async def test_a_key_without_a_generation_stops_grants(client: EtcdClient, replica: Checkpoint, value: bytes) -> None:
+async def test_a_key_without_a_generation_stops_grants(
+    client: EtcdClient, checkpoint: MakeCheckpoint, value: bytes
+) -> None:
+    replica = await checkpoint()
     await client.put(KEY, value)
     async with watched_over(client, replica) as generation:
         await generation.first_look()
@@ -120,7 +124,8 @@ async def test_a_key_without_a_generation_stops_grants(client: EtcdClient, repli
         assert await generation.settled(PATIENCE_SECONDS) == 2
 
 
-async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, replica: Checkpoint) -> None:
+async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await client.put(KEY, b"70000")
     async with watched_over(client, replica) as generation:
         await generation.first_look()
@@ -131,7 +136,8 @@ async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, replica: 
         assert await generation.settled(PATIENCE_SECONDS) == 2
 
 
-async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, replica: Checkpoint) -> None:
+async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     async with AsyncExitStack() as stack:
         racing = [await stack.enter_async_context(watched_over(client, replica)) for _ in range(8)]
         assert await settled_on_one(racing) == 2
@@ -141,9 +147,10 @@ async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, replica
 
 
 async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
-    client: EtcdClient, replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    client: EtcdClient, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
+    replica = await checkpoint()
     await client.put(KEY, b"1")
     doubted: list[Generation] = []
     requeue = LostClaims.requeue
@@ -162,7 +169,10 @@ async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     assert doubted
 
 
-async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(client: EtcdClient, replica: Checkpoint) -> None:
+async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(
+    client: EtcdClient, checkpoint: MakeCheckpoint
+) -> None:
+    replica = await checkpoint()
     await client.put(KEY, b"1")
     for _ in range(10):
         await claim(client, 1, 1_000)

@@ -12,7 +12,6 @@ import pytest
 from tenure.domain.agents import is_ramped
 from tenure.domain.errors import InvalidRequest, NotFound, WrongState
 from tenure.domain.task import offered_loop
-from tenure.runtime.request_context import as_tenant
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import schedule_service_pb2 as schedules
@@ -284,12 +283,13 @@ async def test_a_schedule_takes_the_revision_of_each_run(replica: Checkpoint) ->
 async def test_tenants_have_agents_of_their_own(replica: Checkpoint) -> None:
     agents = Agents(replica)
     await agents.register(function(), "b1")
-    with as_tenant("acme"):
+    async with replica.of_tenant("acme") as acme:
+        theirs = Agents(acme)
         with pytest.raises(NotFound) as missing:
-            await agents.get()
+            await theirs.get()
         assert missing.value.reason == "AGENT_NOT_FOUND"
-        assert not (await agents.submit()).spec.HasField("agent_pin")
-        assert (await agents.register(function("9"), "b9")).revision.revision == 1
+        assert not (await theirs.submit()).spec.HasField("agent_pin")
+        assert (await theirs.register(function("9"), "b9")).revision.revision == 1
     assert [each.revision for each in (await agents.get()).revisions] == [1]
 
 

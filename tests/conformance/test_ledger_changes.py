@@ -15,7 +15,6 @@ from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from services.checkpoint.watch.change_feed import ChangeCursor, ChangePruner, adopt_feed
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
 from tenure.runtime.postgres import PoolOptions, open_pool
-from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
@@ -115,8 +114,8 @@ async def test_only_the_tenants_matching_tasks_are_reported(replica: Checkpoint)
     await replica.create(labels={"team": "b"}, queue="q")
     await replica.cancel(mine.task_id)
     request = pb.CreateTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="theirs", labels={"team": "a"}))
-    with as_tenant("other"):
-        await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
+    async with replica.of_tenant("other") as other:
+        await other.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
     last = await replica.create(labels={"team": "a"})
     assert moves(await read_changes(replica, cursor, 3, labels={"team": "a"}), mine.task_id) == ["QUEUED", "CANCELLED"]
     assert keys(await read_changes(replica, cursor, 2, labels={"team": "a"}, queue="q")) == [

@@ -101,7 +101,7 @@ async def test_each_list_comes_in_the_order_of_its_index(
 ) -> None:
     await waiting(replica)
     parameters = {
-        "tenant": "default",
+        "tenant": replica.tenant,
         "place": place,
         "place_task_id": NOBODY,
         "page_size": 10,

@@ -95,8 +95,9 @@ async def test_a_task_takes_so_many_messages_and_no_more(replica: Checkpoint) ->
     task = await replica.create()
     await replica.query(
         "insert into ledger.foreign_requests (task_id, request_id, tenant, hash, sequence) "
-        "select %s::uuid, 'm-' || n, 'default', '', 1 from generate_series(1, %s) as n",
+        "select %s::uuid, 'm-' || n, %s, '', 1 from generate_series(1, %s) as n",
         task.task_id,
+        replica.tenant,
         MAX_FACTS - 1,
     )
     await replica.say(task.task_id, "the last", "last")

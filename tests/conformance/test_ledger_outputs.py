@@ -187,7 +187,7 @@ async def test_an_output_stays_itself_whoever_writes(replica: Checkpoint) -> Non
 )
 async def test_lists_by_output_use_their_index(replica: Checkpoint, statement: Any, index: str, sorts: bool) -> None:
     parameters = {
-        "tenant": "default",
+        "tenant": replica.tenant,
         "place": "infinity",
         "place_task_id": "ffffffff-ffff-ffff-ffff-ffffffffffff",
         "page_size": 10,

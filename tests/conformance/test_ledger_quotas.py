@@ -143,9 +143,9 @@ async def test_one_tenants_quota_is_nothing_to_another(replica: Checkpoint) -> N
     await replica.create()
     with refused():
         await replica.create()
-    with as_tenant("other"):
-        await replica.create()
-        assert (await window_use(replica, SUBMITS)).quota.most == 0
+    async with replica.of_tenant("other") as other:
+        await other.create()
+        assert (await window_use(other, SUBMITS)).quota.most == 0
 
 
 async def test_at_the_hourly_token_cap_a_running_task_waits(
@@ -186,8 +186,8 @@ async def test_at_the_daily_money_cap_no_further_call_is_made(
     with refused() as response:
         await replica.create()
     assert (response.value.metadata["quota"], response.value.metadata["most"]) == ("MONEY_PER_DAY", "2000000")
-    with as_tenant("other"):
-        await replica.create()
+    async with replica.of_tenant("other") as other:
+        await other.create()
     await limit(replica, MONEY, 3_000_000)
     await until_heeded(owner, denied=False)
     await replica.create()

@@ -12,7 +12,6 @@ import pytest
 
 from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.errors import AlreadyExists, InvalidRequest
-from tenure.runtime.request_context import as_tenant
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -77,9 +76,8 @@ async def test_what_differs_in_any_part_is_another_run(replica: Checkpoint) -> N
 
 async def test_another_tenant_has_runs_of_its_own(replica: Checkpoint) -> None:
     first = await replica.create(source=run_of())
-    request = pb.CreateTaskRequest(request_id="r-9", spec=task_pb2.TaskSpec(goal="do it", source=run_of()))
-    with as_tenant("acme"):
-        other = (await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)).task
+    async with replica.of_tenant("acme") as acme:
+        other = await acme.create(source=run_of())
     assert other.task_id != first.task_id
     assert await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER)) == [first.task_id]
 

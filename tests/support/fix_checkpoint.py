@@ -274,7 +274,7 @@ def signing_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Runs a test that shares a replica in the loop of its module, where the replica is."""
-    if isinstance(item, pytest.Function) and "replica" in item.fixturenames and iscoroutinefunction(item.obj):
+    if isinstance(item, pytest.Function) and "shared_ledger" in item.fixturenames and iscoroutinefunction(item.obj):
         item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
 
 
