@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import psycopg
+import pytest
 
 from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
@@ -37,6 +38,7 @@ def tenant_of(grant: pb.Grant) -> str:
     return read_claims(grant.token).tenant
 
 
+@pytest.mark.faults
 async def test_offers_to_a_dead_coordinator_are_repeated_fairly(fleet: Fleet) -> None:
     oldest, *_ = await submit(fleet, "big", 6)
     (small,) = await submit(fleet, "small", 1)

@@ -43,6 +43,7 @@ async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd
     assert epoch_of(grant.token) > epoch_of(lost.token)
 
 
+@pytest.mark.faults
 async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     first = await own_fleet.coordinator()
     worker = await own_fleet.worker(first)

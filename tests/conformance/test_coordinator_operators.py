@@ -94,6 +94,7 @@ async def test_a_transfer_needs_the_own_tenant_and_an_attached_worker(fleet: Fle
     assert (await fleet.task(task_id)).owner == owner.hello.worker_id
 
 
+@pytest.mark.faults
 async def test_a_transfer_is_no_death(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     task_id, workers = await fleet.submit(), [await fleet.worker(replica) for _ in range(3)]
@@ -127,6 +128,7 @@ async def test_a_drain_reaches_the_worker_at_any_replica(fleet: Fleet) -> None:
     assert {worker.worker_id: worker.draining for worker in await fleet.workers(other)}["tired"]
 
 
+@pytest.mark.faults
 async def test_the_drain_mark_follows_the_session_to_another_replica(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner = await fleet.worker(replica, worker_id="tired")
@@ -144,6 +146,7 @@ async def test_the_drain_mark_follows_the_session_to_another_replica(fleet: Flee
     assert (await anew.next_grant()).task_id == task_id
 
 
+@pytest.mark.faults
 async def test_the_reconciliation_delivers_a_drain_the_watch_missed(fleet: Fleet) -> None:
     deaf = await fleet.coordinator(failpoints="coordinator.deaf_watch")
     other = await fleet.coordinator()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
+import pytest
+
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -18,6 +20,7 @@ STEP_SECONDS = 1.0
 """What a step takes. The poison is quicker: nobody beside it gets anywhere."""
 
 
+@pytest.mark.faults
 async def test_a_poisoned_task_ends_as_crash_loop_and_others_succeed(fleet: Fleet) -> None:
     """One worker at a time, which takes all there is: nobody else is there to take a neighbour out of the way."""
     replica = await fleet.coordinator(reconnect_grace_seconds="0.1")

@@ -78,6 +78,7 @@ async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> Non
     await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
+@pytest.mark.faults
 async def test_a_reattached_worker_keeps_its_claim_after_a_late_end(
     fleet: Fleet,
 ) -> None:
@@ -148,7 +149,9 @@ async def test_a_drained_worker_releases_and_detaches_without_grace(fleet: Fleet
     await replica.logged("ended a session")
 
 
-@pytest.mark.parametrize("reason", [ReleaseReason.WORKER_HALTED, ReleaseReason.WORKER_CRASHED])
+@pytest.mark.parametrize(
+    "reason", [ReleaseReason.WORKER_CRASHED, pytest.param(ReleaseReason.WORKER_HALTED, marks=pytest.mark.faults)]
+)
 async def test_a_released_task_goes_to_another_worker_with_its_reason(fleet: Fleet, reason: Any) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=1)

@@ -43,6 +43,13 @@ def data_directory(tmp_path: Path) -> Any:
     return closed / "postgres"
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresProcess]:
+    """A server for the tests that only ask it."""
+    with PostgresProcess(tmp_path_factory.mktemp("running") / "postgres") as process:
+        yield process
+
+
 @pytest.fixture
 def postgres(data_directory: Any) -> Iterator[Any]:
     with PostgresProcess(data_directory) as process:
@@ -67,27 +74,25 @@ def start_elsewhere(directory: Any, account: Any = None) -> Any:
     )
 
 
-def test_it_is_durable_and_listens_on_loopback_only(postgres: Any) -> None:
+def test_it_is_durable_and_listens_on_loopback_only(running: PostgresProcess) -> None:
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
-    values = dict(
-        query(postgres, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted])
-    )
+    values = dict(query(running, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted]))
     assert values == wanted
-    assert query(postgres, "show server_version") == [(postgres.version,)]
+    assert query(running, "show server_version") == [(running.version,)]
 
 
-def test_it_never_runs_as_root(postgres: Any) -> None:
+def test_it_never_runs_as_root(running: PostgresProcess) -> None:
     # /proc/<pid> of a process that changed its uid belongs to root; its status tells the truth.
-    status = Path(f"/proc/{postgres.pid}/status")
+    status = Path(f"/proc/{running.pid}/status")
     if not status.exists():
         pytest.skip("no /proc here")
     uids = next(line for line in status.read_text().splitlines() if line.startswith("Uid:")).split()[1:]
     assert "0" not in uids
 
 
-def test_a_wrong_password_is_refused(postgres: Any) -> None:
+def test_a_wrong_password_is_refused(running: PostgresProcess) -> None:
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-        psycopg.connect(postgres.dsn(), password="guessed")
+        psycopg.connect(running.dsn(), password="guessed")
 
 
 def test_committed_rows_survive_a_kill_and_the_address_stays(postgres: Any) -> None:
@@ -101,6 +106,7 @@ def test_committed_rows_survive_a_kill_and_the_address_stays(postgres: Any) -> N
     assert query(postgres, "select count(*) from facts") == [(1000,)]
 
 
+@pytest.mark.faults
 def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres: Any) -> None:
     query(postgres, "create table facts (id int)")
     os.kill(postgres.pid, signal.SIGKILL)
@@ -108,13 +114,6 @@ def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres: Any) -> Non
         os.sched_yield()
     postgres.start()
     assert query(postgres, "select count(*) from facts") == [(0,)]
-
-
-def test_another_process_finds_the_data(data_directory: Any) -> None:
-    with PostgresProcess(data_directory) as first:
-        query(first, "create table facts (id int)")
-    with PostgresProcess(data_directory) as second:
-        assert query(second, "select count(*) from facts") == [(0,)]
 
 
 def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, data_directory: Any) -> None:
@@ -137,6 +136,7 @@ def test_the_next_start_ends_a_server_whose_parent_was_killed(data_directory: An
         assert not sockets.exists()
 
 
+@pytest.mark.faults
 def test_a_stale_pid_file_does_not_block_the_start(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     text = (data_directory / "postmaster.pid").read_text()
@@ -171,6 +171,7 @@ def test_data_of_another_version_is_refused(data_directory: Any) -> None:
         process.start()
 
 
+@pytest.mark.faults
 def test_an_interrupted_initialization_is_begun_again(data_directory: Any) -> None:
     unfinished = data_directory.with_name(data_directory.name + ".initializing")
     unfinished.mkdir()
@@ -195,6 +196,7 @@ def test_stop_may_be_repeated_and_leaves_no_process(data_directory: Any) -> None
         os.kill(pid, 0)
 
 
+@pytest.mark.faults
 async def test_a_cancelled_start_leaves_nothing_running(data_directory: Any) -> None:
     process = PostgresProcess(data_directory)
     starting = asyncio.create_task(process.start_async())

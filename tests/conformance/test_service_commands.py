@@ -14,7 +14,7 @@ from tenure.domain.access import Role
 from tenure.runtime.certificates import Authority, write_certificate
 from tenure.serve import command_line
 from tests.support.fix_postgres import FreshDatabase
-from tests.support.forked import REPOSITORY
+from tests.support.forked import REPOSITORY, run_program
 from tests.support.patience import PATIENCE_SECONDS
 
 SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker", "models")
@@ -28,19 +28,12 @@ NEEDED = {
 }
 
 
-async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None, str, str]:
+async def run(name: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
     """The exit code, standard output, standard error."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("TENURE_", "ANTHROPIC_", "OPENAI_"))}
-    process = await asyncio.create_subprocess_exec(
-        *command_line(name, *arguments),
-        cwd=REPOSITORY,
-        env={**own, **variables},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     async with asyncio.timeout(PATIENCE_SECONDS):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+        code, out, err = await run_program(command_line(name, *arguments), environment={**own, **variables}, stdin=b"")
+    return code, out.decode(), err.decode()
 
 
 @pytest.mark.parametrize("name", SERVICES)
