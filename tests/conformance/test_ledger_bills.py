@@ -15,7 +15,7 @@ from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.fix_checkpoint import Checkpoint, answer, reserve
-from tests.support.fix_gateway import NOBODYS, Serve
+from tests.support.fix_gateway import NOBODYS, StubOfTenant
 from tests.support.patience import CALL_SECONDS
 
 
@@ -59,12 +59,12 @@ async def test_pages_follow_each_other_without_gap_or_repeat(replica: Checkpoint
     assert seen[1:] == [(step, 1) for step in range(1, 6)]
 
 
-async def test_a_bill_is_told_to_its_own_tenant_only(replica: Checkpoint, gateway: Serve) -> None:
+async def test_a_bill_is_listed_to_its_own_tenant_only(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))
     await owner.commit(answer(step=1, tokens=5))
-    mine, others = await gateway(replica.address), await gateway(replica.address, tenant="somebody-else")
+    mine, others = await shared_gateway(), await shared_gateway("somebody-else")
     [bill] = (await mine.admin.ListBills(api.AdminServiceListBillsRequest(task_id=task_id))).bills
     assert bill.usage.output_tokens + bill.usage.input_tokens > 0
     for reader, request in ((others, task_id), (mine, NOBODYS)):

@@ -24,15 +24,7 @@ from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    Checkpoint,
-    MakeCheckpoint,
-    MakeCheckpointProcess,
-    kinds,
-    reserve,
-    words,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, kinds, reserve, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -88,7 +80,8 @@ async def test_a_kill_after_the_open_leaves_a_claim_that_opens_again(
     assert (owner.task.claim_count, owner.next_number) == (1, 1)
 
 
-async def test_an_answer_that_failed_after_the_commit_is_given_again(replica: Checkpoint, armed: Any) -> None:
+async def test_an_answer_that_failed_after_the_commit_is_given_again(checkpoint: MakeCheckpoint, armed: Any) -> None:
+    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     request = owner.request(words())
     armed("checkpoint.after_commit=1#error(UNAVAILABLE)")
@@ -133,7 +126,8 @@ async def test_without_postgres_nothing_is_acknowledged(
     assert (await replica.get(owner.task.task_id)).sequence == 4
 
 
-async def test_a_read_only_postgres_is_unavailable(replica: Checkpoint) -> None:
+async def test_a_read_only_postgres_is_unavailable(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     name = (await replica.query("select current_database()"))[0][0]
     await replica.query(f"alter database {name} set default_transaction_read_only = on")
@@ -145,8 +139,9 @@ async def test_a_read_only_postgres_is_unavailable(replica: Checkpoint) -> None:
     assert refused.value.reason == "READ_ONLY"
 
 
-async def test_a_statement_at_fault_is_no_callers_mistake(replica: Checkpoint) -> None:
+async def test_a_statement_at_fault_is_no_callers_mistake(checkpoint: MakeCheckpoint) -> None:
     """Of all data that Postgres refuses, only text with impossible characters is blamed on the caller's text."""
+    replica = await checkpoint()
     async with open_pool(replica.dsn, schema=SCHEMA) as pool:
         with pytest.raises(psycopg.errors.DivisionByZero):
             await in_ledger_transaction(pool, lambda connection: fetch_one(connection, b"select 1 / 0", {}))
@@ -156,9 +151,10 @@ async def test_a_statement_at_fault_is_no_callers_mistake(replica: Checkpoint) -
 
 
 async def test_a_full_disk_is_reported_and_the_ledger_recovers(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
 ) -> None:
     """The error of a full disk, raised where the write would meet it."""
+    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.query(
         "create function public.full() returns trigger language plpgsql as "

@@ -174,9 +174,10 @@ async def test_a_hint_that_was_lost_is_made_up_by_the_poll(replica: Checkpoint) 
     await call.read()
     await replica.query(
         "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, kind, 'x', now(), body from ledger.entries "
-        "where sequence = 2"
+        "where sequence = 2 and task_id = %s",
+        task.task_id,
     )
-    await replica.query("update ledger.tasks set sequence = 3")
+    await replica.query("update ledger.tasks set sequence = 3 where task_id = %s", task.task_id)
     assert [one.sequence for one in (await call.read()).entries] == [3]
     call.cancel()
 

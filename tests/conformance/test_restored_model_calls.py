@@ -96,9 +96,9 @@ async def compared(ledger_dsn: str, models_dsn: str) -> list[tuple[str, str, int
 
 
 async def test_calls_that_only_one_store_knows_are_listed(
-    replica: Checkpoint, model_runner: StartModels, models_dsn: str
+    checkpoint: MakeCheckpoint, model_runner: StartModels, models_dsn: str
 ) -> None:
-    ledger = replica
+    ledger = await checkpoint()
     keys = ledger.keys / "verifying.json"
     runner = await model_runner(checkpoint_address=ledger.address, verifying_keys_file=keys)
     same, lost, older = [await calling(ledger, runner, *steps) for steps in ((1,), (), (1, 2))]

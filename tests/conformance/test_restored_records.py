@@ -64,7 +64,7 @@ async def owned(ledger: Checkpoint, grants: Grants, *entries: ledger_pb2.NewEntr
 
 
 async def test_a_call_whose_record_is_lost_does_not_run_again(
-    replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -72,7 +72,7 @@ async def test_a_call_whose_record_is_lost_does_not_run_again(
     tools_database: ToolsDatabase,
 ) -> None:
     """The tool service's database is of a moment before the calls. One of them may be repeated, the other must not."""
-    ledger, tools = replica, await tool_service()
+    ledger, tools = await checkpoint(), await tool_service()
     owner, claim = await owned(ledger, grants, defined(), intent("1.0", UNSAFE), intent("1.1", KEYED))
     task_id = owner.task.task_id
     await tools.outcome(claim, "1.0", UNSAFE, **ARGUMENTS)
@@ -92,9 +92,9 @@ async def test_a_call_whose_record_is_lost_does_not_run_again(
 
 
 async def test_calls_that_an_older_ledger_does_not_know_are_listed(
-    replica: Checkpoint, tool_service: StartTools, grants: Grants, tools_dsn: str
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, tools_dsn: str
 ) -> None:
-    ledger, tools = replica, await tool_service()
+    ledger, tools = await checkpoint(), await tool_service()
     owner, claim = await owned(ledger, grants, defined(), intent("1.0", KEYED))
     for call_id in ("1.0", "1.1"):
         await tools.outcome(claim, call_id, KEYED, **ARGUMENTS)
