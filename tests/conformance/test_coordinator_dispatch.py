@@ -39,7 +39,7 @@ async def test_a_worker_gets_tasks_of_its_queues_up_to_its_slots(fleet: Fleet) -
     assert (await fleet.task(others)).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_a_death_before_register_leaves_a_grantable_task(fleet: Fleet) -> None:
+async def test_a_crash_before_the_registration_leaves_a_grantable_task(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
@@ -53,7 +53,7 @@ async def test_a_death_before_register_leaves_a_grantable_task(fleet: Fleet) -> 
 
 
 @pytest.mark.faults
-async def test_a_death_after_register_leaves_a_grantable_task(fleet: Fleet) -> None:
+async def test_a_crash_after_the_registration_leaves_a_grantable_task(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()

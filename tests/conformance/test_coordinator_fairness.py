@@ -81,7 +81,7 @@ async def test_slots_that_are_kept_for_high_tasks_stay_free_for_them(fleet: Flee
     assert worker.grants_waiting == 0
 
 
-async def test_a_pool_takes_the_tiers_it_is_for(fleet: Fleet) -> None:
+async def test_a_pool_takes_its_priority_tiers_only(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     low, high = await fleet.submit(priority=LOW), await fleet.submit(priority=HIGH)
     interactive = await fleet.worker(replica, slots=9, priorities=[HIGH])

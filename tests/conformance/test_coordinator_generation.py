@@ -109,7 +109,7 @@ async def test_without_etcd_a_replica_reports_it_and_grants_nothing(own_fleet: F
     assert claim.claim_id == grant.claim_id
 
 
-async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
+async def test_a_worker_that_attaches_without_etcd_is_refused(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     await health_becomes(replica, serving=True)
     async with paused(own_etcd):

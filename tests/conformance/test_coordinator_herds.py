@@ -44,7 +44,7 @@ async def test_a_dead_workers_tasks_are_reclaimed_by_two_replicas(fleet: Fleet) 
 
 
 @pytest.mark.faults
-async def test_three_replicas_share_a_queue_and_none_goes_without(fleet: Fleet) -> None:
+async def test_three_replicas_share_a_queue_evenly(fleet: Fleet) -> None:
     """Each can take a third: the tasks that two others are being offered keep nobody from the rest."""
     replicas = [await fleet.coordinator() for _ in range(3)]
     workers = [await fleet.worker(replica, slots=50) for replica in replicas]

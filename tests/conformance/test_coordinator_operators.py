@@ -66,7 +66,7 @@ async def test_any_replica_transfers_a_task_to_another_worker(fleet: Fleet) -> N
     assert epoch_of(again.token) > epoch_of(grant.token)
 
 
-async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet) -> None:
+async def test_a_transferred_task_waits_for_its_target_worker(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     _owner, task_id, grant = await held(fleet, replica)
     meant, bystander = await fleet.worker(other, worker_id="meant"), await fleet.worker(replica, slots=9)
@@ -95,7 +95,7 @@ async def test_a_transfer_needs_the_own_tenant_and_an_attached_worker(fleet: Fle
 
 
 @pytest.mark.faults
-async def test_a_transfer_is_no_death(fleet: Fleet) -> None:
+async def test_a_transfer_does_not_count_as_a_lost_worker(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     task_id, workers = await fleet.submit(), [await fleet.worker(replica) for _ in range(3)]
     for _ in range(6):  # more than make a poison

@@ -140,7 +140,7 @@ async def test_workers_that_left_a_silent_etcd_keep_their_claims(own_fleet: Flee
     await again.commit(grant, 1, transition=SUCCEEDED)
 
 
-async def test_a_lease_that_ended_with_etcd_silent_counts_no_crash(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
+async def test_a_lease_that_ended_with_etcd_silent_is_not_a_crash(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator(**SHORT)
     worker = await own_fleet.worker(replica)
     task_id = await own_fleet.submit()

@@ -103,7 +103,7 @@ async def test_a_worker_cannot_outrun_a_timeout_by_attaching(fleet: Fleet) -> No
     assert (task.state, task.reason) == (RETRY_SCHEDULED, "WORKER_STUCK")
 
 
-async def test_a_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
+async def test_a_timeout_continues_at_another_coordinator(fleet: Fleet) -> None:
     """The former coordinator may be dead, so the worker itself reports for how long a claim has been idle."""
     first, second = [await fleet.coordinator(progress_timeout_seconds="120") for _ in range(2)]
     worker = await fleet.worker(first, slots=2)
@@ -120,7 +120,7 @@ async def test_a_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
 
 
 @pytest.mark.faults
-async def test_a_start_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
+async def test_a_start_timeout_continues_at_another_coordinator(fleet: Fleet) -> None:
     first, second = [await fleet.coordinator(start_timeout_seconds="60") for _ in range(2)]
     worker = await fleet.worker(first)
     task_id = await fleet.submit(policy=policy(FAIL, start=100))

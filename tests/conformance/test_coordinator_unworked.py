@@ -79,7 +79,7 @@ async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tm
     await other.succeed(grant)
 
 
-async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet) -> None:
+async def test_a_silent_watch_loses_no_task(fleet: Fleet) -> None:
     """The lists find what it should have told."""
     replica = await fleet.coordinator(
         failpoints="coordinator.before_requeue=1#sleep(600000)", start_timeout_seconds=WAITED_FOR
@@ -121,7 +121,7 @@ async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet)
 
 
 @pytest.mark.faults
-async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet) -> None:
+async def test_a_claim_without_a_session_is_deleted_and_its_task_continues(fleet: Fleet) -> None:
     """As an unclear one that lands late, after the replica that made it died."""
     replica = await fleet.coordinator(start_timeout_seconds="3")
     worker = await fleet.worker(replica, slots=0)

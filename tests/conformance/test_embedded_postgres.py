@@ -74,14 +74,14 @@ def start_elsewhere(directory: Any, account: Any = None) -> Any:
     )
 
 
-def test_it_is_durable_and_listens_on_loopback_only(running: PostgresProcess) -> None:
+def test_the_server_is_durable_and_listens_on_loopback_only(running: PostgresProcess) -> None:
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
     values = dict(query(running, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted]))
     assert values == wanted
     assert query(running, "show server_version") == [(running.version,)]
 
 
-def test_it_never_runs_as_root(running: PostgresProcess) -> None:
+def test_the_server_never_runs_as_root(running: PostgresProcess) -> None:
     # /proc/<pid> of a process that changed its uid belongs to root; its status tells the truth.
     status = Path(f"/proc/{running.pid}/status")
     if not status.exists():
@@ -147,7 +147,7 @@ def test_a_stale_pid_file_does_not_block_the_start(data_directory: Any) -> None:
         assert query(process, "select 1") == [(1,)]
 
 
-def test_a_taken_port_is_told_with_the_servers_own_words(data_directory: Any) -> None:
+def test_a_taken_port_fails_the_start_with_the_servers_message(data_directory: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         process = PostgresProcess(data_directory, port=holder.getsockname()[1])
         with pytest.raises(PostgresStartFailed, match="Address already in use"):
@@ -155,7 +155,7 @@ def test_a_taken_port_is_told_with_the_servers_own_words(data_directory: Any) ->
     assert process.pid is None
 
 
-def test_files_of_others_are_never_overwritten(data_directory: Any) -> None:
+def test_a_foreign_folder_is_never_overwritten(data_directory: Any) -> None:
     data_directory.mkdir()
     (data_directory / "thesis.txt").write_text("years of work")
     with pytest.raises(DataDirectoryRefused, match="not a PostgreSQL cluster"):

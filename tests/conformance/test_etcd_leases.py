@@ -27,7 +27,7 @@ async def test_a_keepalive_answers_with_the_ttl(etcd: EtcdSpace) -> None:
     assert 58 <= await etcd.client.time_to_live(lease.id) <= 60
 
 
-async def test_a_keepalive_of_a_dead_lease_says_so(etcd: EtcdSpace) -> None:
+async def test_a_keepalive_of_an_expired_lease_fails(etcd: EtcdSpace) -> None:
     lease = await etcd.client.grant(60)
     assert await etcd.client.revoke(lease.id)
     with pytest.raises(LeaseExpired):
@@ -67,7 +67,7 @@ async def test_all_keys_of_a_revoked_lease_vanish_in_one_revision(etcd: EtcdSpac
     assert {change.key_value.mod_revision for change in item.changes} == {put.revision + 1}
 
 
-async def test_a_lease_nobody_renews_expires_with_its_keys(etcd: EtcdSpace) -> None:
+async def test_an_unrenewed_lease_expires_with_its_keys(etcd: EtcdSpace) -> None:
     lease = await etcd.client.grant(1)
     put = await etcd.client.put(etcd.key("k"), b"", lease=lease.id)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(etcd.client.watch(etcd.prefix, put.revision + 1)) as watch:

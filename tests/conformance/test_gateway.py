@@ -110,9 +110,7 @@ async def test_a_draining_gateway_ends_watches_with_a_retry_time(checkpoint: Mak
     assert await stopped == 0
 
 
-async def test_a_wait_returns_with_the_end_or_when_its_time_is_over(
-    replica: Checkpoint, shared_gateway: StubOfTenant
-) -> None:
+async def test_a_wait_returns_at_the_end_or_at_its_timeout(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     task = await replica.create()
     stub = await shared_gateway()
     short = await stub.WaitTask(api.WaitTaskRequest(task_id=task.task_id, timeout=Duration(nanos=10**8)))
@@ -142,7 +140,7 @@ async def test_a_wait_outlives_a_ledger_that_is_away(
     assert (ended.ended, ended.task.state) == (True, task_pb2.TASK_STATE_CANCELLED)
 
 
-async def test_what_is_not_the_tenants_is_not_there(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
+async def test_tasks_of_another_tenant_are_not_found(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     task = await replica.create()
     stub = await shared_gateway("somebody-else")
     for task_id in (task.task_id, NOBODYS):
@@ -158,7 +156,7 @@ async def test_what_is_not_the_tenants_is_not_there(replica: Checkpoint, shared_
     assert not (await stub.ListTasks(api.ListTasksRequest())).tasks
 
 
-async def test_a_submit_says_with_its_id_whether_it_is_the_same(shared_gateway: StubOfTenant) -> None:
+async def test_a_request_id_makes_one_task(shared_gateway: StubOfTenant) -> None:
     stub = await shared_gateway()
     first = (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task
     assert (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task == first
@@ -178,7 +176,7 @@ async def test_a_cancel_of_an_ended_task_names_its_state(replica: Checkpoint, sh
     assert (refused.value.reason, refused.value.metadata) == ("WRONG_STATE", {"state": "SUCCEEDED"})
 
 
-async def test_every_method_refuses_what_breaks_its_constraints(shared_gateway: StubOfTenant) -> None:
+async def test_every_method_validates_its_request(shared_gateway: StubOfTenant) -> None:
     stub = await shared_gateway()
     for request, field in (
         (stub.SubmitTask(api.SubmitTaskRequest()), "goal"),
@@ -193,7 +191,7 @@ async def test_every_method_refuses_what_breaks_its_constraints(shared_gateway: 
         assert field in {violation.field for violation in refused.value.violations}
 
 
-async def test_without_a_ledger_methods_say_when_to_retry(gateway: Serve, closed_port: int) -> None:
+async def test_without_a_ledger_methods_return_a_retry_delay(gateway: Serve, closed_port: int) -> None:
     stub = await gateway(f"127.0.0.1:{closed_port}")
     for request in (
         stub.SubmitTask(api.SubmitTaskRequest(goal="a")),

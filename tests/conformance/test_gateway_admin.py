@@ -40,7 +40,7 @@ async def test_refusals_of_ledger_and_tools_are_listed_together(
     assert [(one.presented_epoch, one.current_epoch) for one in listed.tools] == [(10, 20)]
 
 
-async def test_an_operator_accepts_what_the_sources_showed(
+async def test_an_operator_accepts_held_tools(
     checkpoint: MakeCheckpoint,
     tool_service: StartTools,
     grants: Grants,

@@ -159,7 +159,7 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) ->
     assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
 
 
-async def test_what_cannot_be_copied_is_no_fork(
+async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
     world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000, workspace_files=20)
@@ -204,7 +204,7 @@ async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     assert (await world.fork("r-1")).task.task_id != prepared
 
 
-async def test_a_pruned_tasks_files_are_told_as_pruned(world: Any) -> None:
+async def test_files_of_a_pruned_task_are_refused_as_pruned(world: Any) -> None:
     world.write("file")
     owner = await world.replica.claim(world.task_id)
     await owner.commit(reserve=reserve())

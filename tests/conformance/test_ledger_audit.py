@@ -90,13 +90,13 @@ async def test_the_log_is_filtered_and_paged_both_ways(checkpoint: MakeCheckpoin
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.5", "9" * 30])
-async def test_a_token_of_no_answer_is_refused(replica: Checkpoint, token: str) -> None:
+async def test_a_malformed_page_token_is_refused(replica: Checkpoint, token: str) -> None:
     log = Log(replica)
     with pytest.raises(InvalidRequest, match="page_token"):
         await log.list(page_token=token)
 
 
-async def test_a_record_of_no_form_is_refused(checkpoint: MakeCheckpoint) -> None:
+async def test_a_malformed_audit_record_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     log = Log(replica)
     texts: list[dict[str, Any]] = [{"record_id": ""}, {"target": "x" * 1001}, {"peer": "\0"}]
@@ -128,7 +128,7 @@ async def test_the_database_refuses_changes_of_the_log(checkpoint: MakeCheckpoin
 
 
 @pytest.mark.parametrize("change", CHANGES[:2], ids=["update", "delete"])
-async def test_what_the_owner_of_the_database_changes_is_found(checkpoint: MakeCheckpoint, change: str) -> None:
+async def test_verification_finds_changes_by_the_database_owner(checkpoint: MakeCheckpoint, change: str) -> None:
     replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record(), record())

@@ -69,7 +69,7 @@ async def test_two_commits_of_one_task_are_never_in_one_batch(replica: Checkpoin
     assert tasks == [[one.task.task_id, two.task.task_id], [one.task.task_id], [one.task.task_id]]
 
 
-async def test_a_caller_that_goes_away_does_not_take_its_batch_along(replica: Checkpoint, held: Any) -> None:
+async def test_a_cancelled_caller_does_not_cancel_its_batch(replica: Checkpoint, held: Any) -> None:
     committer, batcher = held
     (one, two) = await owners_of(replica, 2)
     gone, stays = [asyncio.create_task(batcher.submit(prepared(owner))) for owner in (one, two)]
@@ -81,7 +81,7 @@ async def test_a_caller_that_goes_away_does_not_take_its_batch_along(replica: Ch
     assert len(committer.batches[0]) == 2
 
 
-async def test_a_full_queue_says_so(replica: Checkpoint, held: Any) -> None:
+async def test_a_full_batch_queue_is_refused(replica: Checkpoint, held: Any) -> None:
     _, batcher = held
     (owner,) = await owners_of(replica, 1)
     commit = prepared(owner)
@@ -91,7 +91,7 @@ async def test_a_full_queue_says_so(replica: Checkpoint, held: Any) -> None:
         batcher.enqueue(commit, lambda _: None)
 
 
-async def test_what_waits_when_the_process_ends_is_refused(replica: Checkpoint) -> None:
+async def test_waiting_commits_are_refused_at_the_end_of_the_process(replica: Checkpoint) -> None:
     committer = HeldCommitter()
     batcher = commit_batcher(committer.write)
     (one, two) = await owners_of(replica, 2)
@@ -108,7 +108,7 @@ async def test_what_waits_when_the_process_ends_is_refused(replica: Checkpoint) 
             await answer
 
 
-async def test_a_refused_commit_harms_no_neighbour_of_its_batch(replica: Checkpoint) -> None:
+async def test_a_refused_commit_does_not_fail_its_batch(replica: Checkpoint) -> None:
     owners = await owners_of(replica, 6)
     stale, wrong, *good = owners
     await replica.claim(stale.task.task_id)
@@ -124,7 +124,7 @@ async def test_a_refused_commit_harms_no_neighbour_of_its_batch(replica: Checkpo
     assert isinstance(results[-1], NotFound)
 
 
-async def test_a_commit_that_postgres_will_not_take_harms_no_neighbour(replica: Checkpoint) -> None:
+async def test_a_commit_that_postgres_refuses_does_not_fail_its_batch(replica: Checkpoint) -> None:
     (bad, *good) = await owners_of(replica, 4)
     token, _ = replica.sign(bad.task.task_id, bad.claims.epoch, bad.claims.claim_id, holder="nul \0 here")
     requests = [bad.request(words(), token=token), *[owner.request(words()) for owner in good]]
@@ -217,7 +217,7 @@ async def test_a_long_locked_row_fails_its_batch_unacknowledged(
     assert (await owner.commit(words())).sequence == 4
 
 
-async def test_a_long_locked_row_fails_no_neighbour(
+async def test_a_long_locked_row_does_not_fail_its_batch(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch waits for the lock, and is then written one by one; its task is written alone after that."""

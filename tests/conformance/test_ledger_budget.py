@@ -25,7 +25,7 @@ async def siblings(checkpoint: Any, count: Any) -> Any:
     return replica, root, owners
 
 
-async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint: MakeCheckpoint) -> None:
+async def test_concurrent_reservations_never_pass_the_cap_of_their_root(checkpoint: MakeCheckpoint) -> None:
     replica, root, owners = await siblings(checkpoint, RESERVERS)
     await replica.query(
         "alter table ledger.budgets add constraint within_cap check (used_tokens + reserved_tokens <= max_tokens)"
@@ -86,7 +86,7 @@ async def test_open_reservations_of_siblings_mean_wait_and_not_end(checkpoint: M
     assert (await two.commit(reserve=reserve(input_tokens=90))).reserve.HasField("granted")
 
 
-async def test_a_lost_attempt_is_billed_by_what_was_heard(replica: Checkpoint) -> None:
+async def test_a_lost_attempt_is_billed_by_its_reported_usage(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(input_tokens=70, output=30))
     await replica.requeue(owner, output_tokens=12)
@@ -95,7 +95,7 @@ async def test_a_lost_attempt_is_billed_by_what_was_heard(replica: Checkpoint) -
     assert (task.budget.used_tokens, task.budget.reserved_tokens) == (82, 0)
 
 
-async def test_usage_beyond_the_estimate_is_billed_as_it_was(replica: Checkpoint) -> None:
+async def test_usage_beyond_the_estimate_is_billed_in_full(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=10, output=50))
     budget = (await owner.commit(answer(tokens=150))).budget

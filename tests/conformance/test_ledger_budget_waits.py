@@ -60,7 +60,7 @@ async def asking_root(replica: Any, timeout_seconds: float = 3600.0, **more: Any
     return await asking(owner, timeout_seconds)
 
 
-async def test_a_task_at_its_cap_shows_what_it_asks_for(replica: Checkpoint) -> None:
+async def test_a_task_at_its_cap_shows_the_requested_budget(replica: Checkpoint) -> None:
     task = await asking_root(replica)
     request = task.wait.budget_request
     assert (task.reason, task.wait.context, task.owner) == ("BUDGET_REQUESTED", "so far", "")
@@ -208,7 +208,7 @@ async def test_a_grant_before_the_wait_begins_is_not_missed(replica: Checkpoint)
     assert moved == ["RUNNING>WAITING_USER", "wait_resolution", "WAITING_USER>QUEUED"]
 
 
-async def test_grants_and_waits_that_race_leave_no_task_behind(replica: Checkpoint) -> None:
+async def test_racing_grants_and_waits_leave_no_task_waiting(replica: Checkpoint) -> None:
     for _ in range(8):
         owner = await replica.claim((await replica.create(limits=limits())).task_id)
         refused = await denied(owner)

@@ -242,7 +242,7 @@ async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
     assert len(await written(replica)) == 1
 
 
-async def test_a_cursor_that_is_none_of_ours_is_refused(replica: Checkpoint) -> None:
+async def test_a_malformed_cursor_is_refused(replica: Checkpoint) -> None:
     for text in ("nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201):
         with pytest.raises(InvalidRequest):
             await read_changes(replica, text, 1)
@@ -299,7 +299,7 @@ async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
         assert [await pruner.clear_leftovers_once(), await pruner.prune_once()] == [0, 1]
 
 
-async def test_an_ordinary_role_may_ask_which_cluster_it_is(replica: Checkpoint) -> None:
+async def test_an_ordinary_role_may_read_the_cluster_id(replica: Checkpoint) -> None:
     """What the service asks at its start needs no privilege."""
     rows = await replica.query(
         "select has_function_privilege('pg_database_owner', 'pg_control_system()', 'execute'), cluster is not null "
@@ -308,7 +308,7 @@ async def test_an_ordinary_role_may_ask_which_cluster_it_is(replica: Checkpoint)
     assert rows == [(True, True)]
 
 
-async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_replica_ends_the_stream_and_another_resumes_it(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     other = await checkpoint(dsn=replica.dsn)
@@ -323,7 +323,7 @@ async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint:
     assert keys(await read_changes(other, cursor, 1)) == [(task.task_id, 2)]
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(replica: Checkpoint) -> None:
+async def test_a_slow_reader_delays_no_other_and_misses_nothing(replica: Checkpoint) -> None:
     """What it does not read is not kept for it: it is read from the table once it goes on."""
     async with aclosing(follow(replica)) as slow:
         cursor = (await anext(slow)).cursor

@@ -41,7 +41,7 @@ async def listening(replica: Any, task_id: Any) -> Any:
     return answer
 
 
-async def test_a_waiter_hears_only_the_end_with_two_reads(
+async def test_a_closing_watch_costs_two_reads(
     replica: Checkpoint,
 ) -> None:
     owner = await replica.claim((await replica.create()).task_id)
@@ -61,7 +61,9 @@ async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(replica: 
         assert await read_all(closing(replica, task.task_id, after)) == CLOSED
 
 
-async def test_it_hears_of_an_end_at_another_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:
+async def test_a_closing_watch_ends_with_a_close_out_at_another_replica(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     answer = await listening(other_replica, owner.task.task_id)
     await owner.commit(words())
@@ -69,7 +71,7 @@ async def test_it_hears_of_an_end_at_another_replica(replica: Checkpoint, other_
     assert await answer == CLOSED
 
 
-async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(replica: Checkpoint) -> None:
+async def test_the_poll_finds_a_close_out_without_a_notification(replica: Checkpoint) -> None:
     """Written behind the service's back, as when a notification got lost."""
     task = await replica.create()
     answer = await listening(replica, task.task_id)
@@ -87,7 +89,7 @@ async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(replica: Checkpo
     assert await answer == CLOSED
 
 
-async def test_a_draining_server_sends_it_elsewhere(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_replica_ends_a_closing_watch(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     answer = await listening(replica, (await replica.create()).task_id)
@@ -97,7 +99,7 @@ async def test_a_draining_server_sends_it_elsewhere(checkpoint: MakeCheckpoint) 
     assert refused.value.reason == "DRAINING"
 
 
-async def test_what_is_not_there_is_refused(replica: Checkpoint) -> None:
+async def test_a_closing_watch_of_an_unknown_task_or_cursor_is_refused(replica: Checkpoint) -> None:
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:
         await closing(replica, task.task_id, after=3).read()

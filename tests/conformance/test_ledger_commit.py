@@ -165,7 +165,7 @@ async def test_an_owner_is_stale_while_its_task_is_queued(replica: Checkpoint) -
 
 
 @pytest.mark.parametrize("kind", ["submitted", "transition", "model_attempt", "attempt_lost", "cancel_request"])
-async def test_what_the_ledger_writes_itself_a_worker_may_not(replica: Checkpoint, kind: str) -> None:
+async def test_a_worker_may_not_write_the_ledgers_own_entries(replica: Checkpoint, kind: str) -> None:
     owner = await started(replica)
     body = ledger_pb2.EntryBody()
     getattr(body, kind).SetInParent()
@@ -173,7 +173,7 @@ async def test_what_the_ledger_writes_itself_a_worker_may_not(replica: Checkpoin
         await owner.commit(ledger_pb2.NewEntry(step=1, body=body))
 
 
-async def test_facts_of_others_come_back_with_the_next_commit_only(replica: Checkpoint) -> None:
+async def test_external_entries_return_with_the_next_commit_once(replica: Checkpoint) -> None:
     owner = await started(replica)
     assert not (await owner.commit(words())).foreign_entries
     await replica.say(owner.task.task_id, "look here")
@@ -183,7 +183,7 @@ async def test_facts_of_others_come_back_with_the_next_commit_only(replica: Chec
     assert not (await owner.commit(words())).foreign_entries
 
 
-async def test_who_is_too_far_behind_must_open_again(replica: Checkpoint) -> None:
+async def test_a_commit_too_far_behind_must_open_again(replica: Checkpoint) -> None:
     owner = await started(replica)
     await owner.commit(*[words("x" * 200_000) for _ in range(4)])
     await owner.commit(*[words("x" * 200_000) for _ in range(4)])
@@ -270,7 +270,7 @@ async def test_a_retry_is_parked_until_its_time_and_then_queued(replica: Checkpo
         await owner.commit(words())
 
 
-async def test_a_result_may_hold_what_postgres_cannot_keep_as_text(replica: Checkpoint) -> None:
+async def test_a_result_may_contain_nul(replica: Checkpoint) -> None:
     owner = await started(replica)
     transition = pb.Transition(
         to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED", message="bad \0 byte", result="a\0b"

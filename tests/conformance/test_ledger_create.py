@@ -76,7 +76,7 @@ async def test_an_explicit_default_is_another_payload(replica: Checkpoint) -> No
         await replica.create("r-1", goal="once", queue="default")
 
 
-async def test_a_goal_may_hold_what_postgres_cannot_keep_as_text(replica: Checkpoint) -> None:
+async def test_a_goal_may_contain_nul(replica: Checkpoint) -> None:
     task = await replica.create(goal="zero \0 byte")
     assert (await replica.get(task.task_id)).spec.goal == "zero \0 byte"
 
@@ -147,7 +147,7 @@ async def test_tasks_too_large_for_one_answer_come_in_several_pages(replica: Che
     assert not rest.next_page_token
 
 
-async def test_a_page_token_of_somebody_else_is_refused(replica: Checkpoint) -> None:
+async def test_a_page_token_of_another_request_is_refused(replica: Checkpoint) -> None:
     for text in ("nonsense", f"soon {uuid4()}", f"2026-11-26 07:00:00+00 {'x' * 36}"):
         with pytest.raises(InvalidRequest, match="page_token"):
             await list_tasks(replica, base64.urlsafe_b64encode(text.encode()).decode())

@@ -53,7 +53,7 @@ async def test_a_queued_task_is_cancelled_at_once(replica: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(replica: Checkpoint, state: str) -> None:
+async def test_a_waiting_task_is_cancelled_at_once_with_its_last_text(replica: Checkpoint, state: str) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(text="so far"), transition=parked(task_pb2.TaskState.Value(f"TASK_STATE_{state}")))
@@ -62,7 +62,7 @@ async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(replica: C
 
 
 @pytest.mark.parametrize("cancelled", ["before", "after"])
-async def test_a_summary_is_nobodys_last_words(replica: Checkpoint, cancelled: str) -> None:
+async def test_a_summary_is_not_the_result_of_a_cancelled_task(replica: Checkpoint, cancelled: str) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(text="so far"), reserve=reserve(step=2))
@@ -76,7 +76,7 @@ async def test_a_summary_is_nobodys_last_words(replica: Checkpoint, cancelled: s
 
 
 @pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-async def test_a_parked_task_with_an_open_call_moves_to_its_end(replica: Checkpoint, state: str) -> None:
+async def test_a_waiting_task_with_an_open_call_is_closed_out(replica: Checkpoint, state: str) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent(), transition=parked(task_pb2.TaskState.Value(f"TASK_STATE_{state}")))
     task = await replica.cancel(owner.task.task_id)
@@ -88,7 +88,7 @@ async def test_a_parked_task_with_an_open_call_moves_to_its_end(replica: Checkpo
     assert coordinator.task.cancel_requested
 
 
-async def test_a_running_tasks_owner_learns_of_the_cancel(replica: Checkpoint) -> None:
+async def test_the_owner_of_a_running_task_gets_the_cancel(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     task = await replica.cancel(owner.task.task_id)
     assert (task.state, task.cancel_requested) == (task_pb2.TASK_STATE_RUNNING, True)
@@ -114,7 +114,7 @@ async def test_a_running_task_is_listed_for_ending_once(replica: Checkpoint, oth
     assert sum(len(one) for one in results) == 1
 
 
-async def test_an_owner_that_dies_during_a_cancel_leaves_it_cancelled(replica: Checkpoint) -> None:
+async def test_a_task_lost_during_a_cancel_is_cancelled(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
     await replica.requeue(owner)
@@ -153,7 +153,7 @@ async def test_a_task_that_ended_otherwise_is_not_cancelled(replica: Checkpoint)
         await replica.say(owner.task.task_id, "too late")
 
 
-async def test_a_foreign_fact_comes_once_per_request_id(replica: Checkpoint) -> None:
+async def test_an_external_entry_is_appended_once_per_request_id(replica: Checkpoint) -> None:
     task = await replica.create()
     await asyncio.gather(*[replica.say(task.task_id, "hello", "m-1") for _ in range(5)])
     assert kinds(await replica.entries(task.task_id)).count("user_message") == 1
@@ -194,7 +194,7 @@ async def test_a_task_that_waits_for_a_person_does_not_time_out(replica: Checkpo
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
 
 
-async def test_deaths_of_several_owners_in_one_step_are_a_crash_loop(replica: Checkpoint) -> None:
+async def test_several_lost_workers_in_one_step_are_a_crash_loop(replica: Checkpoint) -> None:
     task = await replica.create()
     for owner in ("w1", "w2", "w3", "w1", "w2"):
         await replica.requeue(await replica.claim(task.task_id, holder=owner))
@@ -203,7 +203,7 @@ async def test_deaths_of_several_owners_in_one_step_are_a_crash_loop(replica: Ch
     assert ended.message == "owners died 5 times in a row without a new step: w1, w2, w3"
 
 
-async def test_deaths_of_one_worker_become_a_crash_loop_later(
+async def test_crashes_of_one_worker_become_a_crash_loop_later(
     replica: Checkpoint,
 ) -> None:
     task = await replica.create()
@@ -214,7 +214,7 @@ async def test_deaths_of_one_worker_become_a_crash_loop_later(
     assert (await replica.get(task.task_id)).reason == "CRASH_LOOP"
 
 
-async def test_a_new_step_forgets_who_died(replica: Checkpoint) -> None:
+async def test_a_new_step_resets_the_lost_workers(replica: Checkpoint) -> None:
     task = await replica.create()
     for holder in ("w1", "w2", "w3", "w4"):
         await replica.requeue(await replica.claim(task.task_id, holder=holder))
@@ -246,7 +246,7 @@ async def test_an_ending_that_fails_is_offered_with_growing_delays(replica: Chec
         assert (until - after).total_seconds() <= seconds + (after - before).total_seconds() / 2
 
 
-async def test_an_orderly_release_is_no_death(replica: Checkpoint) -> None:
+async def test_an_orderly_release_is_not_a_lost_worker(replica: Checkpoint) -> None:
     task = await replica.create()
     for _ in range(6):
         await replica.requeue(await replica.claim(task.task_id), reason="WORKER_DRAINED")

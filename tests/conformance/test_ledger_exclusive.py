@@ -53,7 +53,7 @@ async def test_a_submit_is_repeated_while_its_task_lives(replica: Checkpoint) ->
     [talk("c-2"), talk(exclusive=False), talk(kind=task_pb2.SOURCE_KIND_MANUAL)],
     ids=["another id", "did not ask", "another kind"],
 )
-async def test_what_is_not_the_same_conversation_is_not_refused(replica: Checkpoint, other: Any) -> None:
+async def test_another_conversation_is_not_refused(replica: Checkpoint, other: Any) -> None:
     await replica.create(source=talk())
     await replica.create(source=other)
 

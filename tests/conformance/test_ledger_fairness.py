@@ -131,7 +131,7 @@ async def test_pending_offers_count_for_their_tenant_until_they_lapse(checkpoint
     assert tenants(await offers(replica, limit=4, reserve_duration=reserve)) == ["a", "b", "a", "b"]
 
 
-async def test_what_runs_counts_for_its_tenant(checkpoint: MakeCheckpoint) -> None:
+async def test_running_tasks_count_for_their_tenant(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for tenant in ("a", "b"):
         await make(replica, tenant, 3)
@@ -171,7 +171,7 @@ async def test_a_second_offer_skips_a_tenant_whose_last_task_is_taken(
         assert tenants(await offers(replica, limit=2)) == ["a", "a"]
 
 
-async def test_many_tenants_take_turns_within_their_tiers(
+async def test_many_tenants_alternate_within_their_tiers(
     ledger_dsn: str,
 ) -> None:
     offering = Offering(most_tenants=3)
@@ -206,7 +206,7 @@ async def test_a_pool_is_offered_tasks_of_its_tenants_only(checkpoint: MakeCheck
     assert await replica.query("select count(*) from ledger.tasks where offered_until is not null") == [(5,)]
 
 
-async def test_many_tenants_of_a_pool_take_turns(ledger_dsn: str) -> None:
+async def test_many_tenants_of_a_pool_alternate(ledger_dsn: str) -> None:
     """More than one read covers, in two queues, between tenants of others."""
     offering, names = Offering(most_tenants=3), [f"t{number}" for number in range(10)]
     wanted = OfferRequest(["default", "more"], ["messages"], list(Priority), [], 2**31, 60.0, [*names, "idle"])
@@ -432,7 +432,7 @@ async def depths(replica: Checkpoint) -> list[tuple[Any, ...]]:
     ]
 
 
-async def test_queues_are_told_with_what_is_held_back(checkpoint: MakeCheckpoint) -> None:
+async def test_queues_are_listed_with_held_back_tasks(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other_replica = await checkpoint(dsn=replica.dsn)
     await limit(replica, "a", 1)
@@ -458,7 +458,7 @@ async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint: M
     assert await replica.query("select queued_at from ledger.tasks where tenant = %s", replica.tenant) == [(queued_at,)]
 
 
-async def test_what_has_ended_costs_offers_and_depths_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_ended_tasks_cost_offers_and_depths_nothing(checkpoint: MakeCheckpoint) -> None:
     """All that is read of tasks is read through indexes that have only queued, offered or held ones."""
     replica = await checkpoint()
     async with await connect(replica.dsn, prepared=False) as postgres:

@@ -71,7 +71,7 @@ async def point_of(replica: Any, task_id: Any) -> Any:
     return fold(entries_to_domain(await replica.entries(task_id)))
 
 
-async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(replica: Checkpoint) -> None:
+async def test_a_fork_at_the_end_has_the_whole_conversation(replica: Checkpoint) -> None:
     task_id = await ended(replica)
     before = await replica.get(task_id)
     forked = await fork(replica, task_id, message="And half of it?")
@@ -160,7 +160,7 @@ async def test_failed_calls_of_the_model_stay_behind(replica: Checkpoint) -> Non
 
 
 @pytest.mark.parametrize("message", ["", "Then say what you can."])
-async def test_an_answer_that_refused_is_asked_for_anew(replica: Checkpoint, message: str) -> None:
+async def test_a_refused_answer_is_requested_again_by_the_fork(replica: Checkpoint, message: str) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     refused = answer(text="I cannot.")
     refused.body.assistant_message.stop_reason = "refusal"
@@ -223,7 +223,7 @@ async def test_forks_are_listed_by_the_task_they_came_from(replica: Checkpoint) 
     assert kinds(await replica.entries(third.task_id)).count("forked") == 1
 
 
-async def test_nobody_forks_another_tenants_task(replica: Checkpoint) -> None:
+async def test_a_task_of_another_tenant_is_not_forked(replica: Checkpoint) -> None:
     task_id = await ended(replica)
     async with open_channel(replica.address, tenant="other") as channel:
         stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)

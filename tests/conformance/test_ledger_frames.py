@@ -52,7 +52,7 @@ async def test_every_commit_of_a_frame_is_answered_under_its_tag(replica: Checkp
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_refusal_is_a_result_and_the_stream_goes_on(replica: Checkpoint) -> None:
+async def test_a_refusal_is_a_result_and_the_stream_continues(replica: Checkpoint) -> None:
     (owner,) = await owners_of(replica, 1)
     forged, _ = replica.sign(owner.task.task_id, owner.claims.epoch, str(uuid4()))
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
@@ -98,7 +98,7 @@ async def test_many_commits_become_few_transactions(replica: Checkpoint) -> None
     call.cancel()
 
 
-async def test_a_reader_that_does_not_read_holds_up_nobody_else(replica: Checkpoint) -> None:
+async def test_a_stalled_reader_delays_no_other(replica: Checkpoint) -> None:
     owners = await owners_of(replica, 40)
     deaf = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
     for owner in owners[:39]:

@@ -91,7 +91,7 @@ async def test_a_word_is_recorded_once_per_request_id(replica: Checkpoint) -> No
         await say(replica, task, DidNotHappen(), request_id="r-1")
 
 
-async def test_of_two_operators_at_once_one_is_heard(replica: Checkpoint, other_replica: Checkpoint) -> None:
+async def test_of_two_concurrent_resolutions_one_counts(replica: Checkpoint, other_replica: Checkpoint) -> None:
     for _ in range(4):
         task = await waiting(replica, *in_doubt(_1_0=1))
         results = await asyncio.gather(
@@ -126,7 +126,7 @@ async def test_a_word_on_another_attempt_is_refused(replica: Checkpoint) -> None
     assert await replica.get(task.task_id) == task
 
 
-async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(replica: Checkpoint) -> None:
+async def test_a_new_doubt_supersedes_the_old_resolution(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task, DidNotHappen(True))
     owner = await replica.claim(task.task_id)
@@ -147,7 +147,7 @@ async def test_an_owner_that_drops_a_resolution_makes_the_task_wait(replica: Che
     assert (await say(replica, task)).state == QUEUED
 
 
-async def test_a_call_with_an_outcome_needs_no_word_any_more(replica: Checkpoint) -> None:
+async def test_a_call_with_an_outcome_takes_no_resolution(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task)
     owner = await replica.claim(task.task_id)
@@ -168,7 +168,7 @@ async def test_without_named_calls_any_open_call_may_be_resolved(
     assert (await say(replica, task, call_id="1.1", call_attempt=7)).state == QUEUED
 
 
-async def test_a_task_that_waits_for_something_else_takes_no_word(replica: Checkpoint) -> None:
+async def test_a_task_in_another_wait_takes_no_resolution(replica: Checkpoint) -> None:
     task = await replica.create()
     with pytest.raises(WrongState) as queued:
         await say(replica, task)
@@ -179,7 +179,7 @@ async def test_a_task_that_waits_for_something_else_takes_no_word(replica: Check
     assert (ended.value.reason, ended.value.metadata["state"]) == ("WRONG_STATE", "CANCELLED")
 
 
-async def test_a_cancel_takes_the_task_out_of_its_wait_for_a_word(replica: Checkpoint) -> None:
+async def test_a_cancel_ends_a_wait_for_a_resolution(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     cancelled = await replica.cancel(task.task_id)
     assert (cancelled.state, cancelled.cancel_requested, list(cancelled.calls_in_doubt)) == (QUEUED, True, [])

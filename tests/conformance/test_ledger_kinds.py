@@ -26,7 +26,7 @@ async def listed(replica: Checkpoint, task_id: str, page_size: int, *kinds: str)
     return found
 
 
-async def test_only_the_kinds_asked_for_come(replica: Checkpoint) -> None:
+async def test_only_the_requested_kinds_are_returned(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     for step in range(1, 4):

@@ -49,7 +49,7 @@ async def test_a_grant_is_registered_only_after_its_predecessor(replica: Checkpo
     assert (await last(replica)).grant.previous_epoch == GENERATION + 10
 
 
-async def test_an_epoch_never_goes_back_not_even_to_the_same_number(replica: Checkpoint) -> None:
+async def test_an_epoch_is_never_reused(replica: Checkpoint) -> None:
     assert (await register(replica, 10)).registered
     assert not (await register(replica, 10)).registered
     assert not (await register(replica, 9)).registered
@@ -57,7 +57,7 @@ async def test_an_epoch_never_goes_back_not_even_to_the_same_number(replica: Che
     assert (await last(replica)).grant.epoch == GENERATION + 10
 
 
-async def test_a_first_grant_that_says_it_follows_another_is_refused(replica: Checkpoint) -> None:
+async def test_a_first_grant_with_a_predecessor_is_refused(replica: Checkpoint) -> None:
     refused = await register(replica, 10, 9)
     assert (refused.registered, refused.epoch) == (False, 0)
 
@@ -102,7 +102,7 @@ async def test_the_highest_epoch_is_that_of_leases_too(replica: Checkpoint) -> N
     assert epochs.highest_epoch == GENERATION + 500
 
 
-async def test_claims_are_known_by_tenant_resource_and_claim(replica: Checkpoint) -> None:
+async def test_claims_are_found_by_tenant_resource_and_claim(replica: Checkpoint) -> None:
     mine, other = str(uuid4()), str(uuid4())
     await register(replica, 10, claim_id=mine)
     requests = [("default", "a", mine), ("default", "a", other), ("default", "b", mine), ("acme", "a", mine)]

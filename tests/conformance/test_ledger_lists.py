@@ -61,7 +61,7 @@ async def test_an_order_that_there_is_not_is_refused(replica: Checkpoint) -> Non
         )
 
 
-async def test_a_list_goes_on_after_a_page_of_pruned_tasks(replica: Checkpoint) -> None:
+async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint) -> None:
     """The tasks of the page are deleted after their ids were read, and before the tasks are."""
     oldest, *pruned = [(await replica.create()).task_id for _ in range(3)]
     for task_id in pruned:

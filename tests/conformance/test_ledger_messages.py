@@ -59,13 +59,13 @@ async def test_a_repeated_success_is_answered_despite_later_messages(replica: Ch
     assert await owner.send(request) == first
 
 
-async def test_another_end_does_not_wait_for_words(replica: Checkpoint) -> None:
+async def test_another_end_does_not_wait_for_messages(replica: Checkpoint) -> None:
     owner = await started(replica)
     await replica.say(owner.task.task_id, "one thing more")
     assert (await owner.end(task_pb2.TASK_STATE_FAILED)).state == task_pb2.TASK_STATE_FAILED
 
 
-async def test_a_cancel_comes_before_unread_words(replica: Checkpoint) -> None:
+async def test_a_cancel_comes_before_unread_messages(replica: Checkpoint) -> None:
     owner = await started(replica)
     await replica.say(owner.task.task_id, "one thing more")
     await replica.cancel(owner.task.task_id)
@@ -73,7 +73,7 @@ async def test_a_cancel_comes_before_unread_words(replica: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED"])
-async def test_words_after_the_end_are_refused_and_told_of_the_fork(replica: Checkpoint, state: str) -> None:
+async def test_a_message_after_the_end_is_refused(replica: Checkpoint, state: str) -> None:
     owner = await started(replica)
     response = await replica.say(owner.task.task_id, "in time", "m-1")
     owner.known_sequence = response.sequence
@@ -84,14 +84,14 @@ async def test_words_after_the_end_are_refused_and_told_of_the_fork(replica: Che
     assert (await replica.say(owner.task.task_id, "in time", "m-1")).task_id == owner.task.task_id
 
 
-async def test_words_to_a_task_whose_end_was_asked_for_are_refused(replica: Checkpoint) -> None:
+async def test_a_message_to_a_task_with_a_pending_ending_is_refused(replica: Checkpoint) -> None:
     owner = await started(replica)
     await replica.cancel(owner.task.task_id)
     with pytest.raises(WrongState, match="pending ending"):
         await replica.say(owner.task.task_id, "too late")
 
 
-async def test_a_task_takes_so_many_messages_and_no_more(replica: Checkpoint) -> None:
+async def test_the_limit_of_messages_of_a_task_holds(replica: Checkpoint) -> None:
     task = await replica.create()
     await replica.query(
         "insert into ledger.foreign_requests (task_id, request_id, tenant, hash, sequence) "
@@ -109,7 +109,7 @@ async def test_a_task_takes_so_many_messages_and_no_more(replica: Checkpoint) ->
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-async def test_words_that_a_provider_would_refuse_are_refused_here(replica: Checkpoint, text: str) -> None:
+async def test_an_empty_message_is_refused(replica: Checkpoint, text: str) -> None:
     task = await replica.create()
     with pytest.raises(InvalidRequest):
         await replica.say(task.task_id, text)

@@ -58,7 +58,7 @@ async def bills(replica: Any, task_id: Any) -> Any:
     return (await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills
 
 
-async def test_a_call_sets_money_aside_and_is_charged_by_what_it_used(replica: Checkpoint) -> None:
+async def test_a_call_reserves_money_and_is_charged_its_usage(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=limits(CENT))).task_id)
     first = await owner.commit(reserve=reserve(input_tokens=100, output=100, model=OPUS))
     most = 100 * WRITTEN + 100 * OUTPUT
@@ -164,7 +164,7 @@ async def test_a_short_cap_warns_once_and_again_after_a_grant(checkpoint: MakeCh
     assert await replica.query(changes) == [("BUDGET_WARNING", "RUNNING", one.sequence) for one in warnings]
 
 
-async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(replica: Checkpoint) -> None:
+async def test_a_repeated_commit_returns_its_warning_again(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=50, output=50))
     request = owner.request(used(input_tokens=90), reserve=reserve(step=2, input_tokens=1, output=5))

@@ -100,7 +100,7 @@ async def test_an_ended_task_is_not_opened_and_its_fence_stays(replica: Checkpoi
     assert (await replica.get(owner.task.task_id)).epoch == owner.claims.epoch
 
 
-async def test_a_task_of_another_tenant_or_of_nobody_is_not_found(replica: Checkpoint) -> None:
+async def test_an_open_of_an_unknown_or_foreign_task_is_not_found(replica: Checkpoint) -> None:
     task = await replica.create()
     _, claims = await replica.grant(task.task_id)
     with pytest.raises(NotFound):
@@ -137,7 +137,7 @@ async def test_a_long_history_comes_in_pages_under_a_mebibyte(replica: Checkpoin
     assert max(sizes) < 1024 * 1024
 
 
-async def test_the_history_folds_to_what_the_snapshot_says(replica: Checkpoint) -> None:
+async def test_the_history_folds_to_the_snapshot(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(goal="sum")).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(text="42"))

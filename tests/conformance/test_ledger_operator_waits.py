@@ -88,9 +88,7 @@ async def test_a_retry_becomes_a_wait(replica: Checkpoint) -> None:
     ("at_deadline", "state"),
     [(task_pb2.WAIT_DEADLINE_POLICY_GO_ON, QUEUED), (task_pb2.WAIT_DEADLINE_POLICY_TIME_OUT, TIMED_OUT)],
 )
-async def test_the_operator_says_what_follows_at_the_deadline(
-    replica: Checkpoint, at_deadline: Any, state: Any
-) -> None:
+async def test_the_operator_chooses_the_deadline_policy(replica: Checkpoint, at_deadline: Any, state: Any) -> None:
     """The policy of the task has another action for waits for a person, which does not count here."""
     policy = task_pb2.TaskPolicy()
     policy.timeouts.wait_person.action = task_pb2.TIMEOUT_ACTION_FAIL

@@ -95,7 +95,7 @@ async def test_the_next_attempt_continues_under_a_higher_epoch(
     assert (task.state, task.attempt, task.result, task.claim_count) == (task_pb2.TASK_STATE_SUCCEEDED, 2, "all", 2)
 
 
-async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(replica: Checkpoint) -> None:
+async def test_a_next_attempt_has_its_own_timeout_and_no_lost_workers(replica: Checkpoint) -> None:
     limits = task_pb2.Limits()
     limits.timeout.FromSeconds(3600)
     owner = await ended(replica, limits=limits)
@@ -169,7 +169,7 @@ async def test_a_task_without_budget_is_requeued_only_with_more(replica: Checkpo
     assert denied.reserve.denied.reason == "STEP_LIMIT"
 
 
-async def test_hand_written_statements_cannot_change_what_ended_either(replica: Checkpoint) -> None:
+async def test_sql_cannot_change_an_ended_task(replica: Checkpoint) -> None:
     owner = await ended(replica)
     for change in (
         "state = 'QUEUED', ended_at = null",
@@ -278,7 +278,7 @@ async def test_live_tasks_are_listed_by_age_and_state_in_pages(replica: Checkpoi
         await aging(replica, states=[FAILED])
 
 
-async def test_held_tasks_of_which_nothing_is_heard_are_found(replica: Checkpoint) -> None:
+async def test_idle_held_tasks_are_listed(replica: Checkpoint) -> None:
     quiet, busy = sorted([(await replica.create()).task_id for _ in range(2)])
     for task_id in (quiet, busy):
         await replica.claim(task_id)

@@ -69,7 +69,7 @@ async def test_an_outcomes_output_is_listed_in_the_order_of_calls(replica: Check
     assert {one.state for one in task.outputs} == {tool_pb2.OUTPUT_STATE_RECORDED}
 
 
-async def test_an_open_or_failed_call_is_no_output(replica: Checkpoint) -> None:
+async def test_an_open_or_failed_call_has_no_output(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(), intent("1.0"), intent("1.1"), intent("1.2", "another_tool"))
@@ -79,7 +79,7 @@ async def test_an_open_or_failed_call_is_no_output(replica: Checkpoint) -> None:
     assert not (await replica.get(owner.task.task_id)).outputs
 
 
-async def test_the_close_out_says_what_was_checked(replica: Checkpoint) -> None:
+async def test_the_close_out_records_the_checked_outputs(replica: Checkpoint) -> None:
     recorded = output(digest=DIGEST, size_bytes=3)
     owner = await recording(replica, recorded, output("pull_request", "https://example.org/1"))
     checked = output(digest=DIGEST, size_bytes=3, state=VERIFIED, call_id="1.0")
@@ -95,7 +95,7 @@ async def test_the_close_out_says_what_was_checked(replica: Checkpoint) -> None:
     assert list(transition.outputs) == [checked, other_uri, of_no_call]
 
 
-async def test_a_cancelled_task_keeps_what_it_recorded(replica: Checkpoint) -> None:
+async def test_a_cancelled_task_keeps_its_outputs(replica: Checkpoint) -> None:
     owner = await recording(replica, output(digest=DIGEST))
     await replica.cancel(owner.task.task_id)
     await owner.commit(transition=success(output(state=VERIFIED, call_id="1.0")))
@@ -117,7 +117,7 @@ async def test_one_call_too_many_is_refused_as_its_outcome(replica: Checkpoint) 
 @pytest.mark.parametrize(
     "bad", [output("a b"), output(uri="a b"), output(digest="x"), output(size_bytes=-1), output(description="\0")]
 )
-async def test_what_cannot_be_listed_is_refused(replica: Checkpoint, bad: Any) -> None:
+async def test_an_invalid_filter_of_outputs_is_refused(replica: Checkpoint, bad: Any) -> None:
     owner = await recording(replica)
     await owner.commit(intent("1.0"))
     with pytest.raises(InvalidRequest, match="output"):
@@ -174,7 +174,7 @@ async def test_pruning_deletes_the_outputs(replica: Checkpoint) -> None:
     assert await replica.query("select count(*) from ledger.task_outputs where tenant = %s", replica.tenant) == [(0,)]
 
 
-async def test_an_output_stays_itself_whoever_writes(replica: Checkpoint) -> None:
+async def test_sql_cannot_change_an_output(replica: Checkpoint) -> None:
     await recording(replica, output())
     with pytest.raises(psycopg.errors.CheckViolation, match="an output stays"):
         await replica.query("update ledger.task_outputs set uri = 'https://elsewhere.example'")

@@ -70,7 +70,7 @@ async def test_a_concurrent_offer_continues_behind_the_locked_head(checkpoint: M
     assert [offer.task_id for offer in result] == made[3:]
 
 
-async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint: MakeCheckpoint) -> None:
+async def test_suspects_are_marked_and_offered_one_at_a_time(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     innocent, suspect = [(await replica.create()).task_id for _ in range(2)]
     for holder in ("w1", "w2", "w3"):
@@ -83,7 +83,7 @@ async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoin
     assert [(offer.task_id, offer.suspect) for offer in await offers(replica)] == [(suspect, True), (innocent, False)]
 
 
-async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint: MakeCheckpoint) -> None:
+async def test_the_next_step_clears_a_suspect(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for holder in ("w1", "w2", "w3"):
@@ -94,7 +94,7 @@ async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint:
     assert [each.suspect for each in await running(replica)] == [False]
 
 
-async def test_an_offer_nobody_took_is_offered_again(checkpoint: MakeCheckpoint) -> None:
+async def test_an_unclaimed_offer_is_repeated(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     short = Duration()
@@ -123,7 +123,7 @@ async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeChec
     assert await ids(queues=["gpu"], loops=["messages"]) == []
 
 
-async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
+async def test_an_offer_distinguishes_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     await replica.create(agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist()))
@@ -156,9 +156,7 @@ async def test_an_opened_claim_is_not_granted_under_another_epoch(replica: Check
     assert await register(replica, task_id, opened.epoch + 2000, "another") == ["another"]
 
 
-async def test_of_two_claims_registered_at_once_the_higher_stands(
-    replica: Checkpoint, other_replica: Checkpoint
-) -> None:
+async def test_of_concurrent_grants_the_highest_epoch_counts(replica: Checkpoint, other_replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     epochs = [compose_epoch(1, revision) for revision in range(1, 21)]
     await asyncio.gather(
@@ -179,7 +177,7 @@ async def test_a_lost_claim_is_requeued_once_while_it_runs(replica: Checkpoint, 
     assert kinds(await replica.entries(owner.task.task_id)).count("RUNNING>QUEUED") == 1
 
 
-async def test_what_the_ledger_knows_of_claims(replica: Checkpoint) -> None:
+async def test_claims_are_inspected(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     queued = await replica.create()
     _, granted = await replica.grant(queued.task_id)
@@ -219,7 +217,7 @@ async def raise_generation(replica: Any, expected: Any) -> Any:
     return (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
 
 
-async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint: MakeCheckpoint) -> None:
+async def test_a_generation_is_raised_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other_replica = await checkpoint(dsn=replica.dsn)
     raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other_replica) for _ in range(4)])
@@ -235,7 +233,7 @@ async def test_a_raised_generation_is_above_every_registered_epoch(checkpoint: M
     assert await raise_generation(replica, 1) == 10
 
 
-async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: MakeCheckpoint) -> None:
+async def test_an_epoch_of_a_future_generation_is_not_registered(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for generation in (2, MAX_GENERATION):
@@ -263,7 +261,7 @@ async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: 
     assert await raise_generation(replica, 1) == 3 + MAX_GENERATION_JUMP
 
 
-async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: MakeCheckpoint) -> None:
+async def test_a_grant_of_a_former_generation_is_not_registered(checkpoint: MakeCheckpoint) -> None:
     """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
@@ -272,9 +270,7 @@ async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: M
     assert await register(replica, task_id, compose_epoch(2, 3), "awake") == ["awake"]
 
 
-async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(
-    replica: Checkpoint, other_replica: Checkpoint
-) -> None:
+async def test_hints_of_work_and_cancels_reach_every_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     for side in (replica, other_replica):
         call = side.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)

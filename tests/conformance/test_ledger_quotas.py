@@ -120,7 +120,7 @@ async def test_many_at_once_on_two_replicas_never_pass_the_rate(replica: Checkpo
     assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(5,)]
 
 
-async def test_by_the_other_policy_it_is_accepted_and_starts_later(replica: Checkpoint) -> None:
+async def test_the_delay_policy_accepts_a_task_and_starts_it_later(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 1, DELAY)
     await replica.create()
     later = await replica.create()
@@ -138,7 +138,7 @@ async def offers(replica: Any) -> Any:
     return (await replica.stub.ListClaimable(request, timeout=PATIENCE_SECONDS)).offers
 
 
-async def test_one_tenants_quota_is_nothing_to_another(replica: Checkpoint) -> None:
+async def test_a_quota_does_not_limit_another_tenant(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 1)
     await replica.create()
     with refused():
@@ -250,7 +250,7 @@ async def test_a_removed_rate_starts_nothing_before_its_start_time(replica: Chec
     assert asked[1]
 
 
-async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(replica: Checkpoint) -> None:
+async def test_the_soft_cap_warns_once(replica: Checkpoint) -> None:
     await limit(replica, TOKENS, 1000)
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 850)

@@ -41,7 +41,7 @@ async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
     return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_schema_that_is_none_is_refused_by_its_field(replica: Checkpoint) -> None:
+async def test_an_invalid_schema_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await replica.create(result_schema_json='{"type": "objekt"}')
     assert fields(refused) == ["spec.result_schema_json"]
@@ -71,7 +71,7 @@ async def test_a_task_without_a_schema_has_no_json(replica: Checkpoint) -> None:
     assert (await replica.get(owner.task.task_id)).result_json == ""
 
 
-async def test_an_end_that_was_asked_for_needs_no_json_and_keeps_none(replica: Checkpoint) -> None:
+async def test_a_requested_ending_needs_no_json(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     await replica.cancel(owner.task.task_id)
     await owner.commit(transition=success('{"price": 3}'))

@@ -137,7 +137,7 @@ async def usage(replica: Any, grouping: Any) -> Any:
     return list((await TenantServiceStub(replica.channel).GetTenantUsage(request, timeout=TIMEOUT_SECONDS)).sums)
 
 
-async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint: MakeCheckpoint) -> None:
+async def test_live_recent_and_kept_tasks_are_not_pruned(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     queued, running = await replica.create(), (await replica.claim((await replica.create()).task_id)).task
     kept = (await ended(replica, labels={"tenure.retention": "keep"})).task
@@ -148,7 +148,7 @@ async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint
         assert (await replica.get(task.task_id)).sequence == len(await replica.entries(task.task_id))
 
 
-async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint: MakeCheckpoint) -> None:
+async def test_requests_for_a_pruned_task_are_refused_as_pruned(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     async with pool_of(replica) as pool:
@@ -175,7 +175,7 @@ async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint: Ma
         await replica.get(task_id)
 
 
-async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint: MakeCheckpoint) -> None:
+async def test_a_stale_worker_is_refused_after_the_prune(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica)
     await prune(replica)
@@ -215,7 +215,7 @@ async def test_a_fork_outlives_what_it_was_forked_from(checkpoint: MakeCheckpoin
     assert await prune(replica) == 1
 
 
-async def test_a_family_goes_only_together(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_tree_is_pruned_together(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent, child = (await ended(replica)).task.task_id, (await replica.create()).task_id
     other = (await ended(replica)).task.task_id
@@ -254,7 +254,7 @@ async def test_batches_are_bounded_and_wait_for_no_commit(
     assert await replica.query("select 1 from ledger.prunings where cleared_at is null") == []
 
 
-async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint: MakeCheckpoint) -> None:
+async def test_a_commit_does_not_wait_for_an_open_prune(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old, owner = await ended(replica), await replica.claim((await replica.create()).task_id)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as pruner:
@@ -298,7 +298,7 @@ async def lag_of_tasks(replica: Any) -> Any:
     return tasks
 
 
-async def test_a_tree_is_late_once_all_of_it_may_go(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tree_is_late_from_the_end_of_its_last_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     child, root = (await ended(replica)).task.task_id, await replica.claim((await replica.create()).task_id)
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root.task.task_id, child)
@@ -382,7 +382,7 @@ async def test_a_sub_agent_is_not_requeued_during_its_roots_pruning(
     assert await prune(replica) == 1
 
 
-async def test_two_who_prune_at_once_share_the_work(checkpoint: MakeCheckpoint) -> None:
+async def test_concurrent_prunes_share_the_work(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for _ in range(8):
         await ended(replica)
@@ -461,7 +461,7 @@ async def test_an_operator_previews_a_pruning_and_gives_a_reason(checkpoint: Mak
     assert not await is_there(replica, kept)
 
 
-async def test_an_operator_is_told_of_tasks_behind_a_tree_that_is_held(checkpoint: MakeCheckpoint) -> None:
+async def test_an_operator_sees_tasks_behind_a_locked_tree(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     root, child = await family(replica)
     alone, last = [(await ended(replica)).task.task_id for _ in range(2)]
@@ -500,7 +500,7 @@ async def test_each_pruning_is_assigned_to_one_coordinator(checkpoint: MakeCheck
     assert await offered() == []
 
 
-async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint: MakeCheckpoint) -> None:
+async def test_a_schedule_continues_after_a_run_is_pruned(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     schedules = ScheduleServiceStub(replica.channel)
     yearly = schedule_service_pb2.CreateScheduleRequest(
@@ -528,7 +528,7 @@ async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint: M
     assert not (await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)).HasField("task")
 
 
-async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoint: MakeCheckpoint) -> None:
+async def test_the_change_feed_continues_past_pruned_tasks(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     async with aclosing(follow(replica)) as answers:
         cursor = (await anext(answers)).cursor

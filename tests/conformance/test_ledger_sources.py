@@ -66,7 +66,7 @@ async def test_a_run_with_another_spec_is_refused(replica: Checkpoint) -> None:
     assert refused.value.reason == "REQUEST_ID_REUSED"
 
 
-async def test_what_differs_in_any_part_is_another_run(replica: Checkpoint) -> None:
+async def test_a_difference_in_any_part_is_another_run(replica: Checkpoint) -> None:
     sources = [run_of(), run_of("weekly"), run_of(run="tuesday"), run_of(kind=CONTROL)]
     tasks = [await replica.create(source=source) for source in sources]
     without_run = task_pb2.Source(kind=CONTROL, source_id="nightly")
@@ -82,7 +82,7 @@ async def test_another_tenant_has_runs_of_its_own(replica: Checkpoint) -> None:
     assert await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER)) == [first.task_id]
 
 
-async def test_find_repeat_knows_the_run(replica: Checkpoint) -> None:
+async def test_find_repeat_finds_the_run(replica: Checkpoint) -> None:
     task = await replica.create(source=run_of())
     for goal, task_id in (("do it", task.task_id), ("another", None)):
         spec = task_pb2.TaskSpec(goal=goal, source=run_of())
@@ -113,7 +113,7 @@ async def test_a_fork_keeps_the_source_but_not_the_run(replica: Checkpoint) -> N
     assert await listed(replica, of_source, forked_from_task_id=task_id) == [second.task_id, forked.task_id]
 
 
-async def test_sub_agents_of_a_run_are_no_runs(replica: Checkpoint) -> None:
+async def test_sub_agents_of_a_run_are_not_runs(replica: Checkpoint) -> None:
     owner, response = await spawner(replica, source=run_of())
     [spawned] = [entry.body.sub_agents_spawned for entry in response.foreign_entries]
     for task_id in spawned.task_ids:
@@ -145,7 +145,7 @@ async def test_a_list_has_the_tasks_of_a_source(replica: Checkpoint) -> None:
         await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER, source_run_id="monday"))
 
 
-async def test_a_task_keeps_its_source_whoever_writes(replica: Checkpoint) -> None:
+async def test_sql_cannot_change_a_source(replica: Checkpoint) -> None:
     await replica.create(source=run_of())
     with pytest.raises(psycopg.errors.CheckViolation, match="keeps its source"):
         await replica.query("update ledger.tasks set source_run_id = 'tuesday'")

@@ -219,7 +219,7 @@ async def test_agents_at_the_greatest_depth_have_no_sub_agents(replica: Checkpoi
         (task_id,) = ids(task_id, 1)
 
 
-async def test_taken_names_refuse_the_spawn_and_no_neighbour(replica: Checkpoint) -> None:
+async def test_a_taken_name_refuses_its_spawn_only(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await replica.create(request_id=f"sub-agent/{ids(owner.task.task_id, 2)[1]}")
@@ -297,7 +297,7 @@ async def test_late_sub_agents_are_cancelled_at_the_deadline(replica: Checkpoint
     assert kinds(await replica.entries(parent.task_id)).count("tool_outcome") == 1
 
 
-async def test_a_cancel_goes_down_the_whole_tree(replica: Checkpoint) -> None:
+async def test_a_cancel_reaches_the_whole_tree(replica: Checkpoint) -> None:
     parent = await waiting(replica)
     first, second = parent.wait.sub_agent_task_ids
     middle = await replica.claim(first)

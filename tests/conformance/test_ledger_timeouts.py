@@ -93,7 +93,7 @@ async def test_a_backoff_without_jitter_is_exact(replica: Checkpoint) -> None:
     assert task.next_retry_time.ToNanoseconds() - scheduled.ToNanoseconds() == 120 * 10**9
 
 
-async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(replica: Checkpoint) -> None:
+async def test_an_unclaimed_task_fails_after_its_retries(replica: Checkpoint) -> None:
     task_id = (await replica.create(policy=policy("RETRY", 1.0, retries=1, retry_seconds=0.01))).task_id
     task = await task_where(replica, task_id, lambda task: task.state == FAILED)
     assert (task.reason, task.message) == (
@@ -105,7 +105,7 @@ async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(replica: Ch
     assert fold(entries_to_domain(entries)).timeout_retries == 1
 
 
-async def test_a_task_in_the_hands_of_a_worker_queues_no_more(replica: Checkpoint) -> None:
+async def test_a_claimed_task_has_no_queue_timeout(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(policy=policy("FAIL", 5.0))).task_id)
     unheld = (await replica.create(policy=policy("FAIL", 5.0))).task_id
     await task_where(replica, unheld, lambda task: task.state == FAILED)  # as long in the queue as the other would be

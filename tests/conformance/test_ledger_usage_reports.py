@@ -72,7 +72,7 @@ async def rows(replica: Any, task_id: Any) -> Any:
     }
 
 
-async def test_a_fenced_worker_may_say_what_its_own_last_call_used(replica: Checkpoint) -> None:
+async def test_a_fenced_worker_may_report_usage_of_its_last_call(replica: Checkpoint) -> None:
     owner, _ = await fenced(replica)
     task_id = owner.task.task_id
     (estimate,) = await bills(replica, task_id)
@@ -123,7 +123,7 @@ async def test_a_report_counts_once(replica: Checkpoint) -> None:
     assert (await replica.get(task_id)).budget.used_tokens == 100
 
 
-async def test_nobody_bills_anothers_call(replica: Checkpoint) -> None:
+async def test_a_worker_reports_usage_of_its_own_calls_only(replica: Checkpoint) -> None:
     owner, successor = await fenced(replica)
     task_id = owner.task.task_id
     before = await rows(replica, task_id)
@@ -148,7 +148,7 @@ AS_MANY_BUT_DEARER = {"output_tokens": 200}
 @pytest.mark.parametrize(
     "usage", [{"input_tokens": 201}, {"output_tokens": 2**62}, {"input_tokens": -1}, AS_MANY_BUT_DEARER, {}]
 )
-async def test_no_more_is_billed_than_was_set_aside(replica: Checkpoint, usage: Any) -> None:
+async def test_a_report_never_exceeds_the_reservation(replica: Checkpoint, usage: Any) -> None:
     owner, _ = await fenced(replica)
     before = await rows(replica, owner.task.task_id)
     with pytest.raises(InvalidRequest):
@@ -179,7 +179,7 @@ async def test_the_task_may_have_ended_by_then(replica: Checkpoint) -> None:
     assert task.budget.used_tokens == 110
 
 
-async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(replica: Checkpoint) -> None:
+async def test_reported_usage_of_a_lost_call_is_billed(replica: Checkpoint) -> None:
     owner = await calling(replica)
     heard = ledger_pb2.HeardCall(step=1, attempt_number=1, usage=task_pb2.TokenUsage(**USED))
     await lose(replica, owner, heard)
@@ -187,7 +187,7 @@ async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(replica: 
     assert (bill.lost, bill.usage) == (True, task_pb2.TokenUsage(**USED))
 
 
-async def test_what_was_heard_of_the_call_before_is_none_of_this_one(replica: Checkpoint) -> None:
+async def test_usage_of_an_earlier_call_does_not_count_for_a_later_one(replica: Checkpoint) -> None:
     owner = await calling(replica)
     await owner.commit(answer(), reserve=reserve(step=2, input_tokens=100))
     await lose(replica, owner, ledger_pb2.HeardCall(step=1, attempt_number=1, usage=task_pb2.TokenUsage(**USED)))
@@ -212,7 +212,7 @@ async def lose(replica: Any, owner: Any, heard: Any) -> None:
         "delete from ledger.usage_reports where task_id = %s",
     ],
 )
-async def test_the_database_takes_no_other_correction(replica: Checkpoint, statement: str) -> None:
+async def test_the_database_refuses_other_corrections(replica: Checkpoint, statement: str) -> None:
     owner, _ = await fenced(replica)
     await report(replica, owner.token)
     with pytest.raises(psycopg.errors.CheckViolation):

@@ -80,7 +80,7 @@ async def in_state(replica: Any, task_id: Any, state: Any) -> Any:
         return task
 
 
-async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(replica: Checkpoint) -> None:
+async def test_a_waiting_task_has_a_wait_and_no_owner(replica: Checkpoint) -> None:
     task = await waiting(replica, timeout_seconds=60)
     assert (task.state, task.owner, task.wait.question) == (WAITING_USER, "", "Ship it?")
     assert list(task.wait.options) == ["approve", "deny"]
@@ -159,7 +159,7 @@ async def test_an_unfit_answer_is_refused_and_the_wait_continues(replica: Checkp
     assert (await replica.get(task.task_id)) == task
 
 
-async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(replica: Checkpoint) -> None:
+async def test_an_extra_budget_raises_the_cap_with_an_entry(replica: Checkpoint) -> None:
     task = await waiting(replica, limits=task_pb2.Limits(max_tokens=1000))
     resumed = await say(replica, task, reply="yes, and take more", extra_budget_tokens=500)
     assert resumed.budget.max_tokens == 1500
@@ -190,7 +190,7 @@ async def test_a_denied_calls_outcome_has_the_comment(
     assert outcome.content.endswith("too much")
 
 
-async def test_a_wait_that_nobody_answers_ends_the_task(replica: Checkpoint) -> None:
+async def test_an_unanswered_wait_ends_the_task(replica: Checkpoint) -> None:
     task = await in_state(replica, (await waiting(replica, timeout_seconds=1)).task_id, TIMED_OUT)
     assert (task.reason, task.result) == ("WAIT_EXPIRED", "so far")
     entries = await replica.entries(task.task_id)
@@ -198,7 +198,7 @@ async def test_a_wait_that_nobody_answers_ends_the_task(replica: Checkpoint) -> 
     assert entries[-3].body.wait_resolution.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER
 
 
-async def test_a_wait_that_may_go_on_goes_on_without_an_answer(replica: Checkpoint) -> None:
+async def test_a_wait_with_the_policy_go_on_continues_without_an_answer(replica: Checkpoint) -> None:
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     task = await in_state(replica, (await waiting(replica, wait, timeout_seconds=1)).task_id, QUEUED)
     assert task.reason == "WAIT_EXPIRED"

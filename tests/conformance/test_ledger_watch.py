@@ -49,7 +49,7 @@ async def test_old_entries_come_first_then_new_ones_until_the_end(replica: Check
     assert [one.sequence for one in await watching] == list(range(1, 10))
 
 
-async def test_an_ended_task_is_told_to_its_end_and_the_stream_closes(replica: Checkpoint) -> None:
+async def test_a_watch_of_an_ended_task_sends_its_entries_and_closes(replica: Checkpoint) -> None:
     task = await replica.cancel((await replica.create()).task_id)
     assert kinds(await watch(replica, task.task_id))[-1] == "QUEUED>CANCELLED"
     assert await watch(replica, task.task_id, after=task.sequence) == []
@@ -111,7 +111,7 @@ async def test_a_watcher_that_waits_holds_no_connection(checkpoint_process: Make
         call.cancel()
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(replica: Checkpoint) -> None:
+async def test_a_slow_reader_delays_no_other_and_misses_nothing(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     slow = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=PATIENCE_SECONDS)
     first = await slow.read()
@@ -167,7 +167,7 @@ async def test_watchers_of_two_committing_replicas_have_no_gap(
         assert seen == whole
 
 
-async def test_a_hint_that_was_lost_is_made_up_by_the_poll(replica: Checkpoint) -> None:
+async def test_the_poll_finds_entries_without_a_notification(replica: Checkpoint) -> None:
     """An entry written behind the service's back, as when a notification got lost."""
     task = await replica.create()
     call = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
@@ -182,7 +182,7 @@ async def test_a_hint_that_was_lost_is_made_up_by_the_poll(replica: Checkpoint) 
     call.cancel()
 
 
-async def test_a_draining_server_ends_its_streams_and_another_goes_on(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_replica_ends_its_watches_and_another_resumes_them(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     task = await replica.create()

@@ -100,9 +100,7 @@ async def test_a_malformed_file_of_pools_stops_the_start(content: str | None, pr
 
 
 @pytest.mark.parametrize("name", ["coordinator", "tools", "checkpoint"])
-async def test_a_key_file_that_is_none_is_told_in_a_sentence(
-    name: str, fresh_database: FreshDatabase, tmp_path: Path
-) -> None:
+async def test_a_malformed_key_file_stops_the_start(name: str, fresh_database: FreshDatabase, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{}")
     given = {
         "POSTGRES_DSN": await fresh_database() if name != "coordinator" else "",
@@ -135,14 +133,14 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(
         assert (code, text.count('"message": "migrated"')) == (0, migrations)
 
 
-async def test_queues_that_no_coordinator_takes_are_told_at_the_start() -> None:
+async def test_invalid_queues_stop_the_start() -> None:
     for queues in ("two words", ",".join(f"q{number}" for number in range(65))):
         code, _, text = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_QUEUES=queues)
         assert code == 2
         assert "TENURE_WORKER_QUEUES: at most 64 names" in text
 
 
-async def test_a_worker_offers_no_loop_that_it_does_not_know() -> None:
+async def test_an_unknown_loop_stops_the_start() -> None:
     code, _, text = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
     assert (code, "knows no loop 'mine'" in text) == (2, True)
 
