@@ -27,7 +27,7 @@ async def submit(fleet: Fleet, tenant: str, count: int) -> list[str]:
 
 
 async def until_lapsed(fleet: Fleet) -> None:
-    """Until what was offered is nobody's any more."""
+    """Until all offers have lapsed."""
     async with asyncio.timeout(PATIENCE_SECONDS), await psycopg.AsyncConnection.connect(fleet.dsn) as postgres:
         while await (await postgres.execute("select 1 from ledger.tasks where offered_until > now()")).fetchone():
             await postgres.rollback()  # now() is the transaction's

@@ -39,7 +39,7 @@ async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd
         split_epoch(epoch_of(grant.token)),
     )
     assert generation > former
-    assert new_revision < revision + 1000  # the revision alone could not have told them apart
+    assert new_revision < revision + 1000  # the revision alone would not distinguish them
     assert epoch_of(grant.token) > epoch_of(lost.token)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TASKS = 60
 MAX_HELD = 10_000
 MESSAGE_BYTES = 4 * 1024 * 1024
-"""What gRPC takes in one message unless told otherwise."""
+"""The default limit of gRPC for one message."""
 
 
 async def test_a_dead_workers_tasks_are_reclaimed_by_two_replicas(fleet: Fleet) -> None:
@@ -45,7 +45,7 @@ async def test_a_dead_workers_tasks_are_reclaimed_by_two_replicas(fleet: Fleet) 
 
 @pytest.mark.faults
 async def test_three_replicas_share_a_queue_evenly(fleet: Fleet) -> None:
-    """Each can take a third: the tasks that two others are being offered keep nobody from the rest."""
+    """Each can take a third: the offers to two others do not hide the other tasks."""
     replicas = [await fleet.coordinator() for _ in range(3)]
     workers = [await fleet.worker(replica, slots=50) for replica in replicas]
     submitted = await fleet.submit_many(150)

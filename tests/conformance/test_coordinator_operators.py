@@ -1,4 +1,4 @@
-"""Laws of operators at the coordinator: a task is taken from its owner, a worker is told to drain, by any replica."""
+"""Laws of operators at the coordinator: a task is taken from its owner, a worker is drained, by any replica."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_transfer_needs_the_own_tenant_and_an_attached_worker(fleet: Fle
     owner, task_id, grant = await held(fleet, replica)
     assert not await transfer(replica, task_id, epoch_of(grant.token), tenant="somebody-else")
     with pytest.raises(NotFound):
-        await transfer(replica, task_id, epoch_of(grant.token), "nobody")
+        await transfer(replica, task_id, epoch_of(grant.token), "absent")
     assert (await fleet.task(task_id)).owner == owner.hello.worker_id
 
 

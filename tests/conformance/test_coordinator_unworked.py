@@ -1,4 +1,4 @@
-"""Laws of claims that nobody works under: each is found, whoever died or forgot, and its task goes on."""
+"""Laws of claims without a working owner: a coordinator finds each of them, and its task continues."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tm
 
 
 async def test_a_silent_watch_loses_no_task(fleet: Fleet) -> None:
-    """The lists find what it should have told."""
+    """The reconciliation finds the events that the watch missed."""
     replica = await fleet.coordinator(
         failpoints="coordinator.before_requeue=1#sleep(600000)", start_timeout_seconds=WAITED_FOR
     )

@@ -1,4 +1,4 @@
-"""What a caller is told when etcd is frozen, gone, or led by somebody else."""
+"""The errors of calls while etcd is frozen, gone, or led by another member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are told through the gateway, also when a part they ask about is away."""
+"""Answers to operators through the gateway, also while a service that they ask about is away."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ async def test_a_fork_whose_files_cannot_be_copied_is_refused(
 
 
 async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
-    """The gateway died between the copy and the fork: nobody asks again."""
+    """The gateway died between the copy and the fork, and the client does not repeat its request."""
     world.write("file")
     request = ledger.CheckpointServiceForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
@@ -233,7 +233,7 @@ async def test_a_copy_that_died_is_removed_in_time(
 
 
 async def test_a_fork_that_never_ran_is_pruned_with_its_files(world: Any, grants: Grants) -> None:
-    """No claim of it was ever granted: the tools are told to forget it all the same."""
+    """No claim of it was ever granted: the tools forget it all the same."""
     world.write("file")
     forked = (await world.fork()).task.task_id
     await world.replica.cancel(forked)

@@ -67,7 +67,7 @@ async def settled_on_one(racing: list[Generation]) -> int:
 
 
 async def claim(client: EtcdClient, generation: int, count: int) -> tuple[HeldSession, list[HeldClaim]]:
-    """So many claims of tasks nobody knows, under one session."""
+    """Claims of unknown tasks, under one session."""
     store = LeaseStore(client)
     record = SessionRecord(worker_id="w", coordinator_id="c", generation=generation, started_at=0.0)
     session = await store.sessions.create(str(uuid4()), record, 60)

@@ -39,7 +39,7 @@ class HeldCommitter:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def held() -> AsyncIterator[Any]:
-    """A committer that writes a batch when told to, and its batcher."""
+    """A committer that writes a batch at each release, and its batcher."""
     committer = HeldCommitter()
     batcher = commit_batcher(committer.write, BatchLimits(max_items=4, max_waiting=6))
     running = asyncio.create_task(batcher.run())

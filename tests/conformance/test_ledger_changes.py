@@ -1,4 +1,4 @@
-"""Whoever watches the changes of a tenant is told every one once, a task's in their order, from whatever replica."""
+"""A watch of a tenant's changes gets each change once, those of a task in their order, from any replica."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_request_to_end_is_a_change_of_a_running_task(replica: Checkpoin
 
 
 async def test_several_moves_of_one_transaction_are_one_change(replica: Checkpoint) -> None:
-    """A takeover: back into the queue and under the new claim at once. Nobody else ever saw it queued."""
+    """A takeover: back into the queue and under the new claim at once. No other transaction saw it queued."""
     task = await replica.create()
     await replica.claim(task.task_id)
     cursor = await now(replica)
@@ -212,7 +212,7 @@ async def prune(replica: Any, kept_seconds: Any, times: int = 1) -> Any:
 async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await now(replica)
-    first = await told_after(replica, old, await replica.create())
+    first = await change_after(replica, old, await replica.create())
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
     assert await prune(replica, 60.0) == [1]
     with pytest.raises(OutOfRange) as refused:
@@ -222,7 +222,7 @@ async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint)
     assert keys(await read_changes(replica, first.cursor, 1)) == [(fresh.task_id, 2)]
 
 
-async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
+async def change_after(replica: Any, cursor: Any, task: Any) -> Any:
     (item,) = await read_changes(replica, cursor, 1)
     assert item.change.task_id == task.task_id
     return item

@@ -1,4 +1,4 @@
-"""Who waits for a task's end hears of it, from whatever replica, and of nothing else; nothing is read meanwhile."""
+"""A closing watch gets the end of its task from any replica, and nothing else; it costs no reads meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's door: what a commit may do, and what it is answered."""
+"""Commits: their guards, their effects and their answers."""
 
 from __future__ import annotations
 

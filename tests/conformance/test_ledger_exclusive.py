@@ -1,4 +1,4 @@
-"""One living task per conversation, for those who ask for it: decided by the database, told in words."""
+"""An exclusive source has one live task: the database decides, and the refusal names the task."""
 
 from __future__ import annotations
 

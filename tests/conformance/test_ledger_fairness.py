@@ -118,7 +118,7 @@ async def test_an_offer_reads_as_much_whatever_is_queued(ledger_dsn: str, begun:
 
 
 async def test_pending_offers_count_for_their_tenant_until_they_lapse(checkpoint: MakeCheckpoint) -> None:
-    """As when a coordinator dies with its offers: they are offered again, and count for nobody meanwhile."""
+    """As when a coordinator dies with its offers: they are offered again, and count for no tenant meanwhile."""
     replica = await checkpoint()
     async with await connect(replica.dsn, prepared=False) as postgres:
         await fill(postgres, "a", 4, older_seconds=60)
@@ -199,8 +199,8 @@ async def test_a_pool_is_offered_tasks_of_its_tenants_only(checkpoint: MakeCheck
         await fill(postgres, "big", 1000, older_seconds=3600)
         for tenant in ("a", "b"):
             await fill(postgres, tenant, 2)
-    assert await offers(replica, limit=64, tenants=["nobodys"]) == []
-    assert tenants(await offers(replica, limit=64, reserve_duration=kept, tenants=["a", "nobodys"])) == ["a", "a"]
+    assert await offers(replica, limit=64, tenants=["absent"]) == []
+    assert tenants(await offers(replica, limit=64, reserve_duration=kept, tenants=["a", "absent"])) == ["a", "a"]
     assert await offers(replica, limit=64, reserve_duration=kept, tenants=["a"]) == []
     assert tenants(await offers(replica, limit=3, reserve_duration=kept)) == ["big", "b", "big"]
     assert await replica.query("select count(*) from ledger.tasks where offered_until is not null") == [(5,)]

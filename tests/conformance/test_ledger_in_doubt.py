@@ -109,7 +109,7 @@ async def test_a_task_with_several_calls_in_doubt_waits_for_the_last(replica: Ch
     task = await waiting(replica, *in_doubt(_1_0=1, _1_2=3), intents=("1.0", "1.1", "1.2"))
     still = await say(replica, task)
     assert (still.state, [call.call_id for call in still.calls_in_doubt]) == (WAITING_USER, ["1.2"])
-    for call_id in ("1.0", "1.1"):  # it has its word; it is open, and nobody doubts it
+    for call_id in ("1.0", "1.1"):  # it has its resolution; it is open and not in doubt
         with pytest.raises(WrongState) as refused:
             await say(replica, task, call_id=call_id)
         assert (refused.value.reason, refused.value.metadata["call_id"]) == ("NOT_IN_DOUBT", call_id)

@@ -1,4 +1,4 @@
-"""A commit of a body that nobody could read again is refused: an entry is never changed."""
+"""A commit of an unreadable body is refused: an entry is never changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MALFORMED = {
     "no JSON": said("{"),
     "an object": said("{}"),
     "no objects": said("[1]"),
-    "a type that is no name": said('[{"type": 1}]'),
+    "a type that is not a name": said('[{"type": 1}]'),
     "words that are none": said('[{"type": "text", "text": null}]'),
     "too deep": said("[" * 100_000),
     "NaN": said('[{"type": "tool_use", "input": NaN}]'),

@@ -1,4 +1,4 @@
-"""Words for an agent: kept once, read before a success, refused where nobody would read them."""
+"""Messages to an agent: kept once, read before a success, refused after the end of its task."""
 
 from __future__ import annotations
 

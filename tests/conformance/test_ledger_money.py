@@ -117,13 +117,13 @@ async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(replica: Chec
 
 async def test_a_call_of_unknown_price_is_free_or_refused(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    await owner.commit(reserve=reserve(model="nobodys"))
+    await owner.commit(reserve=reserve(model="unpriced"))
     budget = (await owner.commit(answer(tokens=50))).budget
     assert (budget.used_tokens, budget.used_nano_usd, budget.unpriced_calls) == (50, 0, 1)
     [bill] = await bills(replica, owner.task.task_id)
     assert (bill.nano_usd, bill.unpriced) == (0, True)
     capped = await replica.claim((await replica.create(limits=limits(CENT))).task_id)
-    assert (await capped.commit(reserve=reserve(model="nobodys"))).reserve.denied.reason == "MODEL_UNPRICED"
+    assert (await capped.commit(reserve=reserve(model="unpriced"))).reserve.denied.reason == "MODEL_UNPRICED"
 
 
 async def test_own_prices_apply_and_a_lost_call_costs_its_reservation(

@@ -1,4 +1,4 @@
-"""Laws of what operators do to tasks in the ledger: a next attempt through one door only, an end in their words."""
+"""Laws of what operators do to tasks in the ledger: a next attempt by one request only, an end with their reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def ended(replica: Any, state: Any = FAILED, **spec: Any) -> Any:
     await owner.commit(reserve=reserve())
     intent = ledger_pb2.ToolIntent(call_id="1.0", tool="t", arguments_json="{}")
     await owner.commit(answer(text="so far"), entry(1, tool_intent=intent))
-    in_doubt = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_IN_DOUBT, content="nobody knows")
+    in_doubt = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_IN_DOUBT, content="unknown")
     outcome = ledger_pb2.ToolOutcome(call_id="1.0", outcome=in_doubt)
     end = pb.Transition(to_state=state, reason="MODEL_UNAVAILABLE", message="gone", result="so far")
     await owner.commit(entry(1, tool_outcome=outcome), transition=end)
@@ -86,7 +86,7 @@ async def test_the_next_attempt_continues_under_a_higher_epoch(
         await stale.commit(words())
     owner = await replica.claim(stale.task.task_id, "worker-2")
     point = fold(entries_to_domain(owner.entries))
-    assert point.outcomes["1.0"].content == "nobody knows"
+    assert point.outcomes["1.0"].content == "unknown"
     assert next_action(point) == CallModel(2, 1)
     await owner.commit(reserve=reserve(step=2))
     await owner.commit(answer(step=2))
@@ -299,8 +299,8 @@ async def test_idle_held_tasks_are_listed(replica: Checkpoint) -> None:
 )
 async def test_each_view_has_its_index(replica: Checkpoint, statement: str, index: str, parameters: Any) -> None:
     await replica.create()
-    nobody = "00000000-0000-0000-0000-000000000000"
-    values = {"tenant": replica.tenant, "after_task_id": nobody, "limit": 10, **parameters}
+    first = "00000000-0000-0000-0000-000000000000"
+    values = {"tenant": replica.tenant, "after_task_id": first, "limit": 10, **parameters}
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service

@@ -262,7 +262,7 @@ async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: 
 
 
 async def test_a_grant_of_a_former_generation_is_not_registered(checkpoint: MakeCheckpoint) -> None:
-    """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
+    """A coordinator that slept through a restore comes too late, also for a task without a later grant."""
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     assert await raise_generation(replica, 1) == 2

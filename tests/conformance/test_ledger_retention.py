@@ -59,7 +59,7 @@ async def prune(replica: Any, kept_seconds: float = 0.0, *, clear: bool = True) 
 
 
 async def ended(replica: Any, state: Any = task_pb2.TASK_STATE_SUCCEEDED, **spec: Any) -> Any:
-    """A task that did a step with a bill, was told something, refused a stale write, and ended."""
+    """A task that did a step with a bill, got a message, refused a stale write, and ended."""
     task = await replica.create(**spec)
     stale = await replica.claim(task.task_id)
     owner = await replica.claim(task.task_id)

@@ -20,7 +20,7 @@ from tests.support.fix_checkpoint import (
 )
 
 pytestmark = pytest.mark.server
-OPUS, UNPRICED = "claude-opus-4-8", "nobodys"
+OPUS, UNPRICED = "claude-opus-4-8", "unpriced"
 DOLLAR = 10**9
 DEFAULT, SUBMITTED = task_pb2.MONEY_CAP_DEFAULT, task_pb2.MONEY_CAP_SUBMITTED
 NONE_UNPRICED, NONE_SET = task_pb2.MONEY_CAP_NONE_UNPRICED, task_pb2.MONEY_CAP_NONE_SET

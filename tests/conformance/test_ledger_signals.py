@@ -79,7 +79,7 @@ async def test_an_early_event_is_delivered_with_the_waits_begin(
 
 
 async def test_each_accepted_payload_can_be_delivered(replica: Checkpoint) -> None:
-    """How deep the parser gets depends on its caller: what the door accepts, the wait's transaction must parse too."""
+    """How deep the parser gets depends on its caller: what a signal accepts, the wait's transaction must parse too."""
     accepted = []
     payloads = {str(depth): "[" * depth + "]" * depth for depth in range(MAX_JSON_DEPTH - 1, 1000, 10)}
     for name, payload in {**payloads, "half a pair": '["\\ud83d"]', "NaN": "NaN", "1e400": "1e400"}.items():

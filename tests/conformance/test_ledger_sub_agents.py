@@ -1,4 +1,4 @@
-"""Sub-agents in the ledger: born with the intent of their call, once; their parent is woken once, whatever races."""
+"""Sub-agents in the ledger: created once with the intent of their call; their parent is queued once, whatever races."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_a_parent_resumed_before_its_wait_spawns_no_others(
     (left,) = fold(entries_to_domain(again.entries)).open_intents
     assert left.call_id == "1.0"
     response = await again.commit(transition=wait())
-    assert response.state == QUEUED  # they had ended already: nobody waits
+    assert response.state == QUEUED  # they had ended already: the parent does not wait
     assert await results(replica, parent) == ["done", "done"]
     assert await replica.query("select count(*) from ledger.tasks where depth > 0") == [(2,)]
 

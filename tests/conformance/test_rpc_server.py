@@ -279,7 +279,7 @@ async def test_health_is_served_for_the_server_and_each_service() -> None:
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(errors.NotFound):
-            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+            await health.Check(health_pb2.HealthCheckRequest(service="absent"))
         listed = await health.List(health_pb2.HealthListRequest())
         assert set(listed.statuses) == {"", SERVICE, "grpc.health.v1.Health"}
 

@@ -47,7 +47,7 @@ def taker_of(worker: ScriptedWorker, replica: ServiceProcess, fleet: Fleet, secr
 
 
 async def test_a_session_is_attached_again_with_its_secret_only(fleet: Fleet) -> None:
-    """The ids are no secret: operators list them. Any replica knows the secret's digest, from etcd."""
+    """The ids are not secret: operators list them. Any replica knows the secret's digest, from etcd."""
     first, second = await fleet.coordinator(), await fleet.coordinator()
     worker = await fleet.worker(first, session_secret=os.urandom(32))
     await until_settled(fleet, second)
