@@ -116,24 +116,23 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.split()[0])
-async def test_the_database_refuses_changes_of_the_log(checkpoint: MakeCheckpoint, change: str) -> None:
+async def test_the_database_refuses_changes_of_the_log(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record())
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as owner:
-        with pytest.raises(psycopg.errors.CheckViolation):
-            await owner.execute(change.encode())
+        for change in CHANGES:
+            with pytest.raises(psycopg.errors.CheckViolation):
+                await owner.execute(change.encode())
     assert (await verify_chain(log.chained())).number == 3
 
 
-@pytest.mark.parametrize("change", CHANGES[:2], ids=["update", "delete"])
-async def test_verification_finds_changes_by_the_database_owner(checkpoint: MakeCheckpoint, change: str) -> None:
+async def test_verification_finds_changes_by_the_database_owner(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record(), record())
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as owner:
         await owner.execute(b"alter table ledger.audit_records disable trigger all")
-        await owner.execute(change.encode())
+        await owner.execute(CHANGES[0].encode())
     with pytest.raises(BrokenChainError):
         await verify_chain(log.chained())

@@ -79,12 +79,12 @@ def tenants(offered: list[pb.Offer]) -> list[str]:
     return [offer.tenant for offer in offered]
 
 
-async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
+async def test_a_large_tenant_delays_others_by_a_round(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
     async with await connect(replica.dsn, prepared=False) as postgres:
-        await fill(postgres, "big", 10_000, older_seconds=3600)
+        await fill(postgres, "big", 1_000, older_seconds=3600)
         for number in range(100):
             await fill(postgres, f"small-{number}", 1)
     kept = Duration(seconds=60)
@@ -98,14 +98,13 @@ async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
     assert tenants(await offers(replica, limit=4, reserve_duration=kept)) == ["newcomer", "newcomer", "big", "big"]
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("only_tenants", [[], ["a", "d", "e"]])
+@pytest.mark.parametrize(("begun", "only_tenants"), [(False, []), (True, ["a", "d", "e"])])
 async def test_an_offer_reads_as_much_whatever_is_queued(ledger_dsn: str, begun: bool, only_tenants: list[str]) -> None:
     """Counted are pages, not milliseconds: the index is stepped through from tenant to tenant."""
     wanted = WANTED | {"only_tenants": only_tenants}
     read: list[int] = []
     async with await connect(ledger_dsn) as postgres, await connect(ledger_dsn, prepared=False) as filler:
-        for names, count in (("abc", 200), ("d", 10_000)):
+        for names, count in (("abc", 200), ("d", 3_000)):
             for tenant in names:
                 await fill(filler, tenant, count, claims=int(begun))
             await filler.commit()
@@ -386,11 +385,11 @@ async def test_concurrent_opens_never_exceed_a_tenants_limit(
     chance = random.Random()
     replica = await checkpoint()
     sides = [replica, *[await checkpoint(dsn=replica.dsn) for _ in range(2)]]
-    limits = {"a": 1, "b": 3, "c": 6}
+    limits = {"a": 1, "b": 2, "c": 4}
     tasks = []
     for tenant, most in limits.items():
         await limit(replica, tenant, most)
-        tasks += [(tenant, task_id) for task_id in await make(replica, tenant, 8)]
+        tasks += [(tenant, task_id) for task_id in await make(replica, tenant, 5)]
     chance.shuffle(tasks)
     opened, most_seen, reasons = Counter[str](), Counter[str](), set[str]()
     counting = asyncio.Event()
@@ -419,7 +418,7 @@ async def test_concurrent_opens_never_exceed_a_tenants_limit(
         await asyncio.gather(*[work(*task) for task in tasks])
     counting.set()
     await counter
-    assert (opened, reasons) == (dict.fromkeys(limits, 8), {"TENANT_QUOTA"})
+    assert (opened, reasons) == (dict.fromkeys(limits, 5), {"TENANT_QUOTA"})
     assert all(most_seen[tenant] <= most for tenant, most in limits.items()), most_seen
     assert most_seen["a"] == 1
 
