@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from services.checkpoint.queries import QUERIES
 from services.checkpoint.tenants.rows import TENANTS
@@ -87,6 +88,14 @@ select md5('task ' || n / 5)::uuid, n % 5, 1, 'tenant ' || n % 7, md5('root ' ||
 ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def many_bills(shared_ledger: Checkpoint) -> Checkpoint:
+    """The module's ledger with many bills of other tenants."""
+    await shared_ledger.query(MANY)
+    await shared_ledger.query("analyze ledger.token_usage")
+    return shared_ledger
+
+
 @pytest.mark.parametrize(
     ("statement", "parameters", "index"),
     [
@@ -105,11 +114,9 @@ ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
     ids=["of a task", "of a root", "of a tenant"],
 )
 async def test_a_query_of_bills_reads_them_by_one_index(
-    replica: Checkpoint, statement: Any, parameters: Any, index: str
+    many_bills: Checkpoint, statement: Any, parameters: Any, index: str
 ) -> None:
-    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
-        await postgres.execute(MANY)
-        await postgres.execute("analyze ledger.token_usage")
+    async with await psycopg.AsyncConnection.connect(many_bills.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
     text = "\n".join(line for (line,) in plan)
