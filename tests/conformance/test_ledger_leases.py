@@ -10,7 +10,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 
 pytestmark = pytest.mark.server
 GENERATION = 1 << 40
@@ -76,14 +76,16 @@ async def test_a_repeated_registration_keeps_the_known_end(replica: Checkpoint) 
     assert (await last(replica)).release_reason == ""
 
 
-async def test_nothing_of_a_generation_left_since_is_registered(replica: Checkpoint) -> None:
+async def test_nothing_of_a_generation_left_since_is_registered(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     request = pb.RaiseGenerationRequest(expected=1, reason="a test")
     raised = (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
     assert not (await register(replica, 10)).registered
     assert (await register(replica, 10, epoch=(raised << 40) + 1)).registered
 
 
-async def test_nothing_of_a_generation_to_come_is_registered(replica: Checkpoint) -> None:
+async def test_nothing_of_a_generation_to_come_is_registered(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     assert not (await register(replica, 10, epoch=2**63 - 1)).registered
     epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
     assert epochs.highest_epoch == 0
@@ -95,8 +97,9 @@ async def test_of_grants_registered_at_once_one_is(replica: Checkpoint) -> None:
     assert sum(answer.registered for answer in answers) == 1
 
 
-async def test_the_highest_epoch_is_that_of_leases_too(replica: Checkpoint) -> None:
+async def test_the_highest_epoch_is_that_of_leases_too(checkpoint: MakeCheckpoint) -> None:
     """So that an etcd that went back behind it is noticed."""
+    replica = await checkpoint()
     await register(replica, 500)
     epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
     assert epochs.highest_epoch == GENERATION + 500
@@ -105,7 +108,12 @@ async def test_the_highest_epoch_is_that_of_leases_too(replica: Checkpoint) -> N
 async def test_claims_are_found_by_tenant_resource_and_claim(replica: Checkpoint) -> None:
     mine, other = str(uuid4()), str(uuid4())
     await register(replica, 10, claim_id=mine)
-    requests = [("default", "a", mine), ("default", "a", other), ("default", "b", mine), ("acme", "a", mine)]
+    requests = [
+        (replica.tenant, "a", mine),
+        (replica.tenant, "a", other),
+        (replica.tenant, "b", mine),
+        ("acme", "a", mine),
+    ]
     claims = [pb.InspectLeasesRequest.Claim(tenant=t, resource=r, claim_id=c) for t, r, c in requests]
     answer = await replica.stub.InspectLeases(pb.InspectLeasesRequest(claims=claims[1:]), timeout=TIMEOUT_SECONDS)
     assert list(answer.registered_claim_ids) == []

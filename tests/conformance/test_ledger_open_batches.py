@@ -56,7 +56,9 @@ async def test_opens_together_are_one_transaction(replica: Checkpoint) -> None:
     assert [one.header.next_commit_number for one in opened] == [1] * MANY
     for one in opened:
         assert kinds(one.first.page.entries) == ["submitted", ">QUEUED", "QUEUED>RUNNING"]
-    times = await replica.query("select count(distinct recorded_at) from ledger.entries where sequence = 3")
+    times = await replica.query(
+        "select count(distinct recorded_at) from ledger.entries where sequence = 3 and tenant = %s", replica.tenant
+    )
     assert times == [(1,)]
 
 
@@ -76,14 +78,16 @@ async def test_a_takeover_in_a_batch_fences_each_former_owner(replica: Checkpoin
 
 
 async def test_a_tenants_limit_holds_within_a_batch(replica: Checkpoint) -> None:
-    await limit(replica, "default", 4)
+    await limit(replica, replica.tenant, 4)
     await replica.claim((await replica.create()).task_id)
     claims = [(await replica.grant((await replica.create()).task_id))[1] for _ in range(6)]
     async with opener_of(replica) as opener:
         opened = await open_in_one_batch(opener, *claims)
     refused = [one for one in opened if isinstance(one, WrongState)]
     assert [one.reason for one in refused] == ["TENANT_QUOTA"] * 3
-    assert await replica.query("select count(*) from ledger.tasks where holds") == [(4,)]
+    assert await replica.query("select count(*) from ledger.tasks where holds and tenant = %s", replica.tenant) == [
+        (4,)
+    ]
 
 
 async def test_an_open_without_a_caller_raises_no_fence(replica: Checkpoint) -> None:

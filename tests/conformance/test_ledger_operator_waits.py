@@ -103,14 +103,14 @@ async def test_a_task_that_waited_before_its_start_still_starts_later(replica: C
     start, policy = timestamp(datetime.now(UTC) + timedelta(hours=2)), task_pb2.TaskPolicy()
     policy.timeouts.queued.after.FromSeconds(600)
     task = await replica.create(start_time=start, policy=policy)
-    times = "select starts_at, queued_until, queued_at from ledger.tasks"
-    before = await replica.query(times)
+    times = "select starts_at, queued_until, queued_at from ledger.tasks where task_id = %s"
+    before = await replica.query(times, task.task_id)
     task = await begin(replica, task.task_id, 3600.0 if is_answered else 5.0)
     assert task.state == WAITING_USER
     if is_answered:
         await say(replica, task, decision="continue")
     await in_state(replica, task.task_id, QUEUED)
-    assert await replica.query(times) == before
+    assert await replica.query(times, task.task_id) == before
     assert before[0][0] == moment(start)
     claimable = await replica.stub.ListClaimable(
         pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS

@@ -17,7 +17,7 @@ from tests.conformance.test_ledger_changes import now, read_changes
 from tests.conformance.test_ledger_forks import fork
 from tests.conformance.test_ledger_retention import prune
 from tests.conformance.test_ledger_sources import listed as listed_tasks
-from tests.support.fix_checkpoint import Checkpoint, Owner, answer, entry, reserve
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, Owner, answer, entry, reserve
 
 DIGEST = "sha256:" + "0" * 64
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
@@ -168,7 +168,8 @@ async def test_a_fork_lists_only_its_own(replica: Checkpoint) -> None:
     assert await listed(replica, "report", forked_from_task_id=owner.task.task_id) == []
 
 
-async def test_pruning_deletes_the_outputs(replica: Checkpoint) -> None:
+async def test_pruning_deletes_the_outputs(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await (await recording(replica, output())).end()
     assert await prune(replica) == 1
     assert await replica.query("select count(*) from ledger.task_outputs where tenant = %s", replica.tenant) == [(0,)]

@@ -15,7 +15,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import duration, moment
 from tenure.wire.ledger import entries_to_domain
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, entry, kinds, reserve
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 RUNNING = task_pb2.TASK_STATE_RUNNING
@@ -142,7 +142,9 @@ async def test_a_parent_resumed_before_its_wait_spawns_no_others(
     response = await again.commit(transition=wait())
     assert response.state == QUEUED  # they had ended already: the parent does not wait
     assert await results(replica, parent) == ["done", "done"]
-    assert await replica.query("select count(*) from ledger.tasks where depth > 0") == [(2,)]
+    assert await replica.query("select count(*) from ledger.tasks where depth > 0 and tenant = %s", replica.tenant) == [
+        (2,)
+    ]
 
 
 async def test_a_repeated_commit_spawns_once(replica: Checkpoint) -> None:
@@ -153,7 +155,9 @@ async def test_a_repeated_commit_spawns_once(replica: Checkpoint) -> None:
     second = await replica.stub.Commit(request, timeout=TIMEOUT_SECONDS)
     assert first == second
     assert len(first.foreign_entries) == 1
-    assert await replica.query("select count(*) from ledger.tasks where depth > 0") == [(2,)]
+    assert await replica.query("select count(*) from ledger.tasks where depth > 0 and tenant = %s", replica.tenant) == [
+        (2,)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ async def test_late_sub_agents_are_cancelled_at_the_deadline(replica: Checkpoint
     first, late = parent.wait.sub_agent_task_ids
     await finish(replica, first, "one")
     holder = await replica.claim(late)
-    await replica.query("update ledger.tasks set wait_deadline_at = now() where wait_deadline_at is not null")
+    await replica.query("update ledger.tasks set wait_deadline_at = now() where task_id = %s", parent.task_id)
     woken = await in_state(replica, parent.task_id, QUEUED)
     assert woken.reason == "WAIT_EXPIRED"
     assert await results(replica, parent.task_id) == ["one", "[timeout]"]
@@ -359,10 +363,11 @@ async def test_a_wait_for_sub_agents_follows_its_commit(
 
 
 async def test_concurrent_ends_wake_each_parent_once(
-    replica: Checkpoint,
-    other_replica: Checkpoint,
+    checkpoint: MakeCheckpoint,
 ) -> None:
     """Two replicas, many trees in one moment: no deadlock, nothing forgotten, each call with one outcome."""
+    replica = await checkpoint()
+    other_replica = await checkpoint(dsn=replica.dsn)
     parents = [await waiting(replica, call(("a", "b", "c"))) for _ in range(6)]
     holders = {
         task_id: await (replica, other_replica)[number % 2].claim(task_id)

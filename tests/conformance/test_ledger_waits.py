@@ -209,7 +209,9 @@ async def test_a_wait_with_the_policy_go_on_continues_without_an_answer(replica:
 async def test_answers_racing_the_deadline_end_the_wait_once(replica: Checkpoint, other_replica: Checkpoint) -> None:
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     tasks = [await waiting(replica, wait) for _ in range(6)]
-    await replica.query("update ledger.tasks set wait_deadline_at = now() + interval '200 ms'")
+    await replica.query(
+        "update ledger.tasks set wait_deadline_at = now() + interval '200 ms' where tenant = %s", replica.tenant
+    )
 
     async def answered(task: Any, seconds: Any) -> None:
         await asyncio.sleep(seconds)
@@ -270,7 +272,9 @@ async def test_the_tasks_clock_stops_during_waits_for_a_person(
 async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(replica: Checkpoint) -> None:
     task = await waiting(replica, limits=task_pb2.Limits(timeout=duration(2)))
     await replica.query(
-        "update ledger.tasks set deadline_at = now() - interval '1 h', waiting_since = now() - interval '2 h'"
+        "update ledger.tasks set deadline_at = now() - interval '1 h', waiting_since = now() - interval '2 h' "
+        "where task_id = %s",
+        task.task_id,
     )
     await asyncio.sleep(0.3)  # several sweeps: nothing is to happen
     resumed = await say(replica, task, decision="approve")
