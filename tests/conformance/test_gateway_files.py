@@ -170,7 +170,7 @@ async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     world.write("big", b"x")
     for number in range(20):
         world.write(f"{number}")
-    with pytest.raises(WrongState, match="more than 20 files"):
+    with pytest.raises(WrongState):
         await world.fork()
     assert world.directories() == {world.task_id}
     with pytest.raises(NotFound):

@@ -117,7 +117,7 @@ async def test_a_key_without_a_generation_stops_grants(
     await client.put(KEY, value)
     async with watched_over(client, replica) as generation:
         await generation.first_look()
-        with pytest.raises(Unavailable, match="delete the key") as refused:
+        with pytest.raises(Unavailable) as refused:
             generation.current()
         assert refused.value.reason == "ETCD_UNREADABLE"
         await client.delete(KEY)
@@ -129,7 +129,7 @@ async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, checkpoin
     await client.put(KEY, b"70000")
     async with watched_over(client, replica) as generation:
         await generation.first_look()
-        with pytest.raises(Unavailable, match="too far ahead") as refused:
+        with pytest.raises(Unavailable) as refused:
             generation.current()
         assert refused.value.reason == "GENERATION_TOO_FAR"
         await client.delete(KEY)

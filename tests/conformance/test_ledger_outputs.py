@@ -147,7 +147,7 @@ async def test_tasks_are_listed_by_kind_and_uri(replica: Checkpoint) -> None:
     assert await listed(replica, "report", "workspace:b") == [report]
     assert await listed(replica, "report", queue="q") == [pull]
     assert await listed(replica, "report", source=task_pb2.SourceFilter(kind=task_pb2.SOURCE_KIND_CONTROL)) == []
-    with pytest.raises(InvalidRequest, match="kind or a uri_prefix"):
+    with pytest.raises(InvalidRequest, match="uri_prefix"):
         await listed(replica)
 
 
@@ -177,7 +177,7 @@ async def test_pruning_deletes_the_outputs(checkpoint: MakeCheckpoint) -> None:
 
 async def test_sql_cannot_change_an_output(replica: Checkpoint) -> None:
     await recording(replica, output())
-    with pytest.raises(psycopg.errors.CheckViolation, match="an output stays"):
+    with pytest.raises(psycopg.errors.CheckViolation):
         await replica.query("update ledger.task_outputs set uri = 'https://elsewhere.example'")
 
 

@@ -245,7 +245,7 @@ async def test_an_epoch_of_a_future_generation_is_not_registered(checkpoint: Mak
 async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = 9223372036854775807 returning 1")
-    with pytest.raises(WrongState, match="restore the ledger") as refused:
+    with pytest.raises(WrongState) as refused:
         await raise_generation(replica, 1)
     assert refused.value.reason == "GENERATIONS_EXHAUSTED"
 
@@ -253,7 +253,7 @@ async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoin
 async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for expected in (MAX_GENERATION - 1, 2 + MAX_GENERATION_JUMP):
-        with pytest.raises(WrongState, match="too far ahead") as refused:
+        with pytest.raises(WrongState) as refused:
             await raise_generation(replica, expected)
         assert refused.value.reason == "GENERATION_TOO_FAR"
     assert await raise_generation(replica, 1) == 2

@@ -105,7 +105,7 @@ async def test_a_fork_keeps_an_opt_out_of_the_money_cap(checkpoint: MakeCheckpoi
 async def test_a_cap_and_no_cap_at_once_are_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(default_model=OPUS)
     both = task_pb2.Limits(max_nano_usd=5, no_money_cap=True)
-    with pytest.raises(InvalidRequest, match="no_money_cap: must not be set together with max_nano_usd"):
+    with pytest.raises(InvalidRequest, match="no_money_cap"):
         await replica.create(limits=both)
     task = await replica.create()
     with pytest.raises(InvalidRequest, match="no_money_cap"):
