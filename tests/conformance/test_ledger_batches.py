@@ -14,7 +14,7 @@ import pytest_asyncio
 from services.checkpoint.commit import committer
 from services.checkpoint.commit.committer import commit_batcher
 from services.checkpoint.commit.prepared import prepare
-from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEpoch, Unavailable
+from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.fencing import Audience
 from tenure.runtime.batching import BatchLimits
 from tenure.runtime.signing import Verifier
@@ -106,22 +106,6 @@ async def test_waiting_commits_are_refused_at_the_end_of_the_process(replica: Ch
     for answer in (first, second):
         with pytest.raises(Unavailable):
             await answer
-
-
-async def test_a_refused_commit_does_not_fail_its_batch(replica: Checkpoint) -> None:
-    owners = await owners_of(replica, 6)
-    stale, wrong, *good = owners
-    await replica.claim(stale.task.task_id)
-    unknown, _ = replica.sign("00000000-0000-7000-8000-000000000000", 1, "c")
-    requests = [
-        stale.request(words()),
-        *[owner.request(words()) for owner in good],
-        wrong.request(words(), token=unknown),
-    ]
-    results = await in_one_frame(replica, requests)
-    assert isinstance(results[0], StaleEpoch)
-    assert [result.sequence for result in results[1:-1]] == [4] * len(good)
-    assert isinstance(results[-1], NotFound)
 
 
 async def test_a_commit_that_postgres_refuses_does_not_fail_its_batch(replica: Checkpoint) -> None:

@@ -258,15 +258,15 @@ async def test_a_cursor_of_another_ledger_or_the_future_is_refused(replica: Chec
 
 async def test_a_copied_ledger_begins_a_new_feed(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
-    other_replica = await checkpoint(dsn=replica.dsn)
     await replica.create()
     cursor = await now(replica)
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
+    copied = await checkpoint(dsn=replica.dsn)
     with pytest.raises(OutOfRange):
-        await read_changes(other_replica, cursor, 1)
-    begun = await now(other_replica)
-    task = await other_replica.create()
-    assert keys(await read_changes(other_replica, begun, 1)) == [(task.task_id, 2)]
+        await read_changes(copied, cursor, 1)
+    begun = await now(copied)
+    task = await copied.create()
+    assert keys(await read_changes(copied, begun, 1)) == [(task.task_id, 2)]
 
 
 async def test_leftovers_of_a_former_feed_are_deleted_in_batches(

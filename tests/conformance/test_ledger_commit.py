@@ -295,14 +295,3 @@ async def test_a_stale_write_is_audited(replica: Checkpoint) -> None:
     assert [(one.method, one.presented_epoch, one.current_epoch) for one in refused] == [
         ("Commit", owner.claims.epoch, new.claims.epoch)
     ]
-
-
-async def test_a_new_step_resets_the_count_of_lost_workers(replica: Checkpoint) -> None:
-    owner = await started(replica)
-    for _ in range(3):
-        await replica.requeue(owner)
-        owner = await replica.claim(owner.task.task_id)
-    deaths = "select deaths from ledger.tasks where task_id = %s"
-    assert await replica.query(deaths, owner.task.task_id) == [(3,)]
-    await owner.commit(reserve=reserve(step=1))
-    assert await replica.query(deaths, owner.task.task_id) == [(0,)]

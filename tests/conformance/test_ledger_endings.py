@@ -203,17 +203,6 @@ async def test_several_lost_workers_in_one_step_are_a_crash_loop(replica: Checkp
     assert ended.message == "owners died 5 times in a row without a new step: w1, w2, w3"
 
 
-async def test_crashes_of_one_worker_become_a_crash_loop_later(
-    replica: Checkpoint,
-) -> None:
-    task = await replica.create()
-    for _ in range(9):
-        await replica.requeue(await replica.claim(task.task_id, holder="broken"), reason="WORKER_CRASHED")
-    assert (await replica.get(task.task_id)).state == task_pb2.TASK_STATE_QUEUED
-    await replica.requeue(await replica.claim(task.task_id, holder="broken"), reason="WORKER_CRASHED")
-    assert (await replica.get(task.task_id)).reason == "CRASH_LOOP"
-
-
 async def test_a_new_step_resets_the_lost_workers(replica: Checkpoint) -> None:
     task = await replica.create()
     for holder in ("w1", "w2", "w3", "w4"):

@@ -164,12 +164,8 @@ async def test_a_repeated_commit_spawns_once(replica: Checkpoint) -> None:
     ("facts", "spec", "expected"),
     [
         ({"goals": ["x"] * 9}, {}, "one call may start at most 8"),
-        ({"goals": []}, {}, "goals must be"),
         ({"goals": ["a\ud800"]}, {}, "goals must be"),
-        ({"goals": ["a"], "why": 1}, {}, "unknown: why"),
-        ({"goals": ["a"], "max_tokens": 10**9}, {}, "more than the"),
         ({"goals": ["a"], "tools": ["b"]}, {"agent": {"tools": {"names": [SPAWN, "c"]}}}, "do not have: b"),
-        ({"goals": ["a"]}, {"policy": {"sub_agents": {"max_depth": 0}}}, "the limit is 0"),
         ({"goals": ["a", "b"]}, {"policy": {"sub_agents": {"max_living": 2}}}, "exceed 2"),
     ],
 )

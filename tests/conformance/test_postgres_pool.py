@@ -304,7 +304,7 @@ async def test_a_service_may_start_before_its_server(own_postgres: PostgresProce
     assert await starting == 1
 
 
-@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+@pytest.mark.parametrize("setting", ["fsync", pytest.param("full_page_writes", marks=pytest.mark.faults)])
 async def test_a_server_that_may_lose_entries_is_refused(tmp_path: Path, setting: str) -> None:
     async with PostgresProcess(tmp_path / "data", settings={setting: "off"}) as server, pool_of(server.dsn()) as pool:
         with pytest.raises(ConfigurationError, match=f"{setting}=off"):
