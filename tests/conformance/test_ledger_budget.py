@@ -10,7 +10,6 @@ from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import Checkpoint, answer, kinds, reserve, words
 
 CAP = 10_000
-RESERVERS = 16
 
 
 async def test_a_reserve_is_clamped_to_what_is_left(replica: Checkpoint) -> None:
