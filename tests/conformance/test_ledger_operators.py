@@ -17,7 +17,16 @@ from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve, words
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    Checkpoint,
+    MakeCheckpoint,
+    answer,
+    entry,
+    kinds,
+    reserve,
+    words,
+)
 
 pytestmark = pytest.mark.server
 QUEUED, RUNNING, FAILED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_FAILED
@@ -297,7 +306,8 @@ async def test_idle_held_tasks_are_listed(replica: Checkpoint) -> None:
         ("aging_held", "tasks_held", {"idle_seconds": 60.0}),
     ],
 )
-async def test_each_view_has_its_index(replica: Checkpoint, statement: str, index: str, parameters: Any) -> None:
+async def test_each_view_has_its_index(checkpoint: MakeCheckpoint, statement: str, index: str, parameters: Any) -> None:
+    replica = await checkpoint()
     await replica.create()
     first = "00000000-0000-0000-0000-000000000000"
     values = {"tenant": replica.tenant, "after_task_id": first, "limit": 10, **parameters}
