@@ -81,7 +81,7 @@ MANY = """
 insert into ledger.token_usage (
   task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
   input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, settled_at)
-select md5('task ' || n / 5)::uuid, n % 5, 1, 'tenant ' || n % 7, md5('root ' || n / 50)::uuid, 1, 'm', '', false,
+select md5('task ' || n / 5)::uuid, n %% 5, 1, 'tenant ' || n %% 7, md5('root ' || n / 50)::uuid, 1, 'm', '', false,
        1, 1, 0, 0, '2026-01-01'::timestamptz + n * interval '10 minutes'
   from generate_series(1, 20000) n
 """
