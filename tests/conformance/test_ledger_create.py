@@ -11,7 +11,6 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
-from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.task import spec_to_domain, spec_to_wire
@@ -42,7 +41,7 @@ async def test_the_same_submit_many_times_at_once_makes_one_task(
     )
     assert len({task.task_id for task in tasks}) == 1
     assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(1,)]
-    assert await replica.query("select count(*) from ledger.entries") == [(2,)]
+    assert await replica.query("select count(*) from ledger.entries where tenant = %s", replica.tenant) == [(2,)]
 
 
 async def test_a_request_id_with_another_payload_is_refused(replica: Checkpoint) -> None:
@@ -89,17 +88,14 @@ async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(replica: Check
 
 async def test_another_tenants_task_is_not_found(replica: Checkpoint) -> None:
     task = await replica.create("r-1")
-    set_tenant("others")
-    with pytest.raises(NotFound):
-        await replica.get(task.task_id)
-    with pytest.raises(NotFound):
-        await replica.entries(task.task_id)
-    with pytest.raises(NotFound):
-        await replica.cancel(task.task_id)
-    with pytest.raises(NotFound):
-        async for _ in replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id)):
-            pass
-    assert (await replica.create("r-1")).task_id != task.task_id
+    async with replica.of_tenant("others") as other:
+        for request in (other.get(task.task_id), other.entries(task.task_id), other.cancel(task.task_id)):
+            with pytest.raises(NotFound):
+                await request
+        with pytest.raises(NotFound):
+            async for _ in other.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id)):
+                pass
+        assert (await other.create("r-1")).task_id != task.task_id
 
 
 async def list_tasks(replica: Any, page_token: str = "", page_size: int = 0, **wanted: Any) -> Any:
