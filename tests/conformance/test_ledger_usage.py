@@ -86,6 +86,7 @@ async def test_a_usage_window_has_its_settled_calls(billed: Any) -> None:
 
 
 async def test_simulated_and_unpriced_calls_are_counted_separately(shared_ledger: Checkpoint) -> None:
+    root = ROOT.format(ROOTS + 1)  # without bills of `billed`
     bills = [
         ("claude-opus-4-8", "req_011", False, 50),
         ("claude-opus-4-8", "req_sim_a", False, 7),
@@ -98,10 +99,10 @@ async def test_simulated_and_unpriced_calls_are_counted_separately(shared_ledger
             "insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model,"
             " provider_request_id, lost, input_tokens, output_tokens, cache_creation_input_tokens,"
             " cache_read_input_tokens, nano_usd, unpriced, settled_at)"
-            f" values ('{ROOT.format(1)}', {number}, 1, 't', '{ROOT.format(1)}', 1, '{model}', '{request_id}', false,"
+            f" values ('{root}', {number}, 1, 't', '{root}', 1, '{model}', '{request_id}', false,"
             f" 1, 1, 0, 0, {nano_usd}, {unpriced}, now())"
         )
-    for fields in (since(hours=1), {"root_task_id": ROOT.format(1)}):
+    for fields in (since(hours=1), {"root_task_id": root}):
         [one] = (await sums(shared_ledger, "t", **fields)).sums
         assert (one.calls, one.nano_usd) == (5, 57)
         assert (one.simulated_calls, one.simulated_nano_usd, one.unpriced_calls) == (3, 7, 1)
