@@ -29,6 +29,7 @@ PRELOADED: Final = (
     "services.gateway.main",
     "services.tools.main",
     "services.worker.main",
+    "services.models.main",
     "devstack.simulator.simulator",
     "tenure.cli.main",
 )
