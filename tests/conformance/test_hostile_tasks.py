@@ -182,6 +182,7 @@ async def test_calls_with_one_id_are_two_calls(bench: WorkerBench) -> None:
     assert len({intent.tool_use_id for intent in intents}) == len(intents) == 4
 
 
+@pytest.mark.faults
 async def test_a_paid_answer_is_kept_beside_many_external_entries(bench: WorkerBench, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")

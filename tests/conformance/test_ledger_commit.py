@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
+from services.checkpoint.commit import external_entries
 from tenure.domain.errors import (
     TOO_MUCH_APPENDED,
     InvalidRequest,
@@ -102,11 +102,13 @@ async def test_a_gap_and_an_old_number_are_conflicts(replica: Checkpoint) -> Non
 
 
 async def test_a_commit_after_too_many_external_entries_may_be_retried(
-    replica: Checkpoint,
+    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    most = 4
+    monkeypatch.setattr(external_entries, "MAX_ENTRIES", most)
     owner = await started(replica)
     task_id = owner.task.task_id
-    for _ in range(MAX_FOREIGN_ENTRIES + 1):
+    for _ in range(most + 1):
         await replica.say(task_id, "hello")
     request = owner.request(words())
     with pytest.raises(SequenceConflict) as refused:
