@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.support.forked",
     "tests.support.shared_stores",
     "tests.support.fix_etcd",  # before those that import it
+    "tests.support.fix_postgres",  # before the fixtures that use it
     "tests.support.fix_checkpoint",
     "tests.support.fix_closed_port",
     "tests.support.fix_collector",
@@ -28,7 +29,6 @@ pytest_plugins = [
     "tests.support.fix_gateway",
     "tests.support.fix_leases",
     "tests.support.fix_mail",
-    "tests.support.fix_postgres",
     "tests.support.fix_proxy",
     "tests.support.fix_network",
     "tests.support.fix_node",

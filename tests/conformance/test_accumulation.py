@@ -138,6 +138,7 @@ async def test_plans_made_on_empty_tables_scan_no_table(
     await check_plans(await fresh_database(MODELS_MIGRATIONS), MODELS, MODELS_SETTINGS, "services.models", 10)
 
 
+@pytest.mark.nightly
 async def test_the_model_runner_keeps_its_plans(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database(MODELS_MIGRATIONS)
     async with await connect(dsn, MODELS, ()) as connection:
@@ -149,6 +150,7 @@ async def test_the_model_runner_keeps_its_plans(fresh_database: FreshDatabase) -
     await check_plans(dsn, MODELS, MODELS_SETTINGS, "services.models", 10)
 
 
+@pytest.mark.nightly
 async def test_ledger_plans_start_and_sweeps_stay_bounded(
     grown: Any, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +199,7 @@ async def _adopt(grown: Any, pool: Any) -> None:
     assert await grown.query("select count(*) from ledger.changes") == [(0,)]
 
 
+@pytest.mark.nightly
 async def test_the_tools_keep_their_plans_and_start_and_run_calls(
     grown_tools: str, tool_service: StartTools, grants: Grants
 ) -> None:
@@ -219,7 +222,7 @@ WRITES_OF_CALLS = (
 )
 
 
-@pytest.mark.parametrize("calls", [0, CALLS_AT_THE_FIRST_ANALYZE, TASKS])
+@pytest.mark.parametrize("calls", [0, CALLS_AT_THE_FIRST_ANALYZE, pytest.param(TASKS, marks=pytest.mark.nightly)])
 async def test_writes_of_calls_find_their_rows_by_key(tools_dsn: str, calls: int) -> None:
     """A replica keeps a plan of few calls for a minute or more, in which it can record tens of thousands."""
     if calls:

@@ -109,7 +109,7 @@ async def test_claims_raise_where_nothing_was_done(etcd: EtcdThatStops) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"claim_id": "c"}'])
-async def test_a_key_that_is_no_claim_ends_no_session(etcd: EtcdThatStops, value: bytes) -> None:
+async def test_a_malformed_claim_in_etcd_ends_no_session(etcd: EtcdThatStops, value: bytes) -> None:
     """The refusal said that the session was gone. Each offer of the task ended one, with all of its claims."""
     store = LeaseStore(etcd)
     session = await session_of(store)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from devstack.etcd import EtcdProcess
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -37,15 +39,7 @@ async def test_a_worker_gets_tasks_of_its_queues_up_to_its_slots(fleet: Fleet) -
     assert (await fleet.task(others)).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_urgent_tasks_go_first(fleet: Fleet) -> None:
-    low = await fleet.submit(priority=task_pb2.PRIORITY_LOW)
-    high = await fleet.submit(priority=task_pb2.PRIORITY_HIGH)
-    replica = await fleet.coordinator()
-    worker = await fleet.worker(replica, slots=2)
-    assert [grant.task_id for grant in await worker.next_grants(2)] == [high, low]
-
-
-async def test_a_death_before_register_leaves_a_grantable_task(fleet: Fleet) -> None:
+async def test_a_crash_before_the_registration_leaves_a_grantable_task(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
@@ -58,7 +52,8 @@ async def test_a_death_before_register_leaves_a_grantable_task(fleet: Fleet) -> 
     await again.succeed(grant)
 
 
-async def test_a_death_after_register_leaves_a_grantable_task(fleet: Fleet) -> None:
+@pytest.mark.faults
+async def test_a_crash_after_the_registration_leaves_a_grantable_task(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()

@@ -24,7 +24,7 @@ CANCELLED, QUEUED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_QUEUED
 LINE = '{"file": "a", "line": "x"}'
 
 
-async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fleet) -> None:
+async def test_the_owner_gets_a_cancel_and_carries_it_out(fleet: Fleet) -> None:
     replica = await fleet.coordinator(cancel_grace_seconds="60")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -57,7 +57,7 @@ async def test_an_ignored_cancel_is_carried_out_under_a_higher_epoch(fleet: Flee
             await asyncio.sleep(0.02)
 
 
-async def test_an_ending_gives_open_calls_outcomes_and_begins_no_call(
+async def test_a_close_out_gives_open_calls_outcomes_and_begins_none(
     fleet: Fleet, tool_service: StartTools, outside: Outside
 ) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
@@ -98,6 +98,7 @@ async def test_outcomes_larger_than_one_commit_do_not_block_an_ending(fleet: Fle
     assert await _outcomes(fleet, task_id) == {intent.call_id: tool_pb2.OUTCOME_STATUS_SUCCEEDED for intent in intents}
 
 
+@pytest.mark.faults
 async def test_a_queued_task_with_an_open_call_ends_after_an_answer(fleet: Fleet, tool_service: StartTools) -> None:
     """Two replicas try it meanwhile; that they get into each other's way costs tries and nothing else."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
@@ -131,6 +132,7 @@ async def test_two_replicas_end_a_task_once(fleet: Fleet) -> None:
         assert len(ends) == 1
 
 
+@pytest.mark.faults
 async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet, tmp_path: Path) -> None:
     """Listed, then carried out by the owner, then requeued by an operator: only then the coordinator opens the task."""
     replica = await fleet.coordinator(

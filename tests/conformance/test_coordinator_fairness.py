@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import psycopg
+import pytest
 
 from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
@@ -26,7 +27,7 @@ async def submit(fleet: Fleet, tenant: str, count: int) -> list[str]:
 
 
 async def until_lapsed(fleet: Fleet) -> None:
-    """Until what was offered is nobody's any more."""
+    """Until all offers have lapsed."""
     async with asyncio.timeout(PATIENCE_SECONDS), await psycopg.AsyncConnection.connect(fleet.dsn) as postgres:
         while await (await postgres.execute("select 1 from ledger.tasks where offered_until > now()")).fetchone():
             await postgres.rollback()  # now() is the transaction's
@@ -37,6 +38,7 @@ def tenant_of(grant: pb.Grant) -> str:
     return read_claims(grant.token).tenant
 
 
+@pytest.mark.faults
 async def test_offers_to_a_dead_coordinator_are_repeated_fairly(fleet: Fleet) -> None:
     oldest, *_ = await submit(fleet, "big", 6)
     (small,) = await submit(fleet, "small", 1)
@@ -79,7 +81,7 @@ async def test_slots_that_are_kept_for_high_tasks_stay_free_for_them(fleet: Flee
     assert worker.grants_waiting == 0
 
 
-async def test_a_pool_takes_the_tiers_it_is_for(fleet: Fleet) -> None:
+async def test_a_pool_takes_its_priority_tiers_only(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     low, high = await fleet.submit(priority=LOW), await fleet.submit(priority=HIGH)
     interactive = await fleet.worker(replica, slots=9, priorities=[HIGH])

@@ -39,10 +39,11 @@ async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd
         split_epoch(epoch_of(grant.token)),
     )
     assert generation > former
-    assert new_revision < revision + 1000  # the revision alone could not have told them apart
+    assert new_revision < revision + 1000  # the revision alone would not distinguish them
     assert epoch_of(grant.token) > epoch_of(lost.token)
 
 
+@pytest.mark.faults
 async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     first = await own_fleet.coordinator()
     worker = await own_fleet.worker(first)
@@ -108,7 +109,7 @@ async def test_without_etcd_a_replica_reports_it_and_grants_nothing(own_fleet: F
     assert claim.claim_id == grant.claim_id
 
 
-async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
+async def test_a_worker_that_attaches_without_etcd_is_refused(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     await health_becomes(replica, serving=True)
     async with paused(own_etcd):

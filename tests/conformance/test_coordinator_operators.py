@@ -1,4 +1,4 @@
-"""Laws of operators at the coordinator: a task is taken from its owner, a worker is told to drain, by any replica."""
+"""Laws of operators at the coordinator: a task is taken from its owner, a worker is drained, by any replica."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_any_replica_transfers_a_task_to_another_worker(fleet: Fleet) -> N
     assert epoch_of(again.token) > epoch_of(grant.token)
 
 
-async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet) -> None:
+async def test_a_transferred_task_waits_for_its_target_worker(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     _owner, task_id, grant = await held(fleet, replica)
     meant, bystander = await fleet.worker(other, worker_id="meant"), await fleet.worker(replica, slots=9)
@@ -90,11 +90,12 @@ async def test_a_transfer_needs_the_own_tenant_and_an_attached_worker(fleet: Fle
     owner, task_id, grant = await held(fleet, replica)
     assert not await transfer(replica, task_id, epoch_of(grant.token), tenant="somebody-else")
     with pytest.raises(NotFound):
-        await transfer(replica, task_id, epoch_of(grant.token), "nobody")
+        await transfer(replica, task_id, epoch_of(grant.token), "absent")
     assert (await fleet.task(task_id)).owner == owner.hello.worker_id
 
 
-async def test_a_transfer_is_no_death(fleet: Fleet) -> None:
+@pytest.mark.faults
+async def test_a_transfer_does_not_count_as_a_lost_worker(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     task_id, workers = await fleet.submit(), [await fleet.worker(replica) for _ in range(3)]
     for _ in range(6):  # more than make a poison
@@ -127,6 +128,7 @@ async def test_a_drain_reaches_the_worker_at_any_replica(fleet: Fleet) -> None:
     assert {worker.worker_id: worker.draining for worker in await fleet.workers(other)}["tired"]
 
 
+@pytest.mark.faults
 async def test_the_drain_mark_follows_the_session_to_another_replica(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner = await fleet.worker(replica, worker_id="tired")
@@ -144,6 +146,7 @@ async def test_the_drain_mark_follows_the_session_to_another_replica(fleet: Flee
     assert (await anew.next_grant()).task_id == task_id
 
 
+@pytest.mark.faults
 async def test_the_reconciliation_delivers_a_drain_the_watch_missed(fleet: Fleet) -> None:
     deaf = await fleet.coordinator(failpoints="coordinator.deaf_watch")
     other = await fleet.coordinator()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
+import pytest
+
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -15,11 +17,12 @@ from tests.support.service_process import ServiceProcess
 
 FAILED, SUCCEEDED = task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_SUCCEEDED
 STEP_SECONDS = 1.0
-"""What a step takes. The poison is quicker: nobody beside it gets anywhere."""
+"""The time of a step. The poison is quicker, so its neighbours make no progress."""
 
 
+@pytest.mark.faults
 async def test_a_poisoned_task_ends_as_crash_loop_and_others_succeed(fleet: Fleet) -> None:
-    """One worker at a time, which takes all there is: nobody else is there to take a neighbour out of the way."""
+    """One worker at a time, which takes all tasks: no other worker takes a neighbour away."""
     replica = await fleet.coordinator(reconnect_grace_seconds="0.1")
     neighbours = await fleet.submit_many(3)
     poison = await fleet.submit()

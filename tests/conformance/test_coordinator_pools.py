@@ -92,9 +92,9 @@ async def test_agents_go_to_the_tenants_of_the_pool_only(pooled: PooledStack) ->
     for tenant, names in (("acme", ["nightly", "weekly"]), ("shop", [])):
         async with pooled.client(tenant) as client:
             assert [agent.name async for agent in client.list_agents()] == names
-    with pytest.raises(PermissionDenied, match="does not have the tenant shop") as other_tenant:
+    with pytest.raises(PermissionDenied) as other_tenant:
         await pooled.register_agents("acme-1", "nightly", tenants=["acme", "shop"])
-    with pytest.raises(PermissionDenied, match=r"does not serve the loop control\.nightly") as other_loop:
+    with pytest.raises(PermissionDenied) as other_loop:
         await pooled.register_agents("ours-1", "nightly")
     assert {other_tenant.value.reason, other_loop.value.reason} == {"OUTSIDE_POOL"}
 

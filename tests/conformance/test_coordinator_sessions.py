@@ -63,7 +63,7 @@ async def test_a_broken_stream_releases_its_tasks_after_the_grace(fleet: Fleet) 
         await first.commit(lost, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
-async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> None:
+async def test_a_reattachment_within_the_grace_keeps_the_claim(fleet: Fleet) -> None:
     replica = await fleet.coordinator(ttl_seconds="120", reconnect_grace_seconds="60")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -78,6 +78,7 @@ async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> Non
     await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
+@pytest.mark.faults
 async def test_a_reattached_worker_keeps_its_claim_after_a_late_end(
     fleet: Fleet,
 ) -> None:
@@ -99,7 +100,7 @@ async def test_a_reattached_worker_keeps_its_claim_after_a_late_end(
     assert (await fleet.task(task_id)).claim_count == 1
 
 
-async def test_coming_back_too_late_is_told_what_was_lost(fleet: Fleet) -> None:
+async def test_a_late_reattachment_returns_the_lost_claims(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     await fleet.submit()
@@ -148,7 +149,9 @@ async def test_a_drained_worker_releases_and_detaches_without_grace(fleet: Fleet
     await replica.logged("ended a session")
 
 
-@pytest.mark.parametrize("reason", [ReleaseReason.WORKER_HALTED, ReleaseReason.WORKER_CRASHED])
+@pytest.mark.parametrize(
+    "reason", [ReleaseReason.WORKER_CRASHED, pytest.param(ReleaseReason.WORKER_HALTED, marks=pytest.mark.faults)]
+)
 async def test_a_released_task_goes_to_another_worker_with_its_reason(fleet: Fleet, reason: Any) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=1)
@@ -166,7 +169,7 @@ async def test_a_released_task_goes_to_another_worker_with_its_reason(fleet: Fle
         await worker.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
-async def test_a_claim_given_back_for_no_known_reason_ends_the_stream(fleet: Fleet) -> None:
+async def test_a_release_with_an_unknown_reason_ends_the_stream(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     await fleet.submit()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import Fleet
@@ -56,6 +58,7 @@ async def test_a_silent_worker_loses_tasks_with_a_short_lease_only(fleet: Fleet)
     assert [claim.task_id for claim in await fleet.claims(replica)] == [patient]
 
 
+@pytest.mark.faults
 async def test_a_worker_that_moved_keeps_tasks_with_a_short_lease(fleet: Fleet) -> None:
     first, second = [await fleet.coordinator(ttl_seconds="60", renew_interval_seconds="0.5") for _ in range(2)]
     worker = await fleet.worker(first)
@@ -72,6 +75,7 @@ async def test_a_worker_that_moved_keeps_tasks_with_a_short_lease(fleet: Fleet) 
     assert (await fleet.task(task_id)).state == task_pb2.TASK_STATE_RUNNING
 
 
+@pytest.mark.faults
 async def test_a_worker_without_progress_loses_the_task_by_its_timeout(fleet: Fleet) -> None:
     replica = await fleet.coordinator(progress_timeout_seconds="120")
     stuck = await fleet.worker(replica)
@@ -84,6 +88,7 @@ async def test_a_worker_without_progress_loses_the_task_by_its_timeout(fleet: Fl
     assert [each.reason for each in await fleet.transitions(task_id)] == ["SUBMITTED", "OPENED", "WORKER_STUCK"]
 
 
+@pytest.mark.faults
 async def test_a_worker_cannot_outrun_a_timeout_by_attaching(fleet: Fleet) -> None:
     """Each stream ends by its age, and a task's progress timeout may be longer than that."""
     replica = await fleet.coordinator(progress_timeout_seconds="120")
@@ -98,7 +103,7 @@ async def test_a_worker_cannot_outrun_a_timeout_by_attaching(fleet: Fleet) -> No
     assert (task.state, task.reason) == (RETRY_SCHEDULED, "WORKER_STUCK")
 
 
-async def test_a_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
+async def test_a_timeout_continues_at_another_coordinator(fleet: Fleet) -> None:
     """The former coordinator may be dead, so the worker itself reports for how long a claim has been idle."""
     first, second = [await fleet.coordinator(progress_timeout_seconds="120") for _ in range(2)]
     worker = await fleet.worker(first, slots=2)
@@ -114,7 +119,8 @@ async def test_a_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
     assert [claim.task_id for claim in await fleet.claims(second)] == [busy]
 
 
-async def test_a_start_timeout_goes_on_at_another_coordinator(fleet: Fleet) -> None:
+@pytest.mark.faults
+async def test_a_start_timeout_continues_at_another_coordinator(fleet: Fleet) -> None:
     first, second = [await fleet.coordinator(start_timeout_seconds="60") for _ in range(2)]
     worker = await fleet.worker(first)
     task_id = await fleet.submit(policy=policy(FAIL, start=100))

@@ -1,4 +1,4 @@
-"""Laws of claims that nobody works under: each is found, whoever died or forgot, and its task goes on."""
+"""Laws of claims without a working owner: a coordinator finds each of them, and its task continues."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.support.patience import PATIENCE_SECONDS
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
 
 
+@pytest.mark.faults
 async def test_a_running_task_continues_without_its_returned_worker(fleet: Fleet) -> None:
     """As when it let go of the task, and the replica it said so to died before it read it."""
     first, second = [await fleet.coordinator(start_timeout_seconds="3") for _ in range(2)]
@@ -59,6 +60,7 @@ async def test_a_grant_sent_on_an_abandoned_stream_is_granted_again(fleet: Fleet
     await again.succeed(grant)
 
 
+@pytest.mark.faults
 async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tmp_path: Path) -> None:
     first = await fleet.coordinator(failpoints=f"coordinator.after_register=1#wait({tmp_path}/go)")
     second = await fleet.coordinator(start_timeout_seconds="60", reconcile_interval_seconds="60")
@@ -78,8 +80,8 @@ async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tm
     await other.succeed(grant)
 
 
-async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet) -> None:
-    """The lists find what it should have told."""
+async def test_a_silent_watch_loses_no_task(fleet: Fleet) -> None:
+    """The reconciliation finds the events that the watch missed."""
     replica = await fleet.coordinator(
         failpoints="coordinator.before_requeue=1#sleep(600000)", start_timeout_seconds=WAITED_FOR
     )
@@ -119,7 +121,8 @@ async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet)
     assert await fleet.claims(replica, task_id) == []
 
 
-async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet) -> None:
+@pytest.mark.faults
+async def test_a_claim_without_a_session_is_deleted_and_its_task_continues(fleet: Fleet) -> None:
     """As an unclear one that lands late, after the replica that made it died."""
     replica = await fleet.coordinator(start_timeout_seconds="3")
     worker = await fleet.worker(replica, slots=0)

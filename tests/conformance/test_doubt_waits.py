@@ -16,13 +16,7 @@ from tenure.domain.in_doubt import AttemptStatus, CallInDoubt, nothing_in_doubt
 from tenure.domain.tools import CallState, OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    MakeCheckpoint,
-    answer,
-    entry,
-    reserve,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, entry, reserve
 from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -46,7 +40,7 @@ async def waiting(replica: Any, calls: Any = (("1.0", 1),)) -> Any:
     return owner
 
 
-async def told_of(replica: Any, limit: int = 100) -> Any:
+async def offered_waits(replica: Any, limit: int = 100) -> Any:
     answered = await replica.stub.ListDoubtWaits(pb.ListDoubtWaitsRequest(limit=limit), timeout=TIMEOUT_SECONDS)
     return {one.task_id: one for one in answered.waits}
 
@@ -63,16 +57,16 @@ async def put_back(replica: Any, *owners: Any, epoch: int = 0) -> Any:
 async def test_each_wait_goes_to_one_coordinator_and_again_later(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owners = [await waiting(replica, (("1.0", 1), ("1.1", 2))) for _ in range(4)]
-    shares = await asyncio.gather(*(told_of(replica, 2) for _ in range(3)))
+    shares = await asyncio.gather(*(offered_waits(replica, 2) for _ in range(3)))
     seen = [task_id for share in shares for task_id in share]
     assert sorted(seen) == sorted({owner.task.task_id for owner in owners})
     one = next(wait for share in shares for wait in share.values())  # whoever asks last may get none
     assert one.tenant == "default"
     assert [(call.call_id, call.call_attempt) for call in one.calls] == [("1.0", 1), ("1.1", 2)]
     assert one.epoch == next(owner.claims.epoch for owner in owners if owner.task.task_id == one.task_id)
-    assert not await told_of(replica)
+    assert not await offered_waits(replica)
     await replica.query("update ledger.tasks set doubt_seen_at = now() - interval '2 minutes'")
-    assert len(await told_of(replica)) == 4
+    assert len(await offered_waits(replica)) == 4
 
 
 async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint: MakeCheckpoint) -> None:
@@ -112,9 +106,9 @@ async def test_a_late_outcome_has_its_task_go_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr(in_doubt_waits, "_POLL_SECONDS", 0.1)
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
-    replica = await checkpoint()
     late, lost = await waiting(replica), await waiting(replica)
     slept = grants.claim(late.task.task_id, epoch=10)
     frozen.begin(slept, "1.0", UNSAFE, file="a", line="x")
@@ -153,15 +147,15 @@ async def test_an_old_replica_ends_a_wait_without_calls_left_in_doubt(
     replica = await checkpoint()
     owner = await waiting(replica)
     await replica.query(
-        """with told as (
+        """with written as (
              insert into ledger.entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor,
                                          recorded_at, body)
              select task_id, sequence + 1, tenant, 0, '', attempt, step, kind, 'olga', now(), body from ledger.entries
               where task_id = %s and kind = 2 order by sequence desc limit 1
              returning task_id, sequence)
-           update ledger.tasks t set state = 'QUEUED', reason = 'CANCEL_REQUESTED', sequence = told.sequence, wait = '',
-                                     waiting_since = null, queued_at = now()
-             from told where t.task_id = told.task_id""",
+           update ledger.tasks t set state = 'QUEUED', reason = 'CANCEL_REQUESTED', sequence = written.sequence,
+                                     wait = '', waiting_since = null, queued_at = now()
+             from written where t.task_id = written.task_id""",
         owner.task.task_id,
     )
     task = await replica.get(owner.task.task_id)

@@ -44,6 +44,13 @@ def data_directory(tmp_path: Path) -> Any:
     return closed / "postgres"
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresProcess]:
+    """A server for the tests that only ask it."""
+    with PostgresProcess(tmp_path_factory.mktemp("running") / "postgres") as process:
+        yield process
+
+
 @pytest.fixture
 def postgres(data_directory: Any) -> Iterator[Any]:
     with PostgresProcess(data_directory) as process:
@@ -74,27 +81,25 @@ def guard_of(pid: int) -> int:
     return int(listed.stdout)
 
 
-def test_it_is_durable_and_listens_on_loopback_only(postgres: Any) -> None:
+def test_the_server_is_durable_and_listens_on_loopback_only(running: PostgresProcess) -> None:
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
-    values = dict(
-        query(postgres, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted])
-    )
+    values = dict(query(running, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted]))
     assert values == wanted
-    assert query(postgres, "show server_version") == [(postgres.version,)]
+    assert query(running, "show server_version") == [(running.version,)]
 
 
-def test_it_never_runs_as_root(postgres: Any) -> None:
+def test_the_server_never_runs_as_root(running: PostgresProcess) -> None:
     # /proc/<pid> of a process that changed its uid belongs to root; its status tells the truth.
-    status = Path(f"/proc/{postgres.pid}/status")
+    status = Path(f"/proc/{running.pid}/status")
     if not status.exists():
         pytest.skip("no /proc here")
     uids = next(line for line in status.read_text().splitlines() if line.startswith("Uid:")).split()[1:]
     assert "0" not in uids
 
 
-def test_a_wrong_password_is_refused(postgres: Any) -> None:
+def test_a_wrong_password_is_refused(running: PostgresProcess) -> None:
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-        psycopg.connect(postgres.dsn(), password="guessed")
+        psycopg.connect(running.dsn(), password="guessed")
 
 
 def test_committed_rows_survive_a_kill_and_the_address_stays(postgres: Any) -> None:
@@ -108,6 +113,7 @@ def test_committed_rows_survive_a_kill_and_the_address_stays(postgres: Any) -> N
     assert query(postgres, "select count(*) from facts") == [(1000,)]
 
 
+@pytest.mark.faults
 def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres: Any) -> None:
     query(postgres, "create table facts (id int)")
     os.kill(postgres.pid, signal.SIGKILL)
@@ -115,13 +121,6 @@ def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres: Any) -> Non
         os.sched_yield()
     postgres.start()
     assert query(postgres, "select count(*) from facts") == [(0,)]
-
-
-def test_another_process_finds_the_data(data_directory: Any) -> None:
-    with PostgresProcess(data_directory) as first:
-        query(first, "create table facts (id int)")
-    with PostgresProcess(data_directory) as second:
-        assert query(second, "select count(*) from facts") == [(0,)]
 
 
 def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, data_directory: Any) -> None:
@@ -159,6 +158,7 @@ def test_the_next_start_ends_a_server_whose_parent_and_guard_were_killed(data_di
         assert not sockets.exists()
 
 
+@pytest.mark.faults
 def test_a_stale_pid_file_does_not_block_the_start(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     text = (data_directory / "postmaster.pid").read_text()
@@ -169,7 +169,7 @@ def test_a_stale_pid_file_does_not_block_the_start(data_directory: Any) -> None:
         assert query(process, "select 1") == [(1,)]
 
 
-def test_a_taken_port_is_told_with_the_servers_own_words(data_directory: Any) -> None:
+def test_a_taken_port_fails_the_start_with_the_servers_message(data_directory: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         process = PostgresProcess(data_directory, port=holder.getsockname()[1])
         with pytest.raises(PostgresStartFailed, match="Address already in use"):
@@ -177,7 +177,7 @@ def test_a_taken_port_is_told_with_the_servers_own_words(data_directory: Any) ->
     assert process.pid is None
 
 
-def test_files_of_others_are_never_overwritten(data_directory: Any) -> None:
+def test_a_foreign_folder_is_never_overwritten(data_directory: Any) -> None:
     data_directory.mkdir()
     (data_directory / "thesis.txt").write_text("years of work")
     with pytest.raises(DataDirectoryRefused, match="not a PostgreSQL cluster"):
@@ -193,6 +193,7 @@ def test_data_of_another_version_is_refused(data_directory: Any) -> None:
         process.start()
 
 
+@pytest.mark.faults
 def test_an_interrupted_initialization_is_begun_again(data_directory: Any) -> None:
     unfinished = data_directory.with_name(data_directory.name + ".initializing")
     unfinished.mkdir()
@@ -217,6 +218,7 @@ def test_stop_may_be_repeated_and_leaves_no_process(data_directory: Any) -> None
         os.kill(pid, 0)
 
 
+@pytest.mark.faults
 async def test_a_cancelled_start_leaves_nothing_running(data_directory: Any) -> None:
     process = PostgresProcess(data_directory)
     starting = asyncio.create_task(process.start_async())

@@ -1,4 +1,4 @@
-"""What a caller is told when etcd is frozen, gone, or led by somebody else."""
+"""The errors of calls while etcd is frozen, gone, or led by another member."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_without_etcd_a_write_is_unclear_and_a_read_unavailable(closed_por
             await client.keep_alive(1)
 
 
-async def test_a_read_goes_on_to_a_member_that_lives(etcd: EtcdSpace, closed_port: int) -> None:
+async def test_a_read_continues_at_a_live_member(etcd: EtcdSpace, closed_port: int) -> None:
     await etcd.client.put(etcd.key("k"), b"v")
     async with EtcdClient([f"127.0.0.1:{closed_port}", etcd.endpoint]) as client:
         held = await client.get(etcd.key("k"))
@@ -66,7 +66,7 @@ async def test_a_write_is_sent_once_and_the_next_to_another_member(etcd: EtcdSpa
         assert held.version == 1
 
 
-async def test_a_renewal_goes_on_to_a_member_that_lives(etcd: EtcdSpace, closed_port: int) -> None:
+async def test_a_renewal_continues_at_a_live_member(etcd: EtcdSpace, closed_port: int) -> None:
     lease = await etcd.client.grant(60)
     async with EtcdClient([f"127.0.0.1:{closed_port}", etcd.endpoint]) as client:
         assert await client.keep_alive(lease.id) == 60

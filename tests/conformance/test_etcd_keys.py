@@ -258,7 +258,7 @@ async def test_a_request_over_etcds_size_is_refused(etcd: EtcdSpace) -> None:
         await etcd.client.put(etcd.key("large"), bytes(MAX_REQUEST_BYTES))
 
 
-async def test_status_tells_who_and_where(etcd: EtcdSpace) -> None:
+async def test_the_status_names_the_member_and_its_leader(etcd: EtcdSpace) -> None:
     result = await etcd.client.put(etcd.key("k"), b"")
     status = await etcd.client.status()
     assert result.revision <= status.revision <= await etcd.client.revision()
@@ -269,7 +269,7 @@ async def test_status_tells_who_and_where(etcd: EtcdSpace) -> None:
     assert int(status.version.split(".")[0]) == 3
 
 
-async def test_status_of_a_member_without_a_leader_says_so(etcd_cluster: list[EtcdProcess]) -> None:
+async def test_the_status_of_a_member_without_a_leader_has_none(etcd_cluster: list[EtcdProcess]) -> None:
     survivor = etcd_cluster[0]
     async with EtcdClient([survivor.endpoint]) as client:
         for member in etcd_cluster[1:]:

@@ -54,7 +54,7 @@ async def test_a_second_start_finds_the_data_of_the_first(tmp_path: Path) -> Non
         assert held.value == b"kept"
 
 
-async def test_the_version_told_is_the_one_running(etcd: EtcdSpace) -> None:
+async def test_the_reported_version_is_the_running_one(etcd: EtcdSpace) -> None:
     assert (await etcd.client.status()).version == etcd_version()
 
 
@@ -87,7 +87,7 @@ def test_a_missing_binary_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         find_etcd()
 
 
-def test_a_binary_that_is_no_etcd_is_named() -> None:
+def test_another_binary_than_etcd_is_named() -> None:
     with pytest.raises(EtcdMissingError, match="is not an etcd"):
         etcd_version(sys.executable)
 
@@ -101,12 +101,12 @@ def test_the_etcd_on_the_path_comes_before_the_wheel(tmp_path: Path, monkeypatch
     assert etcd_version() == "3.4.99"
 
 
-def test_an_etcd_that_does_not_come_up_tells_its_log(tmp_path: Path) -> None:
+def test_a_failed_start_of_etcd_raises_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(EtcdStartError, match=r"(?s)ended with .*no-such-flag"):
         start_etcd(tmp_path, arguments=["--no-such-flag"])
 
 
-def test_a_port_that_is_taken_is_told_apart(etcd_process: EtcdProcess, tmp_path: Path) -> None:
+def test_a_taken_port_has_an_error_of_its_own(etcd_process: EtcdProcess, tmp_path: Path) -> None:
     (member,) = plan_members(tmp_path, 1)
     taken = EtcdProcess(dataclasses.replace(member, client_port=etcd_process.member.client_port), find_etcd())
     taken.start()

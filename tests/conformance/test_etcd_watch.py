@@ -127,7 +127,7 @@ async def test_a_watch_without_a_start_is_refused(etcd: EtcdSpace) -> None:
         etcd.client.watch(etcd.prefix, 0)
 
 
-async def test_a_watch_from_a_compacted_revision_says_resync_and_ends(own_etcd: EtcdProcess) -> None:
+async def test_a_watch_from_a_compacted_revision_ends_with_a_resync(own_etcd: EtcdProcess) -> None:
     async with EtcdClient([own_etcd.endpoint]) as client:
         for _ in range(3):
             last = await client.put(b"/k", b"")
@@ -152,7 +152,7 @@ async def test_a_watch_survives_an_etcd_restart_without_a_gap(own_etcd: EtcdProc
         assert await _values(watch, 5) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_a_reconnected_watch_says_so(own_etcd: EtcdProcess) -> None:
+async def test_a_reconnected_watch_reports_it(own_etcd: EtcdProcess) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
         asyncio.timeout(PATIENCE_SECONDS),
@@ -225,7 +225,7 @@ async def test_another_cluster_at_the_address_makes_a_watch_resync(own_etcd: Etc
             replacement.stop()
 
 
-async def test_a_watch_from_a_revision_that_etcd_never_had_says_resync(etcd: EtcdSpace) -> None:
+async def test_a_watch_from_a_future_revision_ends_with_a_resync(etcd: EtcdSpace) -> None:
     future = await etcd.client.revision() + 1_000_000
     items = [item async for item in etcd.client.watch(etcd.prefix, future)]
     assert [item.reason for item in items if isinstance(item, Resync)] == [ResyncReason.REVISION_WENT_BACK]
@@ -246,7 +246,7 @@ async def test_an_idle_watch_stays_on_its_stream(etcd_process: EtcdProcess, capl
     assert "lost" not in caplog.text
 
 
-async def test_a_watch_of_a_frozen_etcd_notices_and_goes_on_afterwards(
+async def test_a_watch_of_a_frozen_etcd_reports_silence_and_continues(
     own_etcd: EtcdProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (

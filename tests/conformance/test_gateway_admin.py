@@ -1,4 +1,4 @@
-"""What operators are told through the gateway, also when a part they ask about is away."""
+"""Answers to operators through the gateway, also while a service that they ask about is away."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tests.end_to_end.command import tenure
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve, words
-from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS, Serve
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve, words
+from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS, Serve, StubOfTenant
 from tests.support.fix_mcp import Configure, McpServers, definitions, offered, withdrawn
 from tests.support.fix_tools import Grants, StartTools
 
@@ -40,7 +40,7 @@ async def test_refusals_of_ledger_and_tools_are_listed_together(
     assert [(one.presented_epoch, one.current_epoch) for one in listed.tools] == [(10, 20)]
 
 
-async def test_an_operator_accepts_what_the_sources_showed(
+async def test_an_operator_accepts_held_tools(
     checkpoint: MakeCheckpoint,
     tool_service: StartTools,
     grants: Grants,
@@ -77,19 +77,21 @@ async def test_an_operator_accepts_what_the_sources_showed(
         await stub.admin.AcceptTools(api.AcceptToolsRequest(name="odd", tools=[seen]))
 
 
-async def test_refusals_of_another_tenants_task_are_not_found(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_refusals_of_another_tenants_task_are_not_found(
+    replica: Checkpoint, shared_gateway: StubOfTenant
+) -> None:
     task = await replica.create()
-    mine, others = await gateway(replica.address), await gateway(replica.address, tenant="somebody-else")
+    mine, others = await shared_gateway(), await shared_gateway("somebody-else")
     for stub, task_id in ((mine, NOBODYS), (others, task.task_id)):
         with pytest.raises(NotFound):
             await stub.admin.ListRefusals(api.ListRefusalsRequest(task_id=task_id))
 
 
-async def test_without_coordinators_or_tools_operators_must_retry(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_without_coordinators_or_tools_operators_must_retry(
+    replica: Checkpoint, shared_gateway: StubOfTenant
+) -> None:
     task = await replica.create()
-    admin = (await gateway(replica.address)).admin
+    admin = (await shared_gateway()).admin
     for request in (
         admin.ListWorkers(api.ListWorkersRequest()),
         admin.ListClaims(api.ListClaimsRequest()),
@@ -101,11 +103,10 @@ async def test_without_coordinators_or_tools_operators_must_retry(checkpoint: Ma
         assert "127.0.0.1" not in refused.value.message
 
 
-async def test_explain_works_without_coordinators_and_tools(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_explain_works_without_coordinators_and_tools(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     queued = (await replica.create()).task_id
     running = await replica.claim((await replica.create()).task_id)
-    stub = await gateway(replica.address)
+    stub = await shared_gateway()
     explain_task = await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=queued))
     assert "The workers are unknown, because no coordinator answers" in explain_task.lines
     text = "\n".join((await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=running.task.task_id))).lines)
@@ -115,10 +116,11 @@ async def test_explain_works_without_coordinators_and_tools(checkpoint: MakeChec
         await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=NOBODYS))
 
 
-async def test_a_queued_task_names_its_call_at_the_model_runner(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_a_queued_task_names_its_call_at_the_model_runner(
+    replica: Checkpoint, shared_gateway: StubOfTenant
+) -> None:
     task_id = (await replica.create()).task_id
-    stub = await gateway(replica.address)
+    stub = await shared_gateway()
 
     async def explained() -> str:
         return "\n".join((await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=task_id))).lines)
@@ -138,19 +140,17 @@ async def test_a_queued_task_names_its_call_at_the_model_runner(checkpoint: Make
     assert "model call" not in await explained()
 
 
-async def test_aging_tasks_are_listed_without_coordinators(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_aging_tasks_are_listed_without_coordinators(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    stub = await gateway(replica.address)
+    stub = await shared_gateway()
     listed = await stub.admin.ListAgingTasks(api.ListAgingTasksRequest())
     assert ([one.task.task_id for one in listed.tasks], listed.leases_unknown) == ([owner.task.task_id], True)
 
 
-async def test_a_transfer_needs_a_held_task_and_a_reason(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_a_transfer_needs_a_held_task_and_a_reason(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     task_id = (await replica.create()).task_id
-    admin = (await gateway(replica.address)).admin
-    with pytest.raises(WrongState, match="no worker holds it"):
+    admin = (await shared_gateway()).admin
+    with pytest.raises(WrongState):
         await admin.TransferTask(api.TransferTaskRequest(task_id=task_id, reason="slow"))
     for call, request in (
         (admin.TransferTask, api.TransferTaskRequest(task_id=task_id)),

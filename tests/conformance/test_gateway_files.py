@@ -159,7 +159,7 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) ->
     assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
 
 
-async def test_what_cannot_be_copied_is_no_fork(
+async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
     world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000, workspace_files=20)
@@ -170,7 +170,7 @@ async def test_what_cannot_be_copied_is_no_fork(
     world.write("big", b"x")
     for number in range(20):
         world.write(f"{number}")
-    with pytest.raises(WrongState, match="more than 20 files"):
+    with pytest.raises(WrongState):
         await world.fork()
     assert world.directories() == {world.task_id}
     with pytest.raises(NotFound):
@@ -183,7 +183,7 @@ async def test_what_cannot_be_copied_is_no_fork(
 
 
 async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
-    """The gateway died between the copy and the fork: nobody asks again."""
+    """The gateway died between the copy and the fork, and the client does not repeat its request."""
     world.write("file")
     request = ledger.CheckpointServiceForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
@@ -204,7 +204,7 @@ async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     assert (await world.fork("r-1")).task.task_id != prepared
 
 
-async def test_a_pruned_tasks_files_are_told_as_pruned(world: Any) -> None:
+async def test_files_of_a_pruned_task_are_refused_as_pruned(world: Any) -> None:
     world.write("file")
     owner = await world.replica.claim(world.task_id)
     await owner.commit(reserve=reserve())
@@ -233,7 +233,7 @@ async def test_a_copy_that_died_is_removed_in_time(
 
 
 async def test_a_fork_that_never_ran_is_pruned_with_its_files(world: Any, grants: Grants) -> None:
-    """No claim of it was ever granted: the tools are told to forget it all the same."""
+    """No claim of it was ever granted: the tools forget it all the same."""
     world.write("file")
     forked = (await world.fork()).task.task_id
     await world.replica.cancel(forked)

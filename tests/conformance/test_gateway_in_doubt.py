@@ -111,10 +111,10 @@ async def check_sleeping(stub: Any, replica: Any, owner: Any) -> None:
         task_pb2.TASK_STATE_QUEUED,
         "CALL_RESOLVED",
     )
-    assert not (await recorded(replica, owner)).did_not_happen.runner_proven_gone, "what a caller says is no proof"
+    assert not (await recorded(replica, owner)).did_not_happen.runner_proven_gone, "the word of a caller is not a proof"
     with pytest.raises(WrongState) as refused:
         await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
-    assert refused.value.reason == "NOT_IN_DOUBT", "nobody waits for it any more, whatever is proven"
+    assert refused.value.reason == "NOT_IN_DOUBT", "no task waits for it any more"
 
 
 async def check_gone(stub: Any, replica: Any, owner: Any) -> None:
@@ -147,7 +147,7 @@ async def test_in_doubt_calls_of_another_tenant_are_not_found(
     assert refused.value.reason == "OTHER_ATTEMPT"
     with pytest.raises(WrongState) as refused:
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN))
-    assert refused.value.reason == "RUNNER_NOT_GONE", "what the tools do not know is no proof"
+    assert refused.value.reason == "RUNNER_NOT_GONE", "an unknown call is not a proof"
     with pytest.raises(InvalidRequest):
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, reason=""))
 

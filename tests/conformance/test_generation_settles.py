@@ -70,7 +70,7 @@ async def settled_on_one(racing: list[Generation]) -> int:
 
 
 async def claim(client: EtcdClient, generation: int, count: int) -> tuple[HeldSession, list[HeldClaim]]:
-    """So many claims of tasks nobody knows, under one session."""
+    """Claims of unknown tasks, under one session."""
     store = LeaseStore(client)
     record = SessionRecord(worker_id="w", coordinator_id="c", generation=generation, started_at=0.0)
     session = await store.sessions.create(str(uuid4()), record, 60)
@@ -102,9 +102,10 @@ def _record(session: HeldSession) -> ClaimRecord:
 async def test_etcd_and_ledger_come_to_one_generation_above_both(
     client: EtcdClient, checkpoint: MakeCheckpoint, expected: bytes | None, settles_at: int
 ) -> None:
+    replica = await checkpoint()
     if expected is not None:
         await client.put(KEY, expected)
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         assert await generation.settled(PATIENCE_SECONDS) == settles_at
     held = await client.get(KEY)
     assert held is not None
@@ -115,10 +116,11 @@ async def test_etcd_and_ledger_come_to_one_generation_above_both(
 async def test_a_key_without_a_generation_stops_grants(
     client: EtcdClient, checkpoint: MakeCheckpoint, value: bytes
 ) -> None:
+    replica = await checkpoint()
     await client.put(KEY, value)
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         await generation.first_look()
-        with pytest.raises(Unavailable, match="delete the key") as refused:
+        with pytest.raises(Unavailable) as refused:
             generation.current()
         assert refused.value.reason == "ETCD_UNREADABLE"
         await client.delete(KEY)
@@ -126,10 +128,11 @@ async def test_a_key_without_a_generation_stops_grants(
 
 
 async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
     await client.put(KEY, b"70000")
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         await generation.first_look()
-        with pytest.raises(Unavailable, match="too far ahead") as refused:
+        with pytest.raises(Unavailable) as refused:
             generation.current()
         assert refused.value.reason == "GENERATION_TOO_FAR"
         await client.delete(KEY)
@@ -150,6 +153,7 @@ async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     client: EtcdClient, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
+    replica = await checkpoint()
     await client.put(KEY, b"1")
     doubted: list[Generation] = []
     requeue = LostClaims.requeue
@@ -163,7 +167,7 @@ async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     monkeypatch.setattr(LostClaims, "requeue", learns_more)
     await claim(client, 1, 1)
     await client.put(KEY, b"0")
-    async with watched_over(client, await checkpoint()) as generation:
+    async with watched_over(client, replica) as generation:
         assert await generation.settled(PATIENCE_SECONDS) == 3
     assert doubted
 

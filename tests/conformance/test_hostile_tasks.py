@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from devstack.simulator.hostile import call_of, stream_of, written
 from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
 from tenure.domain import entries as facts
@@ -81,6 +83,7 @@ async def its_bill_is_right(bench: Any, task: Any) -> None:
     assert all(0 <= getattr(bill.usage, name) <= MAX_TOKENS for bill in bills for name in COUNTS)
 
 
+@pytest.mark.faults
 async def test_each_task_of_a_hostile_provider_ends_typed(bench: WorkerBench) -> None:
     for _ in range(2):
         await bench.start_worker(slots="32")
@@ -104,6 +107,7 @@ async def test_each_task_of_a_hostile_provider_ends_typed(bench: WorkerBench) ->
         assert state_name(forked.state) == "SUCCEEDED", f"the fork of {model}: {forked.reason} {forked.message}"
 
 
+@pytest.mark.faults
 async def test_half_a_surrogate_in_a_call_is_replaced(bench: WorkerBench) -> None:
     bench.simulator.order_answer(stream(call_of("write_file", '{"path": "a.txt", "content": "smile \\ud83d"}')))
     await bench.start_worker()
@@ -114,6 +118,7 @@ async def test_half_a_surrogate_in_a_call_is_replaced(bench: WorkerBench) -> Non
     assert len(bench.model_calls(task_id)) == 2
 
 
+@pytest.mark.faults
 async def test_data_that_is_not_json_is_a_broken_stream_to_retry(bench: WorkerBench) -> None:
     bench.simulator.order_answer(b'event: message_start\ndata: {"type": "message_start", "mess\n\n')
     await bench.start_worker()
@@ -122,7 +127,7 @@ async def test_data_that_is_not_json_is_a_broken_stream_to_retry(bench: WorkerBe
     [failure] = await bench.bodies(task_id, facts.ModelFailure)
     assert (failure.error_class, failure.retryable) == ("BROKEN_STREAM", True)
     [attempt, _] = await bench.bodies(task_id, facts.ModelAttempt)
-    assert failure.usage.input_tokens == attempt.input_tokens, "an input that nobody counted is billed as set aside"
+    assert failure.usage.input_tokens == attempt.input_tokens, "an input without a count is billed as reserved"
 
 
 async def test_a_nan_ends_the_task_with_the_received_text(bench: WorkerBench) -> None:
@@ -137,6 +142,7 @@ async def test_a_nan_ends_the_task_with_the_received_text(bench: WorkerBench) ->
     assert state_name((await bench.ended(await fork(bench, task_id))).state) == "SUCCEEDED"
 
 
+@pytest.mark.faults
 async def test_as_many_calls_as_a_commit_holds_survive_a_crash(
     bench: WorkerBench,
 ) -> None:
@@ -165,6 +171,7 @@ async def test_more_calls_than_one_commit_holds_are_never_begun(bench: WorkerBen
     await its_bill_is_right(bench, task)
 
 
+@pytest.mark.faults
 async def test_calls_with_one_id_are_two_calls(bench: WorkerBench) -> None:
     both = [call_of("list_files", '{"path": "."}', "toolu_same")] * 2
     bench.simulator.order_answer(stream(*both), count=2)
@@ -175,6 +182,7 @@ async def test_calls_with_one_id_are_two_calls(bench: WorkerBench) -> None:
     assert len({intent.tool_use_id for intent in intents}) == len(intents) == 4
 
 
+@pytest.mark.faults
 async def test_a_paid_answer_is_kept_beside_many_external_entries(bench: WorkerBench, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")

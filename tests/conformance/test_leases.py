@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 # Acquire
 
 
-async def test_a_lease_has_a_token_that_says_what_is_held(leases: Leases) -> None:
+async def test_a_lease_has_a_token_that_names_its_resource(leases: Leases) -> None:
     lease = await leases.acquire("tables/orders", "one", ttl_seconds=60)
     claims = read_claims(lease.token)
     assert (claims.resource, claims.epoch, claims.claim_id) == ("leases/tables/orders", lease.epoch, lease.claim_id)
@@ -56,7 +56,7 @@ async def test_a_held_lease_is_refused_with_holder_and_remaining_time(leases: Le
         assert 60 <= refused.value.retry_after_seconds <= 120
 
 
-async def test_of_many_who_acquire_at_once_one_gets_it(leases: Leases) -> None:
+async def test_concurrent_acquires_have_one_holder(leases: Leases) -> None:
     requests = (leases.at(number % 2).acquire("contended", f"holder-{number}") for number in range(12))
     answers = await asyncio.gather(*requests, return_exceptions=True)
     (won,) = [answer for answer in answers if isinstance(answer, pb.Lease)]
@@ -111,7 +111,7 @@ async def test_names_belong_to_tenants(leases: Leases, lease_replicas: list[str]
     assert (await leases.get("a")).holder == "one"
 
 
-async def test_a_tenant_holds_so_many_leases_and_no_more(leases: Leases) -> None:
+async def test_the_limit_of_leases_of_a_tenant_holds(leases: Leases) -> None:
     held = await asyncio.gather(*(leases.acquire(f"n/{number}") for number in range(40)))
     with pytest.raises(LimitReached) as refused:
         await leases.acquire("one-too-many")
@@ -177,7 +177,7 @@ async def test_a_release_frees_the_resource_and_gives_the_reason(leases: Leases)
     assert (after.reason, after.message) == ("RELEASED", "done for today")
 
 
-async def test_a_release_that_comes_late_leaves_the_next_holder_alone(leases: Leases) -> None:
+async def test_a_late_release_does_not_end_the_next_lease(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     await leases.release(lease)
     after = await leases.acquire("a", "two")
@@ -186,7 +186,7 @@ async def test_a_release_that_comes_late_leaves_the_next_holder_alone(leases: Le
     assert (await leases.get("a")).claim_id == after.claim_id
 
 
-async def test_an_operator_releases_the_epoch_he_saw_with_a_reason(leases: Leases) -> None:
+async def test_an_operator_releases_a_named_epoch_with_a_reason(leases: Leases) -> None:
     seen = await leases.get((await leases.acquire("a", "one")).resource)
     with pytest.raises(InvalidRequest):
         await leases.operator_release(seen, "")
@@ -325,7 +325,7 @@ async def test_a_watch_from_a_lists_revision_misses_nothing(leases: Leases) -> N
     assert not any(lease.HasField("token") for _, lease in events)
 
 
-async def test_a_watch_goes_on_where_another_ended(leases: Leases) -> None:
+async def test_a_watch_resumes_at_a_revision(leases: Leases) -> None:
     listed = await leases.list()
     first = await leases.acquire("a")
     await leases.release(first)
@@ -337,7 +337,7 @@ async def test_a_watch_goes_on_where_another_ended(leases: Leases) -> None:
     assert [kind for kind, _ in rest] == ["ended"]
 
 
-async def test_a_watch_says_at_once_that_it_stands_and_where(leases: Leases) -> None:
+async def test_a_watch_first_sends_its_revision(leases: Leases) -> None:
     await leases.acquire("a")
     async with aclosing(watching(leases, 0)) as answers:
         first = await anext(answers)
@@ -350,13 +350,13 @@ async def test_a_watch_says_at_once_that_it_stands_and_where(leases: Leases) -> 
 
 
 @pytest.mark.parametrize("revision", [1, (2**22 << 40) + 1], ids=["another generation", "the future"])
-async def test_a_watch_from_where_history_is_not_known_is_refused(leases: Leases, revision: Any) -> None:
+async def test_a_watch_from_an_unknown_revision_is_refused(leases: Leases, revision: Any) -> None:
     with pytest.raises(OutOfRange) as refused:
         await anext(watching(leases, revision))
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_tenant_watches_with_so_many_streams_and_no_more(leases: Leases) -> None:
+async def test_the_limit_of_watches_of_a_tenant_holds(leases: Leases) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         watches = [watching(leases, 0) for _ in range(64)]
         await asyncio.gather(*(anext(watch) for watch in watches))

@@ -82,7 +82,7 @@ async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
         assert [lease.resource async for lease in client.list_leases()] == ["a"]
 
 
-async def test_a_watch_through_the_gateway_hears_what_happens(client: Client) -> None:
+async def test_a_watch_through_the_gateway_gets_the_events(client: Client) -> None:
     revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
     async with client.lease("a", holder="one"):
         pass
@@ -138,7 +138,7 @@ async def begun_watch(client: Client) -> Any:
             return watch
 
 
-async def test_the_command_shows_who_holds_what(run: Any, client: Client) -> None:
+async def test_the_command_lists_leases_and_holders(run: Any, client: Client) -> None:
     assert (await run("leases", "list")).stderr == "no lease is held\n"
     async with client.lease("tables/a", holder="one") as held:
         table = (await run("leases", "list", "tables/")).stdout.splitlines()
@@ -154,7 +154,7 @@ async def test_the_command_shows_who_holds_what(run: Any, client: Client) -> Non
     assert (gone.exit_code, gone.stderr) == (Exit.REFUSED, "tenure: tables/a has no holder\n")
 
 
-async def test_the_command_acquires_and_says_who_is_in_the_way(run: Any) -> None:
+async def test_the_command_acquires_or_names_the_holder(run: Any) -> None:
     (lease,) = values(await run("--json", "leases", "acquire", "a", "--holder", "operator", "--ttl", "30s"))
     assert (lease["holder"], lease["ttl_seconds"]) == ("operator", 30.0)
     refused = await run("leases", "acquire", "a", "--holder", "other")

@@ -12,7 +12,6 @@ import pytest
 from tenure.domain.agents import is_ramped
 from tenure.domain.errors import InvalidRequest, NotFound, WrongState
 from tenure.domain.task import offered_loop
-from tenure.runtime.request_context import as_tenant
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import schedule_service_pb2 as schedules
@@ -72,8 +71,8 @@ class Agents:
         return await self.replica.create(request_id, control=control, agent_pin=pin, **spec)
 
 
-async def test_the_same_definition_is_one_revision(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_the_same_definition_is_one_revision(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     first = await agents.register(function(), "b1")
     assert (first.revision.revision, first.created, first.agent.current_revision) == (1, True, 1)
     again, other = await agents.register(function(), "b1"), await agents.register(function(), "b2")
@@ -88,17 +87,16 @@ async def test_the_same_definition_is_one_revision(checkpoint: MakeCheckpoint) -
     assert [each.revision for each in (await agents.get()).revisions] == [2, 1]
 
 
-async def test_many_registrations_at_once_make_one_revision(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    both = Agents(replica), Agents(await checkpoint(dsn=replica.dsn))
+async def test_many_registrations_at_once_make_one_revision(replica: Checkpoint, other_replica: Checkpoint) -> None:
+    both = Agents(replica), Agents(other_replica)
     made = await asyncio.gather(*[side.register(function(), f"b{n}") for side in both for n in range(8)])
     assert {each.revision.revision for each in made} == {1}
     assert sum(each.created for each in made) == 1
     assert len((await both[0].get()).revisions[0].builds) == 8
 
 
-async def test_without_builds_the_last_registration_of_code_counts(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_without_builds_the_last_registration_of_code_counts(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function("1"))
     assert (await agents.register(function("2"))).agent.current_revision == 2
     assert (await agents.register(function("1"))).agent.current_revision == 2
@@ -108,8 +106,8 @@ async def test_without_builds_the_last_registration_of_code_counts(checkpoint: M
     assert (await agents.register(without_code("two"))).agent.current_revision == 4
 
 
-async def test_a_submit_is_pinned_to_the_current_revision(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_submit_is_pinned_to_the_current_revision(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     unknown = await agents.submit()
     assert not unknown.spec.HasField("agent_pin")
     registered = (await agents.register(function(), "b1")).revision
@@ -118,7 +116,10 @@ async def test_a_submit_is_pinned_to_the_current_revision(checkpoint: MakeCheckp
     assert (pin.agent, pin.revision, pin.digest, pin.needs_build) == ("support", 1, registered.digest, True)
     entries = await agents.replica.entries(task.task_id)
     assert entries[0].body.submitted.spec.agent_pin == pin
-    loops = await agents.replica.query("select loop, agent, agent_revision from ledger.tasks order by created_at")
+    loops = await agents.replica.query(
+        "select loop, agent, agent_revision from ledger.tasks where tenant = %s order by created_at",
+        agents.replica.tenant,
+    )
     assert loops == [("control.support", "", 0), (offered_loop("support", registered.digest), "support", 1)]
     second = (await agents.register(function("2"), "b2")).revision
     assert (await agents.submit()).spec.agent_pin.revision == 1
@@ -131,7 +132,8 @@ async def test_a_submit_is_pinned_to_the_current_revision(checkpoint: MakeCheckp
 async def test_only_code_of_the_revision_is_offered_its_tasks(
     checkpoint: MakeCheckpoint,
 ) -> None:
-    agents = Agents(await checkpoint())
+    replica = await checkpoint()
+    agents = Agents(replica)
     stub = agents.replica.stub
 
     async def offered(*loops: str) -> list[str]:
@@ -147,8 +149,8 @@ async def test_only_code_of_the_revision_is_offered_its_tasks(
     assert sorted(await offered("control.support", offered_loop("support", old))) == sorted(tasks)
 
 
-async def test_a_repeat_gets_the_first_revision(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_repeat_gets_the_first_revision(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     first, named = await agents.submit(request_id="r-1"), await agents.submit(1, request_id="r-2")
     await agents.register(function("2"), "b2", make_current=True)
@@ -164,8 +166,8 @@ async def test_a_repeat_gets_the_first_revision(checkpoint: MakeCheckpoint) -> N
     assert (await agents.retire(1)).open_tasks == 2
 
 
-async def test_a_ramp_shares_new_tasks_by_their_ids(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_ramp_shares_new_tasks_by_their_ids(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     await agents.register(function("2"), "b2")
     ramping = await agents.ramp(2, 3000)
@@ -176,7 +178,7 @@ async def test_a_ramp_shares_new_tasks_by_their_ids(checkpoint: MakeCheckpoint) 
         expected = 2 if is_ramped("support", task.task_id, 3000) else 1
         assert (task.spec.agent_pin.revision, task.spec.agent_pin.ramped) == (expected, expected == 2)
     assert 10 <= sum(task.spec.agent_pin.ramped for task in tasks) <= 50
-    with pytest.raises(WrongState, match="ramp another revision first"):
+    with pytest.raises(WrongState):
         await agents.retire(2)
     with pytest.raises(WrongState) as current:
         await agents.ramp(1, 500)
@@ -186,8 +188,8 @@ async def test_a_ramp_shares_new_tasks_by_their_ids(checkpoint: MakeCheckpoint) 
     assert {(await agents.submit()).spec.agent_pin.revision for _ in range(20)} == {1}
 
 
-async def test_an_agent_without_code_becomes_the_agent_of_the_task(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_an_agent_without_code_becomes_the_agent_of_the_task(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     schema = '{"type": "object"}'
     limits = task_pb2.Limits(max_steps=7, max_tokens=5000)
     await agents.register(without_code(limits=limits, result_schema_json=schema))
@@ -200,14 +202,14 @@ async def test_an_agent_without_code_becomes_the_agent_of_the_task(checkpoint: M
     assert not spec.HasField("control")
     assert (spec.agent_pin.revision, spec.agent_pin.needs_build) == (1, False)
     assert (await agents.submit(goal="", input_json='"Hello"')).spec.goal == "Hello"
-    with pytest.raises(InvalidRequest, match="has no code"):
+    with pytest.raises(InvalidRequest, match="input_json"):
         await agents.submit(goal="Help!", input_json="{}")
-    with pytest.raises(InvalidRequest, match="must not be empty"):
+    with pytest.raises(InvalidRequest, match="goal"):
         await agents.submit(goal="")
 
 
-async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     with pytest.raises(WrongState) as refused:
         await fork(replica, task_id, "f-0", message="more", overrides=task_pb2.ForkOverrides(agent_revision=1))
     assert refused.value.reason == "NO_AGENT"
@@ -227,9 +229,9 @@ async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(checkpoint
     assert changed.spec.agent.system == "own"
 
 
-async def test_a_fork_to_another_revision_has_its_tools_and_schema(checkpoint: MakeCheckpoint) -> None:
+async def test_a_fork_to_another_revision_has_its_tools_and_schema(replica: Checkpoint) -> None:
     """Nothing of the former revision stays, and what the fork itself asks for goes before the definition."""
-    agents = Agents(await checkpoint())
+    agents = Agents(replica)
     replica = agents.replica
     await agents.register(without_code("one", result_schema_json='{"type": "object"}'))
     newer = without_code("two", result_schema_json='{"type": "string"}')
@@ -259,8 +261,8 @@ async def test_a_fork_to_another_revision_has_its_tools_and_schema(checkpoint: M
     assert not spec.agent.HasField("tools")
 
 
-async def test_a_schedule_takes_the_revision_of_each_run(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_schedule_takes_the_revision_of_each_run(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     stub: Any = ScheduleServiceStub(agents.replica.channel)
     spec = task_pb2.TaskSpec(control=task_pb2.ControlWork(function="support"))
@@ -278,20 +280,21 @@ async def test_a_schedule_takes_the_revision_of_each_run(checkpoint: MakeCheckpo
     assert [await run("2"), await run("1")] == [2, 1]
 
 
-async def test_tenants_have_agents_of_their_own(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_tenants_have_agents_of_their_own(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
-    with as_tenant("acme"):
+    async with replica.of_tenant("acme") as acme:
+        theirs = Agents(acme)
         with pytest.raises(NotFound) as missing:
-            await agents.get()
+            await theirs.get()
         assert missing.value.reason == "AGENT_NOT_FOUND"
-        assert not (await agents.submit()).spec.HasField("agent_pin")
-        assert (await agents.register(function("9"), "b9")).revision.revision == 1
+        assert not (await theirs.submit()).spec.HasField("agent_pin")
+        assert (await theirs.register(function("9"), "b9")).revision.revision == 1
     assert [each.revision for each in (await agents.get()).revisions] == [1]
 
 
-async def test_agents_are_listed_in_pages(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_agents_are_listed_in_pages(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     for name in ("c", "a", "b"):
         await agents.register(function(), name=name)
     page = await agents.stub.ListAgents(pb.ListAgentsRequest(page_size=2), timeout=TIMEOUT_SECONDS)
@@ -314,22 +317,22 @@ async def test_agents_are_listed_in_pages(checkpoint: MakeCheckpoint) -> None:
         "update ledger.tasks set agent = 'other'",
     ],
 )
-async def test_revisions_and_pins_do_not_change_by_hand(checkpoint: MakeCheckpoint, statement: str) -> None:
-    agents = Agents(await checkpoint())
+async def test_revisions_and_pins_do_not_change_by_hand(replica: Checkpoint, statement: str) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     await agents.submit()
     with pytest.raises(psycopg.errors.CheckViolation):
         await agents.replica.query(statement)
 
 
-async def test_a_retired_revision_stays_retired(checkpoint: MakeCheckpoint) -> None:
-    agents = Agents(await checkpoint())
+async def test_a_retired_revision_stays_retired(replica: Checkpoint) -> None:
+    agents = Agents(replica)
     await agents.register(function(), "b1")
     await agents.register(function("2"), "b2", make_current=True)
     await agents.retire(1)
     with pytest.raises(psycopg.errors.CheckViolation):
         await agents.replica.query("update ledger.agent_revisions set retired_at = null where revision = 1")
     for change in (agents.ramp(1, 100), agents.ramp(1, 10_000), agents.register(function(), "b1", make_current=True)):
-        with pytest.raises(WrongState, match="retired for good"):
+        with pytest.raises(WrongState):
             await change
     assert not (await agents.register(function(), str(uuid4()))).created

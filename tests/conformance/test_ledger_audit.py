@@ -66,7 +66,8 @@ async def test_replicas_append_to_one_chain_without_gaps(
 
 
 async def test_a_repeated_append_changes_nothing(checkpoint: MakeCheckpoint) -> None:
-    log = Log(await checkpoint())
+    replica = await checkpoint()
+    log = Log(replica)
     first, second = record(), record()
     await log.append(first)
     await log.append(first, second, second)
@@ -75,7 +76,8 @@ async def test_a_repeated_append_changes_nothing(checkpoint: MakeCheckpoint) -> 
 
 
 async def test_the_log_is_filtered_and_paged_both_ways(checkpoint: MakeCheckpoint) -> None:
-    log = Log(await checkpoint())
+    replica = await checkpoint()
+    log = Log(replica)
     for number in range(12):
         denied: dict[str, Any] = {"decision": pb.AUDIT_DECISION_DENIED, "count": 3} if number % 3 == 0 else {}
         await log.append(record(tenant=f"t-{number % 2}", subject=f"key/{number % 4}", **denied))
@@ -88,14 +90,15 @@ async def test_the_log_is_filtered_and_paged_both_ways(checkpoint: MakeCheckpoin
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.5", "9" * 30])
-async def test_a_token_of_no_answer_is_refused(checkpoint: MakeCheckpoint, token: str) -> None:
-    log = Log(await checkpoint())
+async def test_a_malformed_page_token_is_refused(replica: Checkpoint, token: str) -> None:
+    log = Log(replica)
     with pytest.raises(InvalidRequest, match="page_token"):
         await log.list(page_token=token)
 
 
-async def test_a_record_of_no_form_is_refused(checkpoint: MakeCheckpoint) -> None:
-    log = Log(await checkpoint())
+async def test_a_malformed_audit_record_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    log = Log(replica)
     texts: list[dict[str, Any]] = [{"record_id": ""}, {"target": "x" * 1001}, {"peer": "\0"}]
     wrong: list[dict[str, Any]] = [*texts, {"count": 0}, {"decision": 0}, {"decision": 77}]
     for fields in wrong:
@@ -113,24 +116,23 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.split()[0])
-async def test_the_database_refuses_changes_of_the_log(checkpoint: MakeCheckpoint, change: str) -> None:
+async def test_the_database_refuses_changes_of_the_log(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record())
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as owner:
-        with pytest.raises(psycopg.errors.CheckViolation):
-            await owner.execute(change.encode())
+        for change in CHANGES:
+            with pytest.raises(psycopg.errors.CheckViolation):
+                await owner.execute(change.encode())
     assert (await verify_chain(log.chained())).number == 3
 
 
-@pytest.mark.parametrize("change", CHANGES[:2], ids=["update", "delete"])
-async def test_what_the_owner_of_the_database_changes_is_found(checkpoint: MakeCheckpoint, change: str) -> None:
+async def test_verification_finds_changes_by_the_database_owner(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     log = Log(replica)
     await log.append(record(), record(), record(), record())
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as owner:
         await owner.execute(b"alter table ledger.audit_records disable trigger all")
-        await owner.execute(change.encode())
+        await owner.execute(CHANGES[0].encode())
     with pytest.raises(BrokenChainError):
         await verify_chain(log.chained())

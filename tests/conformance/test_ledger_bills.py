@@ -8,14 +8,15 @@ from typing import Any
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from services.checkpoint.queries import QUERIES
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
-from tests.support.fix_gateway import NOBODYS, Serve
+from tests.support.fix_checkpoint import Checkpoint, answer, reserve
+from tests.support.fix_gateway import NOBODYS, StubOfTenant
 from tests.support.patience import CALL_SECONDS
 
 
@@ -26,8 +27,7 @@ async def listed(replica: Any, task_id: Any, step: int = 0, attempt_number: int 
     return await replica.stub.ListBills(request, timeout=CALL_SECONDS)
 
 
-async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     await owner.commit(reserve=reserve(step=1, input_tokens=100, output=50))
@@ -46,8 +46,7 @@ async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint: 
 _SETTLING = {"assistant_message", "attempt_lost"}
 
 
-async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_pages_follow_each_other_without_gap_or_repeat(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     for step in range(1, 6):
@@ -61,13 +60,12 @@ async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint: MakeChe
     assert seen[1:] == [(step, 1) for step in range(1, 6)]
 
 
-async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
-    replica = await checkpoint()
+async def test_a_bill_is_listed_to_its_own_tenant_only(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))
     await owner.commit(answer(step=1, tokens=5))
-    mine, others = await gateway(replica.address), await gateway(replica.address, tenant="somebody-else")
+    mine, others = await shared_gateway(), await shared_gateway("somebody-else")
     [bill] = (await mine.admin.ListBills(api.AdminServiceListBillsRequest(task_id=task_id))).bills
     assert bill.usage.output_tokens + bill.usage.input_tokens > 0
     for reader, request in ((others, task_id), (mine, NOBODYS)):
@@ -83,11 +81,19 @@ MANY = """
 insert into ledger.token_usage (
   task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
   input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, settled_at)
-select md5('task ' || n / 5)::uuid, n % 5, 1, 'tenant ' || n % 7, md5('root ' || n / 50)::uuid, 1, 'm', '', false,
+select md5('task ' || n / 5)::uuid, n %% 5, 1, 'tenant ' || n %% 7, md5('root ' || n / 50)::uuid, 1, 'm', '', false,
        1, 1, 0, 0, '2026-01-01'::timestamptz + n * interval '10 minutes'
   from generate_series(1, 20000) n
 """
 ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def many_bills(shared_ledger: Checkpoint) -> Checkpoint:
+    """The module's ledger with many bills of other tenants."""
+    await shared_ledger.query(MANY)
+    await shared_ledger.query("analyze ledger.token_usage")
+    return shared_ledger
 
 
 @pytest.mark.parametrize(
@@ -108,12 +114,9 @@ ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
     ids=["of a task", "of a root", "of a tenant"],
 )
 async def test_a_query_of_bills_reads_them_by_one_index(
-    checkpoint: MakeCheckpoint, statement: Any, parameters: Any, index: str
+    many_bills: Checkpoint, statement: Any, parameters: Any, index: str
 ) -> None:
-    replica = await checkpoint()
-    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
-        await postgres.execute(MANY)
-        await postgres.execute("analyze ledger.token_usage")
+    async with await psycopg.AsyncConnection.connect(many_bills.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
     text = "\n".join(line for (line,) in plan)

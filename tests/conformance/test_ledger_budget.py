@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import (
-    MakeCheckpoint,
-    answer,
-    kinds,
-    reserve,
-    words,
-)
+from tests.support.fix_checkpoint import Checkpoint, answer, kinds, reserve, words
 
 CAP = 10_000
-RESERVERS = 50
 
 
-async def siblings(checkpoint: Any, count: Any) -> Any:
-    """Tasks of one root, as sub-agents will be; their rows are tied together in the database."""
-    replica = await checkpoint()
-    root = await replica.create(limits=task_pb2.Limits(max_tokens=CAP))
-    tasks = [root] + [await replica.create() for _ in range(count - 1)]
-    await replica.query("update ledger.tasks set root_task_id = %s", root.task_id)
-    other = await checkpoint(dsn=replica.dsn)
-    owners = [await (replica, other)[n % 2].claim(task.task_id) for n, task in enumerate(tasks)]
-    return replica, root, owners
-
-
-async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint: MakeCheckpoint) -> None:
-    replica, root, owners = await siblings(checkpoint, RESERVERS)
-    await replica.query(
-        "alter table ledger.budgets add constraint within_cap check (used_tokens + reserved_tokens <= max_tokens)"
-    )
-    granted = await asyncio.gather(*[spend(owner, index) for index, owner in enumerate(owners)])
-    budget = (await replica.get(root.task_id)).budget
-    assert budget.reserved_tokens == 0
-    assert budget.used_tokens == sum(granted) <= CAP
-    billed = await replica.query("select sum(output_tokens)::bigint from ledger.token_usage")
-    assert billed == [(budget.used_tokens,)]
-
-
-async def spend(owner: Any, index: Any) -> Any:
-    """Reserve and settle until the cap is in the way; the database itself refuses a moment beyond it."""
-    used = 0
-    for step in range(1, 6):
-        got = (await owner.commit(reserve=reserve(step=step, input_tokens=100 + index, output=200))).reserve
-        if not got.HasField("granted"):
-            assert got.denied.reason in {"TOKEN_LIMIT", "BUDGET_BUSY"}
-            continue
-        tokens = 1 + (index * step) % got.granted.reserved_tokens
-        await owner.commit(answer(step=step, tokens=tokens))
-        used += tokens
-    return used
-
-
-async def test_a_reserve_is_clamped_to_what_is_left(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_reserve_is_clamped_to_what_is_left(replica: Checkpoint) -> None:
     task = await replica.create(limits=task_pb2.Limits(max_tokens=1_000))
     owner = await replica.claim(task.task_id)
     granted = (await owner.commit(reserve=reserve(input_tokens=400, output=5_000))).reserve.granted
@@ -74,9 +27,8 @@ async def test_a_reserve_is_clamped_to_what_is_left(checkpoint: MakeCheckpoint) 
     ],
 )
 async def test_a_denied_reserve_does_not_fail_its_commit(
-    checkpoint: MakeCheckpoint, limits: Any, expected: Any, reason: str
+    replica: Checkpoint, limits: Any, expected: Any, reason: str
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits)).task_id)
     response = await owner.commit(words(), reserve=expected)
     assert response.reserve.denied.reason == reason
@@ -84,16 +36,20 @@ async def test_a_denied_reserve_does_not_fail_its_commit(
     assert response.budget.reserved_tokens == 0
 
 
-async def test_open_reservations_of_siblings_mean_wait_and_not_end(checkpoint: MakeCheckpoint) -> None:
-    _, _, (one, two) = await siblings(checkpoint, 2)
+async def test_open_reservations_of_siblings_mean_wait_and_not_end(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
+    root = await replica.create(limits=task_pb2.Limits(max_tokens=CAP))
+    sibling = await replica.create()
+    await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root.task_id, sibling.task_id)
+    one, two = await replica.claim(root.task_id), await other_replica.claim(sibling.task_id)
     await one.commit(reserve=reserve(input_tokens=CAP - 100, output=50))
     assert (await two.commit(reserve=reserve(input_tokens=90))).reserve.denied.reason == "BUDGET_BUSY"
     await one.commit(answer(tokens=10))
     assert (await two.commit(reserve=reserve(input_tokens=90))).reserve.HasField("granted")
 
 
-async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_lost_attempt_is_billed_by_its_reported_usage(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(input_tokens=70, output=30))
     await replica.requeue(owner, output_tokens=12)
@@ -102,8 +58,7 @@ async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint: MakeCheckp
     assert (task.budget.used_tokens, task.budget.reserved_tokens) == (82, 0)
 
 
-async def test_usage_beyond_the_estimate_is_billed_as_it_was(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_usage_beyond_the_estimate_is_billed_in_full(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=10, output=50))
     budget = (await owner.commit(answer(tokens=150))).budget

@@ -1,4 +1,4 @@
-"""Whoever watches the changes of a tenant is told every one once, a task's in their order, from whatever replica."""
+"""A watch of a tenant's changes gets each change once, those of a task in their order, from any replica."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from services.checkpoint.watch.change_feed import ChangeCursor, ChangePruner, adopt_feed
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
 from tenure.runtime.postgres import PoolOptions, open_pool
-from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
 
 
 async def follow(replica: Any, cursor: str = "", **wanted: Any) -> AsyncGenerator[Any]:
@@ -55,6 +54,14 @@ def moves(items: Any, task_id: str = "") -> Any:
 
 async def written(replica: Any) -> Any:
     """All changes, as the database has them: (task, sequence), a task's in the order of its sequences."""
+    return await replica.query(
+        "select task_id::text, sequence from ledger.changes where tenant = %s order by task_id, sequence",
+        replica.tenant,
+    )
+
+
+async def written_of_all_tenants(replica: Any) -> Any:
+    """The same for all tenants, with the marks where feeds end."""
     return await replica.query("select task_id::text, sequence from ledger.changes order by task_id, sequence")
 
 
@@ -62,8 +69,7 @@ def keys(items: Any) -> Any:
     return [(one.change.task_id, one.change.sequence) for one in items]
 
 
-async def test_each_transition_is_reported_once_and_steps_are_not(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_each_transition_is_reported_once_and_steps_are_not(replica: Checkpoint) -> None:
     cursor = await now(replica)
     task = await replica.create(goal="find out")
     owner = await replica.claim(task.task_id)
@@ -78,8 +84,7 @@ async def test_each_transition_is_reported_once_and_steps_are_not(checkpoint: Ma
     assert items[-1].change.change_time == items[-1].change.task.end_time
 
 
-async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_request_to_end_is_a_change_of_a_running_task(replica: Checkpoint) -> None:
     cursor = await now(replica)
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
@@ -89,9 +94,8 @@ async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint: MakeCh
     assert [one.change.cancel_requested for one in items] == [False, False, True, False]
 
 
-async def test_several_moves_of_one_transaction_are_one_change(checkpoint: MakeCheckpoint) -> None:
-    """A takeover: back into the queue and under the new claim at once. Nobody else ever saw it queued."""
-    replica = await checkpoint()
+async def test_several_moves_of_one_transaction_are_one_change(replica: Checkpoint) -> None:
+    """A takeover: back into the queue and under the new claim at once. No other transaction saw it queued."""
     task = await replica.create()
     await replica.claim(task.task_id)
     cursor = await now(replica)
@@ -100,26 +104,23 @@ async def test_several_moves_of_one_transaction_are_one_change(checkpoint: MakeC
     assert [(one.change.task.owner, one.change.task.claim_count) for one in items] == [("worker-2", 2)]
 
 
-async def test_each_changes_cursor_resumes_at_any_replica(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_each_changes_cursor_resumes_at_any_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:
     cursor = await now(replica)
     for _ in range(4):
         await replica.create()
     items = await read_changes(replica, cursor, 4)
     for number, item in enumerate(items[:-1]):
-        assert keys(await read_changes(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
+        assert keys(await read_changes(other_replica, item.cursor, 3 - number)) == keys(items[number + 1 :])
 
 
-async def test_only_the_tenants_matching_tasks_are_reported(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_only_the_tenants_matching_tasks_are_reported(replica: Checkpoint) -> None:
     cursor = await now(replica)
     mine = await replica.create(labels={"team": "a", "area": "x"}, queue="q")
     await replica.create(labels={"team": "b"}, queue="q")
     await replica.cancel(mine.task_id)
     request = pb.CreateTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="theirs", labels={"team": "a"}))
-    with as_tenant("other"):
-        await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
+    async with replica.of_tenant("other") as other:
+        await other.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
     last = await replica.create(labels={"team": "a"})
     assert moves(await read_changes(replica, cursor, 3, labels={"team": "a"}), mine.task_id) == ["QUEUED", "CANCELLED"]
     assert keys(await read_changes(replica, cursor, 2, labels={"team": "a"}, queue="q")) == [
@@ -130,8 +131,7 @@ async def test_only_the_tenants_matching_tasks_are_reported(checkpoint: MakeChec
     assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
 
 
-async def test_an_idle_stream_sends_its_cursor(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_idle_stream_sends_its_cursor(replica: Checkpoint) -> None:
     async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, states=["TASK_STATE_FAILED"])) as answers:
         first = await anext(answers)
         await replica.create()
@@ -148,16 +148,17 @@ async def open_transaction(dsn: Any) -> AsyncGenerator[Any]:
         yield postgres
 
 
-async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(replica: Checkpoint) -> None:
     """What it will have written may stand before everything that was committed since it began."""
-    replica = await checkpoint()
     cursor = await now(replica)
     async with open_transaction(replica.dsn) as slow:
         after = [(await replica.create()).task_id for _ in range(3)]
         waiting = asyncio.create_task(read_changes(replica, cursor, 4))
         await slow.execute(
             "insert into ledger.changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at) "
-            "select pg_current_xact_id(), tenant, task_id, 1, state, reason, false, now() from ledger.tasks limit 1"
+            "select pg_current_xact_id(), tenant, task_id, 1, state, reason, false, now() from ledger.tasks "
+            "where tenant = %s limit 1",
+            (replica.tenant,),
         )
         done, _ = await asyncio.wait({waiting}, timeout=1.0)
         assert not done
@@ -167,9 +168,8 @@ async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoin
     assert [one.change.task_id for one in items[1:]] == after
 
 
-async def test_a_tasks_changes_keep_their_order(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tasks_changes_keep_their_order(replica: Checkpoint) -> None:
     """A transaction that has its number and waits for one task writes to another after a younger one did."""
-    replica = await checkpoint()
     first, second, third = sorted([(await replica.create()).task_id for _ in range(3)])
     owners = {one: await replica.claim(one) for one in (first, second, third)}
     cursor = await now(replica)
@@ -199,11 +199,10 @@ async def waits_for_a_lock(replica: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_tasks_number_from_another_cluster_holds_nothing_back(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     cursor = await now(replica)
-    await replica.query("update ledger.tasks set change_xid = '4611686018427387904'")
+    await replica.query("update ledger.tasks set change_xid = '4611686018427387904' where tenant = %s", replica.tenant)
     await owner.end()
     assert moves(await read_changes(replica, cursor, 1)) == ["SUCCEEDED"]
 
@@ -218,7 +217,7 @@ async def prune(replica: Any, kept_seconds: Any, times: int = 1) -> Any:
 async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await now(replica)
-    first = await told_after(replica, old, await replica.create())
+    first = await change_after(replica, old, await replica.create())
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
     assert await prune(replica, 60.0) == [1]
     with pytest.raises(OutOfRange) as refused:
@@ -228,7 +227,7 @@ async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint)
     assert keys(await read_changes(replica, first.cursor, 1)) == [(fresh.task_id, 2)]
 
 
-async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
+async def change_after(replica: Any, cursor: Any, task: Any) -> Any:
     (item,) = await read_changes(replica, cursor, 1)
     assert item.change.task_id == task.task_id
     return item
@@ -237,8 +236,8 @@ async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
 async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
     replica = await checkpoint()
+    monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
     for _ in range(10):
         await replica.create()
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour' where position <= 9")
@@ -248,15 +247,13 @@ async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
     assert len(await written(replica)) == 1
 
 
-async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_malformed_cursor_is_refused(replica: Checkpoint) -> None:
     for text in ("nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201):
         with pytest.raises(InvalidRequest):
             await read_changes(replica, text, 1)
 
 
-async def test_a_cursor_of_another_ledger_or_the_future_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cursor_of_another_ledger_or_the_future_is_refused(replica: Checkpoint) -> None:
     cursor = ChangeCursor.decoded(await now(replica))
     for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
         with pytest.raises(OutOfRange) as refused:
@@ -280,14 +277,14 @@ async def test_a_copied_ledger_begins_a_new_feed(checkpoint: MakeCheckpoint) -> 
 async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)
     replica = await checkpoint()
+    monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)
     for _ in range(4):
         await replica.create()
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
     async with open_pool(replica.dsn, schema=SCHEMA, options=PoolOptions(settings=SESSION_SETTINGS)) as pool:
         await adopt_feed(pool)
-        assert len(await written(replica)) == 5  # with the mark of where the old feed ends
+        assert len(await written_of_all_tenants(replica)) == 5  # with the mark of where the old feed ends
         begun = await now(replica)
         # The numbers of another cluster's transactions may be among those of the new changes.
         await replica.query(
@@ -298,18 +295,17 @@ async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
         assert keys(await read_changes(replica, begun, 1)) == [(task.task_id, 2)]
         pruner = ChangePruner(pool, 60.0)
         assert await pruner.prune_once() == 0
-        assert len(await written(replica)) == 6
+        assert len(await written_of_all_tenants(replica)) == 6
         walked = [await pruner.clear_leftovers_once() for _ in range(4)]
         assert walked == [2, 2, 2, 0]
-        assert await written(replica) == [(task.task_id, 2)]
+        assert await written_of_all_tenants(replica) == [(task.task_id, 2)]
         assert keys(await read_changes(replica, begun, 1)) == [(task.task_id, 2)]
         await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
         assert [await pruner.clear_leftovers_once(), await pruner.prune_once()] == [0, 1]
 
 
-async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint: MakeCheckpoint) -> None:
+async def test_an_ordinary_role_may_read_the_cluster_id(replica: Checkpoint) -> None:
     """What the service asks at its start needs no privilege."""
-    replica = await checkpoint()
     rows = await replica.query(
         "select has_function_privilege('pg_database_owner', 'pg_control_system()', 'execute'), cluster is not null "
         "from ledger.change_feed"
@@ -317,7 +313,7 @@ async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint: MakeChec
     assert rows == [(True, True)]
 
 
-async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_replica_ends_the_stream_and_another_resumes_it(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     other = await checkpoint(dsn=replica.dsn)
@@ -332,9 +328,8 @@ async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint:
     assert keys(await read_changes(other, cursor, 1)) == [(task.task_id, 2)]
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_slow_reader_delays_no_other_and_misses_nothing(replica: Checkpoint) -> None:
     """What it does not read is not kept for it: it is read from the table once it goes on."""
-    replica = await checkpoint()
     async with aclosing(follow(replica)) as slow:
         cursor = (await anext(slow)).cursor
         for _ in range(40):

@@ -1,4 +1,4 @@
-"""Who waits for a task's end hears of it, from whatever replica, and of nothing else; nothing is read meanwhile."""
+"""A closing watch gets the end of its task from any replica, and nothing else; it costs no reads meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
 from tenure.runtime import metrics
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
 
 NOBODYS = "00000000-0000-7000-8000-000000000000"
 CLOSED = [pb.WatchEntriesResponse(closed=True)]
@@ -41,10 +41,9 @@ async def listening(replica: Any, task_id: Any) -> Any:
     return answer
 
 
-async def test_a_waiter_hears_only_the_end_with_two_reads(
-    checkpoint: MakeCheckpoint,
+async def test_a_closing_watch_costs_two_reads(
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     reads = metrics.read("tenure_watch_reads_total")
     answer = await listening(replica, owner.task.task_id)
@@ -56,39 +55,41 @@ async def test_a_waiter_hears_only_the_end_with_two_reads(
     assert metrics.read("tenure_watch_reads_total") - reads == 2
 
 
-async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(replica: Checkpoint) -> None:
     task = await replica.cancel((await replica.create()).task_id)
     for after in (0, 1, task.sequence):
         assert await read_all(closing(replica, task.task_id, after)) == CLOSED
 
 
-async def test_it_hears_of_an_end_at_another_replica(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_a_closing_watch_ends_with_a_close_out_at_another_replica(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    answer = await listening(other, owner.task.task_id)
+    answer = await listening(other_replica, owner.task.task_id)
     await owner.commit(words())
     await owner.end()
     assert await answer == CLOSED
 
 
-async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint: MakeCheckpoint) -> None:
+async def test_the_poll_finds_a_close_out_without_a_notification(replica: Checkpoint) -> None:
     """Written behind the service's back, as when a notification got lost."""
-    replica = await checkpoint()
     task = await replica.create()
     answer = await listening(replica, task.task_id)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute(
-            "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, 2, 'x', now(), '' from ledger.tasks"
+            "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, 2, 'x', now(), '' from ledger.tasks "
+            "where task_id = %s",
+            (task.task_id,),
         )
         await postgres.execute(
-            "update ledger.tasks set state = 'CANCELLED', ended_at = now(), queued_at = null, sequence = 3"
+            "update ledger.tasks set state = 'CANCELLED', ended_at = now(), queued_at = null, sequence = 3 "
+            "where task_id = %s",
+            (task.task_id,),
         )
     assert await answer == CLOSED
 
 
-async def test_a_draining_server_sends_it_elsewhere(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_replica_ends_a_closing_watch(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     answer = await listening(replica, (await replica.create()).task_id)
@@ -98,8 +99,7 @@ async def test_a_draining_server_sends_it_elsewhere(checkpoint: MakeCheckpoint) 
     assert refused.value.reason == "DRAINING"
 
 
-async def test_what_is_not_there_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_closing_watch_of_an_unknown_task_or_cursor_is_refused(replica: Checkpoint) -> None:
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:
         await closing(replica, task.task_id, after=3).read()

@@ -11,15 +11,13 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
-from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.task import spec_to_domain, spec_to_wire
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, kinds
 
 
-async def test_a_new_task_is_queued_with_its_goal_as_first_entries(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_new_task_is_queued_with_its_goal_as_first_entries(replica: Checkpoint) -> None:
     task = await replica.create(goal="write a poem", labels={"team": "red"}, queue="poems")
     assert task.state == task_pb2.TASK_STATE_QUEUED
     assert (task.reason, task.attempt, task.sequence, task.root_task_id) == ("SUBMITTED", 1, 2, task.task_id)
@@ -30,23 +28,23 @@ async def test_a_new_task_is_queued_with_its_goal_as_first_entries(checkpoint: M
     assert entries[0].body.submitted.spec == task.spec
 
 
-async def test_the_same_request_id_and_payload_give_the_same_task(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_same_request_id_and_payload_give_the_same_task(replica: Checkpoint) -> None:
     first = await replica.create("r-1", goal="once")
     assert await replica.create("r-1", goal="once") == first
 
 
-async def test_the_same_submit_many_times_at_once_makes_one_task(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
-    tasks = await asyncio.gather(*[side.create("r-1", goal="once") for side in (replica, other) for _ in range(10)])
+async def test_the_same_submit_many_times_at_once_makes_one_task(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
+    tasks = await asyncio.gather(
+        *[side.create("r-1", goal="once") for side in (replica, other_replica) for _ in range(10)]
+    )
     assert len({task.task_id for task in tasks}) == 1
-    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
-    assert await replica.query("select count(*) from ledger.entries") == [(2,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(1,)]
+    assert await replica.query("select count(*) from ledger.entries where tenant = %s", replica.tenant) == [(2,)]
 
 
-async def test_a_request_id_with_another_payload_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_request_id_with_another_payload_is_refused(replica: Checkpoint) -> None:
     task = await replica.create("r-1", goal="this")
     with pytest.raises(AlreadyExists) as refused:
         await replica.create("r-1", goal="that")
@@ -55,9 +53,8 @@ async def test_a_request_id_with_another_payload_is_refused(checkpoint: MakeChec
 
 
 async def test_a_repeat_is_recognised_despite_changed_defaults(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = await checkpoint()
     first = await replica.create("r-1", goal="once", labels={"a": "1", "b": "2"})
     filled_in = task_pb2.TaskSpec()
 
@@ -71,41 +68,34 @@ async def test_a_repeat_is_recognised_despite_changed_defaults(
     assert filled_in.queue != first.spec.queue
 
 
-async def test_an_explicit_default_is_another_payload(checkpoint: MakeCheckpoint) -> None:
+async def test_an_explicit_default_is_another_payload(replica: Checkpoint) -> None:
     """It would mean something else once the default is another."""
-    replica = await checkpoint()
     await replica.create("r-1", goal="once")
     with pytest.raises(AlreadyExists):
         await replica.create("r-1", goal="once", queue="default")
 
 
-async def test_a_goal_may_hold_what_postgres_cannot_keep_as_text(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_goal_may_contain_nul(replica: Checkpoint) -> None:
     task = await replica.create(goal="zero \0 byte")
     assert (await replica.get(task.task_id)).spec.goal == "zero \0 byte"
 
 
-async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await replica.create(labels={"k": "\0"})
     assert refused.value.violations == (("spec.labels['k']", "must not contain NUL"),)
 
 
-async def test_another_tenants_task_is_not_found(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_another_tenants_task_is_not_found(replica: Checkpoint) -> None:
     task = await replica.create("r-1")
-    set_tenant("others")
-    with pytest.raises(NotFound):
-        await replica.get(task.task_id)
-    with pytest.raises(NotFound):
-        await replica.entries(task.task_id)
-    with pytest.raises(NotFound):
-        await replica.cancel(task.task_id)
-    with pytest.raises(NotFound):
-        async for _ in replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id)):
-            pass
-    assert (await replica.create("r-1")).task_id != task.task_id
+    async with replica.of_tenant("others") as other:
+        for request in (other.get(task.task_id), other.entries(task.task_id), other.cancel(task.task_id)):
+            with pytest.raises(NotFound):
+                await request
+        with pytest.raises(NotFound):
+            async for _ in other.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id)):
+                pass
+        assert (await other.create("r-1")).task_id != task.task_id
 
 
 async def list_tasks(replica: Any, page_token: str = "", page_size: int = 0, **wanted: Any) -> Any:
@@ -115,8 +105,7 @@ async def list_tasks(replica: Any, page_token: str = "", page_size: int = 0, **w
     return await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_lists_are_newest_first_without_gaps_or_repeats(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_lists_are_newest_first_without_gaps_or_repeats(replica: Checkpoint) -> None:
     made = [(await replica.create(goal=f"{n}")).task_id for n in range(7)]
     results, token = [], ""
     while True:
@@ -129,8 +118,7 @@ async def test_lists_are_newest_first_without_gaps_or_repeats(checkpoint: MakeCh
     assert results == made[::-1]
 
 
-async def test_lists_are_filtered_by_state_label_and_queue(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_lists_are_filtered_by_state_label_and_queue(replica: Checkpoint) -> None:
     wanted = await replica.create(labels={"a": "1", "b": "2"}, queue="q")
     other = await replica.create(labels={"a": "2"})
     await replica.cancel(other.task_id)
@@ -145,8 +133,7 @@ async def test_lists_are_filtered_by_state_label_and_queue(checkpoint: MakeCheck
     assert await ids(root_task_id=str(uuid4())) == []
 
 
-async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_tasks_too_large_for_one_answer_come_in_several_pages(replica: Checkpoint) -> None:
     for n in range(16):
         await replica.create(goal=f"{n}" + "x" * 250_000)
     first = await list_tasks(replica, page_size=50)
@@ -156,8 +143,7 @@ async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint: 
     assert not rest.next_page_token
 
 
-async def test_a_page_token_of_somebody_else_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_page_token_of_another_request_is_refused(replica: Checkpoint) -> None:
     for text in ("nonsense", f"soon {uuid4()}", f"2026-11-26 07:00:00+00 {'x' * 36}"):
         with pytest.raises(InvalidRequest, match="page_token"):
             await list_tasks(replica, base64.urlsafe_b64encode(text.encode()).decode())

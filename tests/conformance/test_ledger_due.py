@@ -70,7 +70,7 @@ async def ledger(fresh_database: FreshDatabase) -> AsyncIterator[Ledger]:
 
 
 @pytest.mark.parametrize(("name", "change"), DUE)
-async def test_a_look_finds_what_is_due(ledger: Ledger, name: str, change: str) -> None:
+async def test_a_sweep_finds_due_work(ledger: Ledger, name: str, change: str) -> None:
     due = DueWork(ledger.pool, 3600.0, {})
     assert await due.look() == []
     await ledger.by_hand.execute(change.encode())

@@ -20,7 +20,7 @@ PACED = {"listen"}
 LOOKED_ON_SECONDS = 2.5 * LIMIT_SECONDS
 
 
-async def test_no_duty_of_an_idle_ledger_is_taken_for_silent(
+async def test_duties_of_an_idle_ledger_report_progress(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited: set[str] = set()

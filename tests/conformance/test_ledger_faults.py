@@ -24,14 +24,7 @@ from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    MakeCheckpoint,
-    MakeCheckpointProcess,
-    kinds,
-    reserve,
-    words,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, kinds, reserve, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -146,7 +139,7 @@ async def test_a_read_only_postgres_is_unavailable(checkpoint: MakeCheckpoint) -
     assert refused.value.reason == "READ_ONLY"
 
 
-async def test_a_statement_at_fault_is_no_callers_mistake(checkpoint: MakeCheckpoint) -> None:
+async def test_a_faulty_statement_is_an_internal_error(checkpoint: MakeCheckpoint) -> None:
     """Of all data that Postgres refuses, only text with impossible characters is blamed on the caller's text."""
     replica = await checkpoint()
     async with open_pool(replica.dsn, schema=SCHEMA) as pool:

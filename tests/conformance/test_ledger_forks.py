@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 
 from tenure.domain import entries as facts
-from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
+from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.turn import CallModel, ExecuteTools, JoinModelCall, next_action
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    MakeCheckpoint,
-    answer,
-    entry,
-    kinds,
-    reserve,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 COPIED = ["tools_defined", "model_attempt", "assistant_message", "tool_intent", "tool_outcome"]
@@ -51,22 +44,21 @@ def tools(*names: Any) -> Any:
     return entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=defined))
 
 
-async def worked(checkpoint: Any, **spec: Any) -> Any:
+async def worked(replica: Checkpoint, **spec: Any) -> Any:
     """A running task: 1 submitted 2 queued 3 running 4 tools 5 attempt 6 answer 7 intent 8 outcome 9 attempt."""
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create(**spec)).task_id)
     await owner.commit(tools("t"), reserve=reserve())
     await owner.commit(*asks_for_call())
     await owner.commit(outcome(), reserve=reserve(step=2))
-    return replica, owner
+    return owner
 
 
-async def ended(checkpoint: Any, **spec: Any) -> Any:
+async def ended(replica: Checkpoint, **spec: Any) -> Any:
     """The same, answered: 10 answer 11 succeeded."""
-    replica, owner = await worked(checkpoint, **spec)
+    owner = await worked(replica, **spec)
     await owner.commit(answer(step=2, text="It is 42."))
     await owner.end(result="It is 42.")
-    return replica, owner.task.task_id
+    return owner.task.task_id
 
 
 async def fork(replica: Any, task_id: Any, request_id: str = "f-1", **fields: Any) -> Any:
@@ -79,8 +71,8 @@ async def point_of(replica: Any, task_id: Any) -> Any:
     return fold(entries_to_domain(await replica.entries(task_id)))
 
 
-async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_a_fork_at_the_end_has_the_whole_conversation(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     before = await replica.get(task_id)
     forked = await fork(replica, task_id, message="And half of it?")
     assert (forked.state, forked.reason, forked.step, forked.attempt) == (QUEUED, "FORKED", 2, 1)
@@ -103,8 +95,8 @@ async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint:
     assert await replica.get(task_id) == before
 
 
-async def test_a_forks_owner_opens_reserves_and_ends_it(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_a_forks_owner_opens_reserves_and_ends_it(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     forked = await fork(replica, task_id, message="And half of it?")
     owner = await replica.claim(forked.task_id)
     assert owner.known_sequence == len(owner.entries)
@@ -117,8 +109,8 @@ async def test_a_forks_owner_opens_reserves_and_ends_it(checkpoint: MakeCheckpoi
     assert bills == [(3,)]
 
 
-async def test_a_running_task_is_forked_before_its_call_in_flight(checkpoint: MakeCheckpoint) -> None:
-    replica, owner = await worked(checkpoint)
+async def test_a_running_task_is_forked_before_its_call_in_flight(replica: Checkpoint) -> None:
+    owner = await worked(replica)
     forked = await fork(replica, owner.task.task_id)
     assert forked.forked_from.sequence == 8
     assert next_action(await point_of(replica, forked.task_id)) == CallModel(2, 1)
@@ -126,35 +118,15 @@ async def test_a_running_task_is_forked_before_its_call_in_flight(checkpoint: Ma
     await owner.end()
 
 
-async def test_a_step_is_forked_with_its_calls_or_just_before(checkpoint: MakeCheckpoint) -> None:
-    replica, owner = await worked(checkpoint)
-    task_id = owner.task.task_id
-    await owner.commit(*asks_for_call(step=2))
-    assert (await fork(replica, task_id, "f-0", step=0)).forked_from.sequence == 4
-    assert (await fork(replica, task_id, "f-1", step=1)).forked_from.sequence == 8
-    assert (await fork(replica, task_id, "f-2", step=2)).forked_from.sequence == 8
-    with pytest.raises(InvalidRequest):
-        await fork(replica, task_id, "f-3", step=3)
-
-
-@pytest.mark.parametrize(("at", "near"), [(7, {"before": "4", "after": "8"}), (99, {"before": "8"})])
-async def test_where_a_call_is_open_a_task_is_not_forked(checkpoint: MakeCheckpoint, at: int, near: Any) -> None:
-    replica, owner = await worked(checkpoint)
+async def test_where_a_call_is_open_a_task_is_not_forked(replica: Checkpoint) -> None:
+    owner = await worked(replica)
     with pytest.raises(WrongState) as refused:
-        await fork(replica, owner.task.task_id, at_sequence=at)
-    assert (refused.value.reason, refused.value.metadata) == ("NO_FORK_POINT", near)
+        await fork(replica, owner.task.task_id, at_sequence=7)
+    assert (refused.value.reason, refused.value.metadata) == ("NO_FORK_POINT", {"before": "4", "after": "8"})
     assert (await fork(replica, owner.task.task_id, at_sequence=8)).forked_from.sequence == 8
 
 
-async def test_a_final_answer_is_not_forked_without_a_message(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
-    with pytest.raises(WrongState) as refused:
-        await fork(replica, task_id)
-    assert refused.value.reason == "NOTHING_TO_DO"
-
-
-async def test_failed_calls_of_the_model_stay_behind(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_failed_calls_of_the_model_stay_behind(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     failure = ledger_pb2.ModelFailure(attempt_number=1, error_class="INVALID_REQUEST", message="no such model")
     await owner.commit(tools("t"), reserve=reserve())
@@ -169,8 +141,7 @@ async def test_failed_calls_of_the_model_stay_behind(checkpoint: MakeCheckpoint)
 
 
 @pytest.mark.parametrize("message", ["", "Then say what you can."])
-async def test_an_answer_that_refused_is_asked_for_anew(checkpoint: MakeCheckpoint, message: str) -> None:
-    replica = await checkpoint()
+async def test_a_refused_answer_is_requested_again_by_the_fork(replica: Checkpoint, message: str) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     refused = answer(text="I cannot.")
     refused.body.assistant_message.stop_reason = "refusal"
@@ -182,8 +153,8 @@ async def test_an_answer_that_refused_is_asked_for_anew(checkpoint: MakeCheckpoi
     assert [said["role"] for said in point.messages] == ["user"]
 
 
-async def test_a_forks_tools_are_defined_anew_and_its_limits_restart(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint, limits=task_pb2.Limits(max_steps=2, max_tokens=5000))
+async def test_a_forks_tools_are_defined_anew_and_its_limits_restart(replica: Checkpoint) -> None:
+    task_id = await ended(replica, limits=task_pb2.Limits(max_steps=2, max_tokens=5000))
     overrides = task_pb2.ForkOverrides(
         tools=task_pb2.ToolAllowlist(names=["x"]), limits=task_pb2.Limits(max_tokens=900)
     )
@@ -198,16 +169,16 @@ async def test_a_forks_tools_are_defined_anew_and_its_limits_restart(checkpoint:
     assert (await owner.commit(reserve=reserve(step=5))).reserve.denied.reason == "STEP_LIMIT"
 
 
-async def test_all_tools_are_allowed_again(checkpoint: MakeCheckpoint) -> None:
+async def test_all_tools_are_allowed_again(replica: Checkpoint) -> None:
     agent = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["t"]))
-    replica, task_id = await ended(checkpoint, agent=agent)
+    task_id = await ended(replica, agent=agent)
     kept = await fork(replica, task_id, "f-1", message="on")
     freed = await fork(replica, task_id, "f-2", message="on", overrides=task_pb2.ForkOverrides(all_tools=True))
     assert (kept.spec.agent.HasField("tools"), freed.spec.agent.HasField("tools")) == (True, False)
 
 
-async def test_a_fork_is_made_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_a_fork_is_made_once_per_request_id(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     made = await asyncio.gather(*[fork(replica, task_id, message="on") for _ in range(5)])
     assert len({task.task_id for task in made}) == 1
     with pytest.raises(AlreadyExists) as refused:
@@ -217,8 +188,8 @@ async def test_a_fork_is_made_once_per_request_id(checkpoint: MakeCheckpoint) ->
         await replica.create(request_id="f-1")
 
 
-async def test_forks_are_listed_by_the_task_they_came_from(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_forks_are_listed_by_the_task_they_came_from(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     first = await fork(replica, task_id, "f-1", message="one")
     second = await fork(replica, task_id, "f-2", message="two")
     third = await fork(replica, second.task_id, "f-3")
@@ -233,8 +204,8 @@ async def test_forks_are_listed_by_the_task_they_came_from(checkpoint: MakeCheck
     assert kinds(await replica.entries(third.task_id)).count("forked") == 1
 
 
-async def test_nobody_forks_another_tenants_task(checkpoint: MakeCheckpoint) -> None:
-    replica, task_id = await ended(checkpoint)
+async def test_a_task_of_another_tenant_is_not_forked(replica: Checkpoint) -> None:
+    task_id = await ended(replica)
     async with open_channel(replica.address, tenant="other") as channel:
         stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         request = pb.CheckpointServiceForkTaskRequest(request_id="f", task_id=task_id, actor="mallory", message="on")
@@ -242,9 +213,9 @@ async def test_nobody_forks_another_tenants_task(checkpoint: MakeCheckpoint) -> 
             await stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_a_call_of_the_fork_is_another_call(checkpoint: MakeCheckpoint) -> None:
+async def test_a_call_of_the_fork_is_another_call(replica: Checkpoint) -> None:
     """The step counts on, so the call ids go on too; with the task's own id they are idempotency keys of its own."""
-    replica, owner = await worked(checkpoint)
+    owner = await worked(replica)
     forked = await fork(replica, owner.task.task_id)
     other = await replica.claim(forked.task_id)
     await other.commit(reserve=reserve(step=2))

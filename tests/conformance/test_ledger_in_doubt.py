@@ -15,7 +15,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
 from tenure.wire.tool import decision_to_wire
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, entry, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, entry, kinds
 
 pytestmark = pytest.mark.server
 QUEUED, WAITING_USER = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_WAITING_USER
@@ -66,8 +66,7 @@ async def say(
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_resolution_queues_the_task_for_its_next_owner(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_resolution_queues_the_task_for_its_next_owner(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=2))
     assert [(call.call_id, call.call_attempt) for call in task.calls_in_doubt] == [("1.0", 2)]
     resolved = await say(replica, task, call_attempt=2)
@@ -83,8 +82,7 @@ async def test_a_resolution_queues_the_task_for_its_next_owner(checkpoint: MakeC
     assert [intent.call_id for intent in point.open_intents] == ["1.0"]
 
 
-async def test_a_word_is_recorded_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_word_is_recorded_once_per_request_id(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     first = await say(replica, task, request_id="r-1")
     assert await say(replica, task, request_id="r-1") == first
@@ -93,14 +91,12 @@ async def test_a_word_is_recorded_once_per_request_id(checkpoint: MakeCheckpoint
         await say(replica, task, DidNotHappen(), request_id="r-1")
 
 
-async def test_of_two_operators_at_once_one_is_heard(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_of_two_concurrent_resolutions_one_counts(replica: Checkpoint, other_replica: Checkpoint) -> None:
     for _ in range(4):
         task = await waiting(replica, *in_doubt(_1_0=1))
         results = await asyncio.gather(
             say(replica, task, actor="olga"),
-            say(other, task, DidNotHappen(True), actor="otto"),
+            say(other_replica, task, DidNotHappen(True), actor="otto"),
             return_exceptions=True,
         )
         (refused,) = (one for one in results if isinstance(one, Exception))
@@ -109,12 +105,11 @@ async def test_of_two_operators_at_once_one_is_heard(checkpoint: MakeCheckpoint)
         assert kinds(await replica.entries(task.task_id)).count("operator_request") == 1
 
 
-async def test_a_task_with_several_calls_in_doubt_waits_for_the_last(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_with_several_calls_in_doubt_waits_for_the_last(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1, _1_2=3), intents=("1.0", "1.1", "1.2"))
     still = await say(replica, task)
     assert (still.state, [call.call_id for call in still.calls_in_doubt]) == (WAITING_USER, ["1.2"])
-    for call_id in ("1.0", "1.1"):  # it has its word; it is open, and nobody doubts it
+    for call_id in ("1.0", "1.1"):  # it has its resolution; it is open and not in doubt
         with pytest.raises(WrongState) as refused:
             await say(replica, task, call_id=call_id)
         assert (refused.value.reason, refused.value.metadata["call_id"]) == ("NOT_IN_DOUBT", call_id)
@@ -123,8 +118,7 @@ async def test_a_task_with_several_calls_in_doubt_waits_for_the_last(checkpoint:
     assert set(fold(entries_to_domain(owner.entries)).resolutions) == {"1.0", "1.2"}
 
 
-async def test_a_word_on_another_attempt_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_word_on_another_attempt_is_refused(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=2))
     with pytest.raises(WrongState) as refused:
         await say(replica, task, call_attempt=1)
@@ -132,8 +126,7 @@ async def test_a_word_on_another_attempt_is_refused(checkpoint: MakeCheckpoint) 
     assert await replica.get(task.task_id) == task
 
 
-async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_new_doubt_supersedes_the_old_resolution(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task, DidNotHappen(True))
     owner = await replica.claim(task.task_id)
@@ -145,8 +138,7 @@ async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoin
     assert point.resolutions["1.0"] == Resolution(2, HAPPENED, "I looked", "olga")
 
 
-async def test_an_owner_that_drops_a_resolution_makes_the_task_wait(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_owner_that_drops_a_resolution_makes_the_task_wait(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task)
     await (await replica.claim(task.task_id)).commit(transition=move(in_doubt(_1_0=1)))
@@ -155,8 +147,7 @@ async def test_an_owner_that_drops_a_resolution_makes_the_task_wait(checkpoint: 
     assert (await say(replica, task)).state == QUEUED
 
 
-async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_call_with_an_outcome_takes_no_resolution(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task)
     owner = await replica.claim(task.task_id)
@@ -166,10 +157,9 @@ async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint: MakeChe
 
 
 async def test_without_named_calls_any_open_call_may_be_resolved(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
     """Of an older version, or with a loop of its own: who opens the task next says what is still in doubt."""
-    replica = await checkpoint()
     task = await waiting(replica, intents=("1.0", "1.1"))
     assert list(task.calls_in_doubt) == []
     with pytest.raises(WrongState) as refused:
@@ -178,8 +168,7 @@ async def test_without_named_calls_any_open_call_may_be_resolved(
     assert (await say(replica, task, call_id="1.1", call_attempt=7)).state == QUEUED
 
 
-async def test_a_task_that_waits_for_something_else_takes_no_word(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_in_another_wait_takes_no_resolution(replica: Checkpoint) -> None:
     task = await replica.create()
     with pytest.raises(WrongState) as queued:
         await say(replica, task)
@@ -190,8 +179,7 @@ async def test_a_task_that_waits_for_something_else_takes_no_word(checkpoint: Ma
     assert (ended.value.reason, ended.value.metadata["state"]) == ("WRONG_STATE", "CANCELLED")
 
 
-async def test_a_cancel_takes_the_task_out_of_its_wait_for_a_word(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cancel_ends_a_wait_for_a_resolution(replica: Checkpoint) -> None:
     task = await waiting(replica, *in_doubt(_1_0=1))
     cancelled = await replica.cancel(task.task_id)
     assert (cancelled.state, cancelled.cancel_requested, list(cancelled.calls_in_doubt)) == (QUEUED, True, [])
@@ -208,8 +196,7 @@ async def test_a_cancel_takes_the_task_out_of_its_wait_for_a_word(checkpoint: Ma
         ({"to_state": task_pb2.TASK_STATE_WAITING_EXTERNAL}, in_doubt(_1_0=1)),
     ],
 )
-async def test_only_open_calls_are_waited_for_in_doubt(checkpoint: MakeCheckpoint, fields: Any, calls: Any) -> None:
-    replica = await checkpoint()
+async def test_only_open_calls_are_waited_for_in_doubt(replica: Checkpoint, fields: Any, calls: Any) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     intent = ledger_pb2.ToolIntent(call_id="1.0", tool="pay", arguments_json="{}")
     with pytest.raises(InvalidRequest) as refused:

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, reserve
 
 WANTED = ("submitted", "user_message")
 
@@ -26,8 +26,7 @@ async def listed(replica: Checkpoint, task_id: str, page_size: int, *kinds: str)
     return found
 
 
-async def test_only_the_kinds_asked_for_come(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_only_the_requested_kinds_are_returned(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
     for step in range(1, 4):
@@ -42,8 +41,7 @@ async def test_only_the_kinds_asked_for_come(checkpoint: MakeCheckpoint) -> None
     assert await listed(replica, task_id, 10, "forked") == []
 
 
-async def test_a_kind_that_does_not_exist_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_kind_that_does_not_exist_is_refused(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     with pytest.raises(InvalidRequest, match="kinds"):
         await listed(replica, task_id, 10, "user_mesage")

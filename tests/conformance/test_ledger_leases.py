@@ -40,8 +40,7 @@ async def last(replica: Checkpoint, resource: str = "a") -> pb.GetLeaseGrantResp
     return answer
 
 
-async def test_a_grant_is_registered_only_after_its_predecessor(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_grant_is_registered_only_after_its_predecessor(replica: Checkpoint) -> None:
     assert (await register(replica, 10)).registered
     assert not (await register(replica, 11, 9)).registered
     refused = await register(replica, 11)
@@ -50,8 +49,7 @@ async def test_a_grant_is_registered_only_after_its_predecessor(checkpoint: Make
     assert (await last(replica)).grant.previous_epoch == GENERATION + 10
 
 
-async def test_an_epoch_never_goes_back_not_even_to_the_same_number(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_epoch_is_never_reused(replica: Checkpoint) -> None:
     assert (await register(replica, 10)).registered
     assert not (await register(replica, 10)).registered
     assert not (await register(replica, 9)).registered
@@ -59,14 +57,12 @@ async def test_an_epoch_never_goes_back_not_even_to_the_same_number(checkpoint: 
     assert (await last(replica)).grant.epoch == GENERATION + 10
 
 
-async def test_a_first_grant_that_says_it_follows_another_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_first_grant_with_a_predecessor_is_refused(replica: Checkpoint) -> None:
     refused = await register(replica, 10, 9)
     assert (refused.registered, refused.epoch) == (False, 0)
 
 
-async def test_a_repeated_registration_keeps_the_known_end(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_repeated_registration_keeps_the_known_end(replica: Checkpoint) -> None:
     claim_id = str(uuid4())
     assert (await register(replica, 10, claim_id=claim_id)).registered
     note = pb.NoteLeaseReleaseRequest(resource="a", claim_id=claim_id, reason="RELEASED", message="done")
@@ -96,8 +92,7 @@ async def test_nothing_of_a_generation_to_come_is_registered(checkpoint: MakeChe
     assert (await register(replica, 10)).registered
 
 
-async def test_of_grants_registered_at_once_one_is(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_of_grants_registered_at_once_one_is(replica: Checkpoint) -> None:
     answers = await asyncio.gather(*(register(replica, 10 + number) for number in range(8)))
     assert sum(answer.registered for answer in answers) == 1
 
@@ -110,11 +105,15 @@ async def test_the_highest_epoch_is_that_of_leases_too(checkpoint: MakeCheckpoin
     assert epochs.highest_epoch == GENERATION + 500
 
 
-async def test_claims_are_known_by_tenant_resource_and_claim(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_claims_are_found_by_tenant_resource_and_claim(replica: Checkpoint) -> None:
     mine, other = str(uuid4()), str(uuid4())
     await register(replica, 10, claim_id=mine)
-    requests = [("default", "a", mine), ("default", "a", other), ("default", "b", mine), ("acme", "a", mine)]
+    requests = [
+        (replica.tenant, "a", mine),
+        (replica.tenant, "a", other),
+        (replica.tenant, "b", mine),
+        ("acme", "a", mine),
+    ]
     claims = [pb.InspectLeasesRequest.Claim(tenant=t, resource=r, claim_id=c) for t, r, c in requests]
     answer = await replica.stub.InspectLeases(pb.InspectLeasesRequest(claims=claims[1:]), timeout=TIMEOUT_SECONDS)
     assert list(answer.registered_claim_ids) == []
@@ -122,16 +121,14 @@ async def test_claims_are_known_by_tenant_resource_and_claim(checkpoint: MakeChe
     assert list(answer.registered_claim_ids) == [mine]
 
 
-async def test_a_grant_that_cannot_be_one_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_grant_that_cannot_be_one_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await register(replica, 10, previous_epoch=GENERATION + 10, claim_id="x", resource="a@b")
     fields = {violation.field for violation in refused.value.violations}
     assert fields == {"grant.previous_epoch", "grant.claim_id", "grant.resource"}
 
 
-async def test_a_release_without_a_reason_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_release_without_a_reason_is_refused(replica: Checkpoint) -> None:
     claim_id = str(uuid4())
     await register(replica, 10, claim_id=claim_id)
     note = pb.NoteLeaseReleaseRequest(resource="a", claim_id=claim_id)

@@ -13,7 +13,7 @@ from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_waits import waiting
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
 WAITS_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 BY_DEADLINE = task_pb2.TASK_ORDER_WAIT_DEADLINE
@@ -35,9 +35,8 @@ async def listed(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list
 
 
 async def test_the_soonest_deadline_is_listed_first(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     await replica.create()
     doubtful = await replica.claim((await replica.create()).task_id)
     await doubtful.commit(transition=IN_DOUBT)
@@ -55,17 +54,15 @@ async def test_the_soonest_deadline_is_listed_first(
     assert await listed(replica) == [in_order[1:]]
 
 
-async def test_an_order_that_there_is_not_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_order_that_there_is_not_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest):
         await replica.stub.ListTasks(
             pb.CheckpointServiceListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS
         )
 
 
-async def test_a_list_goes_on_after_a_page_of_pruned_tasks(checkpoint: MakeCheckpoint) -> None:
+async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint) -> None:
     """The tasks of the page are deleted after their ids were read, and before the tasks are."""
-    replica = await checkpoint()
     oldest, *pruned = [(await replica.create()).task_id for _ in range(3)]
     for task_id in pruned:
         await replica.cancel(task_id)
@@ -100,12 +97,11 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
     ids=["list_waits", "list_tasks", "list_forks", "list_source_kind", "list_source", "list_source_run"],
 )
 async def test_each_list_comes_in_the_order_of_its_index(
-    checkpoint: MakeCheckpoint, statement: Any, index: str, place: str
+    replica: Checkpoint, statement: Any, index: str, place: str
 ) -> None:
-    replica = await checkpoint()
     await waiting(replica)
     parameters = {
-        "tenant": "default",
+        "tenant": replica.tenant,
         "place": place,
         "place_task_id": NOBODY,
         "page_size": 10,

@@ -1,4 +1,4 @@
-"""A commit of a body that nobody could read again is refused: an entry is never changed."""
+"""A commit of an unreadable body is refused: an entry is never changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.support.fix_checkpoint import MakeCheckpoint, entry, reserve, words
+from tests.support.fix_checkpoint import Checkpoint, entry, reserve, words
 
 
 def said(content_json: str) -> ledger_pb2.NewEntry:
@@ -28,7 +28,7 @@ MALFORMED = {
     "no JSON": said("{"),
     "an object": said("{}"),
     "no objects": said("[1]"),
-    "a type that is no name": said('[{"type": 1}]'),
+    "a type that is not a name": said('[{"type": 1}]'),
     "words that are none": said('[{"type": "text", "text": null}]'),
     "too deep": said("[" * 100_000),
     "NaN": said('[{"type": "tool_use", "input": NaN}]'),
@@ -41,8 +41,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-async def test_an_unreadable_body_is_refused_by_its_field(checkpoint: MakeCheckpoint, body: Any) -> None:
-    replica = await checkpoint()
+async def test_an_unreadable_body_is_refused_by_its_field(replica: Checkpoint, body: Any) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     before = (await replica.get(owner.task.task_id)).sequence
@@ -54,8 +53,7 @@ async def test_an_unreadable_body_is_refused_by_its_field(checkpoint: MakeCheckp
     await owner.end()
 
 
-async def test_an_answer_without_content_has_no_blocks(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_answer_without_content_has_no_blocks(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(said(""))

@@ -14,6 +14,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    Checkpoint,
     MakeCheckpoint,
     answer,
     entry,
@@ -57,8 +58,7 @@ async def bills(replica: Any, task_id: Any) -> Any:
     return (await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills
 
 
-async def test_a_call_sets_money_aside_and_is_charged_by_what_it_used(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_call_reserves_money_and_is_charged_its_usage(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=limits(CENT))).task_id)
     first = await owner.commit(reserve=reserve(input_tokens=100, output=100, model=OPUS))
     most = 100 * WRITTEN + 100 * OUTPUT
@@ -76,15 +76,13 @@ async def test_a_call_sets_money_aside_and_is_charged_by_what_it_used(checkpoint
     assert [tier.output for tier in attempt.prices.tiers] == [25 * 10**9]
 
 
-async def test_the_output_is_clamped_to_the_money_that_is_left(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_output_is_clamped_to_the_money_that_is_left(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=limits(100 * WRITTEN + 30 * OUTPUT))).task_id)
     granted = (await owner.commit(reserve=reserve(input_tokens=100, output=500, model=OPUS))).reserve.granted
     assert granted.max_output_tokens == 30
 
 
-async def test_the_cap_in_money_ends_and_a_siblings_call_makes_wait(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_cap_in_money_ends_and_a_siblings_call_makes_wait(replica: Checkpoint) -> None:
     root, child = await tree(replica, limits=limits(200 * WRITTEN + 40 * OUTPUT))
     await root.commit(reserve=reserve(input_tokens=150, output=40, model=OPUS))
     wanted = reserve(input_tokens=100, output=100, least=10, model=OPUS)
@@ -104,8 +102,7 @@ async def tree(replica: Any, **spec: Any) -> Any:
     return await replica.claim(root.task_id), await replica.claim(child.task_id)
 
 
-async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(replica: Checkpoint) -> None:
     root, child = await tree(replica, limits=limits(CENT, 100_000))
     caps = "update ledger.tasks set own_max_tokens = 250, own_max_nano_usd = %s where task_id = %s"
     await replica.query(caps, 100 * WRITTEN + 60 * OUTPUT, child.task.task_id)
@@ -118,16 +115,15 @@ async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(checkpoint: M
     assert (await root.commit(reserve=reserve(input_tokens=141, model=OPUS))).reserve.HasField("granted")
 
 
-async def test_a_call_of_unknown_price_is_free_or_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_call_of_unknown_price_is_free_or_refused(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    await owner.commit(reserve=reserve(model="nobodys"))
+    await owner.commit(reserve=reserve(model="unpriced"))
     budget = (await owner.commit(answer(tokens=50))).budget
     assert (budget.used_tokens, budget.used_nano_usd, budget.unpriced_calls) == (50, 0, 1)
     [bill] = await bills(replica, owner.task.task_id)
     assert (bill.nano_usd, bill.unpriced) == (0, True)
     capped = await replica.claim((await replica.create(limits=limits(CENT))).task_id)
-    assert (await capped.commit(reserve=reserve(model="nobodys"))).reserve.denied.reason == "MODEL_UNPRICED"
+    assert (await capped.commit(reserve=reserve(model="unpriced"))).reserve.denied.reason == "MODEL_UNPRICED"
 
 
 async def test_own_prices_apply_and_a_lost_call_costs_its_reservation(
@@ -168,8 +164,7 @@ async def test_a_short_cap_warns_once_and_again_after_a_grant(checkpoint: MakeCh
     assert await replica.query(changes) == [("BUDGET_WARNING", "RUNNING", one.sequence) for one in warnings]
 
 
-async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_repeated_commit_returns_its_warning_again(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=50, output=50))
     request = owner.request(used(input_tokens=90), reserve=reserve(step=2, input_tokens=1, output=5))
@@ -183,8 +178,7 @@ async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(checkpoint
     ]
 
 
-async def test_a_grant_requeues_a_root_without_budget_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_grant_requeues_a_root_without_budget_once(replica: Checkpoint) -> None:
     root, child = await tree(replica, limits=limits(CENT, 100))
     await root.commit(reserve=reserve(input_tokens=50, output=50, model=OPUS))
     await root.commit(used(input_tokens=100))
@@ -208,9 +202,8 @@ async def test_a_grant_requeues_a_root_without_budget_once(checkpoint: MakeCheck
 
 
 async def test_a_granted_live_tree_does_not_end_for_lack_of_budget(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     assert (await owner.commit(reserve=reserve(input_tokens=101))).reserve.denied.reason == "TOKEN_LIMIT"
     granted = await grant(replica, owner.task.task_id, tokens=900)
@@ -223,8 +216,7 @@ async def test_a_granted_live_tree_does_not_end_for_lack_of_budget(
     assert (await again.commit(reserve=reserve(input_tokens=101))).reserve.HasField("granted")
 
 
-async def test_a_senseless_grant_is_refused_without_a_change(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_senseless_grant_is_refused_without_a_change(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     senseless: list[dict[str, Any]] = [{"nano_usd": CENT}, {}, {"tokens": -1}]
     for extras in senseless:
@@ -250,7 +242,9 @@ async def test_many_reservers_of_one_root_never_pass_its_cap_in_money(checkpoint
     spent = await asyncio.gather(*[_spend(owner, index) for index, owner in enumerate(owners)])
     budget = (await replica.get(root.task_id)).budget
     assert 0 < budget.used_nano_usd == sum(spent) <= 4 * CENT
-    billed = await replica.query("select sum(nano_usd)::bigint from ledger.token_usage")
+    billed = await replica.query(
+        "select sum(nano_usd)::bigint from ledger.token_usage where tenant = %s", replica.tenant
+    )
     assert (billed, budget.reserved_nano_usd) == ([(budget.used_nano_usd,)], 0)
 
 

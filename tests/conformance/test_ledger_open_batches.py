@@ -18,7 +18,7 @@ from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.settings import Secret
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_fairness import limit
-from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, kinds, reserve, words
+from tests.support.fix_checkpoint import Checkpoint, kinds, reserve, words
 from tests.support.patience import PATIENCE_SECONDS
 
 MANY = 20
@@ -48,8 +48,7 @@ async def open_in_one_batch(opener: LedgerOpener, *every_claim: Any) -> list[Any
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_opens_together_are_one_transaction(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_opens_together_are_one_transaction(replica: Checkpoint) -> None:
     claims = [(await replica.grant((await replica.create()).task_id))[1] for _ in range(MANY)]
     async with opener_of(replica) as opener:
         opened = await open_in_one_batch(opener, *claims)
@@ -57,12 +56,13 @@ async def test_opens_together_are_one_transaction(checkpoint: MakeCheckpoint) ->
     assert [one.header.next_commit_number for one in opened] == [1] * MANY
     for one in opened:
         assert kinds(one.first.page.entries) == ["submitted", ">QUEUED", "QUEUED>RUNNING"]
-    times = await replica.query("select count(distinct recorded_at) from ledger.entries where sequence = 3")
+    times = await replica.query(
+        "select count(distinct recorded_at) from ledger.entries where sequence = 3 and tenant = %s", replica.tenant
+    )
     assert times == [(1,)]
 
 
-async def test_a_takeover_in_a_batch_fences_each_former_owner(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_takeover_in_a_batch_fences_each_former_owner(replica: Checkpoint) -> None:
     owners = [await replica.claim((await replica.create()).task_id) for _ in range(3)]
     for owner in owners:
         await owner.commit(reserve=reserve(input_tokens=70, output=30))
@@ -77,20 +77,20 @@ async def test_a_takeover_in_a_batch_fences_each_former_owner(checkpoint: MakeCh
             await owner.commit(words())
 
 
-async def test_a_tenants_limit_holds_within_a_batch(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    await limit(replica, "default", 4)
+async def test_a_tenants_limit_holds_within_a_batch(replica: Checkpoint) -> None:
+    await limit(replica, replica.tenant, 4)
     await replica.claim((await replica.create()).task_id)
     claims = [(await replica.grant((await replica.create()).task_id))[1] for _ in range(6)]
     async with opener_of(replica) as opener:
         opened = await open_in_one_batch(opener, *claims)
     refused = [one for one in opened if isinstance(one, WrongState)]
     assert [one.reason for one in refused] == ["TENANT_QUOTA"] * 3
-    assert await replica.query("select count(*) from ledger.tasks where holds") == [(4,)]
+    assert await replica.query("select count(*) from ledger.tasks where holds and tenant = %s", replica.tenant) == [
+        (4,)
+    ]
 
 
-async def test_an_open_without_a_caller_raises_no_fence(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_open_without_a_caller_raises_no_fence(replica: Checkpoint) -> None:
     (_, gone), (_, stays) = [await replica.grant((await replica.create()).task_id) for _ in range(2)]
     async with opener_of(replica) as opener:
         cancelled = asyncio.create_task(opener.open(gone))
@@ -101,11 +101,8 @@ async def test_an_open_without_a_caller_raises_no_fence(checkpoint: MakeCheckpoi
     assert (await replica.get(gone.task_id)).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_histories_beyond_the_first_pages_are_whole(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_histories_beyond_the_first_pages_are_whole(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "FIRST_PAGES_BYTES", 10_000)
-    replica = await checkpoint()
     owners = [await replica.claim((await replica.create()).task_id) for _ in range(5)]
     for owner in owners:
         await owner.commit(*[words("x" * 1000) for _ in range(30)])
@@ -115,8 +112,7 @@ async def test_histories_beyond_the_first_pages_are_whole(
         assert one.task.sequence == 3 + 30 + 2
 
 
-async def test_a_locked_task_is_opened_when_its_lock_is_free(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_locked_task_is_opened_when_its_lock_is_free(replica: Checkpoint) -> None:
     tasks = [await replica.create() for _ in range(3)]
     grants = [await replica.grant(task.task_id) for task in tasks]
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:

@@ -1,4 +1,4 @@
-"""Laws of what operators do to tasks in the ledger: a next attempt through one door only, an end in their words."""
+"""Laws of what operators do to tasks in the ledger: a next attempt by one request only, an end with their reason."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    Checkpoint,
     MakeCheckpoint,
     answer,
     entry,
@@ -60,7 +61,7 @@ async def ended(replica: Any, state: Any = FAILED, **spec: Any) -> Any:
     await owner.commit(reserve=reserve())
     intent = ledger_pb2.ToolIntent(call_id="1.0", tool="t", arguments_json="{}")
     await owner.commit(answer(text="so far"), entry(1, tool_intent=intent))
-    in_doubt = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_IN_DOUBT, content="nobody knows")
+    in_doubt = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_IN_DOUBT, content="unknown")
     outcome = ledger_pb2.ToolOutcome(call_id="1.0", outcome=in_doubt)
     end = pb.Transition(to_state=state, reason="MODEL_UNAVAILABLE", message="gone", result="so far")
     await owner.commit(entry(1, tool_outcome=outcome), transition=end)
@@ -68,8 +69,7 @@ async def ended(replica: Any, state: Any = FAILED, **spec: Any) -> Any:
 
 
 @pytest.mark.parametrize("state", ["FAILED", "TIMED_OUT", "CANCELLED", "COST_EXCEEDED"])
-async def test_an_ended_task_begins_its_next_attempt(checkpoint: MakeCheckpoint, state: str) -> None:
-    replica = await checkpoint()
+async def test_an_ended_task_begins_its_next_attempt(replica: Checkpoint, state: str) -> None:
     owner = await ended(replica, task_pb2.TaskState.Value(f"TASK_STATE_{state}"))
     before = await replica.get(owner.task.task_id)
     task = await requeue(replica, owner.task.task_id)
@@ -87,16 +87,15 @@ async def test_an_ended_task_begins_its_next_attempt(checkpoint: MakeCheckpoint,
 
 
 async def test_the_next_attempt_continues_under_a_higher_epoch(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     stale = await ended(replica)
     await requeue(replica, stale.task.task_id)
     with pytest.raises(StaleEpoch):
         await stale.commit(words())
     owner = await replica.claim(stale.task.task_id, "worker-2")
     point = fold(entries_to_domain(owner.entries))
-    assert point.outcomes["1.0"].content == "nobody knows"
+    assert point.outcomes["1.0"].content == "unknown"
     assert next_action(point) == CallModel(2, 1)
     await owner.commit(reserve=reserve(step=2))
     await owner.commit(answer(step=2))
@@ -105,21 +104,23 @@ async def test_the_next_attempt_continues_under_a_higher_epoch(
     assert (task.state, task.attempt, task.result, task.claim_count) == (task_pb2.TASK_STATE_SUCCEEDED, 2, "all", 2)
 
 
-async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_next_attempt_has_its_own_timeout_and_no_lost_workers(replica: Checkpoint) -> None:
     limits = task_pb2.Limits()
     limits.timeout.FromSeconds(3600)
     owner = await ended(replica, limits=limits)
     task_id = owner.task.task_id
-    await replica.query("update ledger.tasks set deadline_at = now(), deaths = 4, dead_owners = '{w}'")
+    await replica.query(
+        "update ledger.tasks set deadline_at = now(), deaths = 4, dead_owners = '{w}' where tenant = %s", replica.tenant
+    )
     task = await requeue(replica, task_id)
     left = task.deadline_time.ToNanoseconds() - task.update_time.ToNanoseconds()
     assert left == 3600 * 10**9
-    assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(0, [])]
+    assert await replica.query("select deaths, dead_owners from ledger.tasks where tenant = %s", replica.tenant) == [
+        (0, [])
+    ]
 
 
-async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     await replica.cancel(task_id, "c-1")
     await requeue(replica, task_id)
@@ -129,8 +130,7 @@ async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(checkpoint:
     assert (await replica.cancel(task_id, "c-2")).cancel_requested
 
 
-async def test_a_requeue_is_done_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_requeue_is_done_once_per_request_id(replica: Checkpoint) -> None:
     task_id = (await ended(replica)).task.task_id
     first = await requeue(replica, task_id, "r-1", extra_tokens=5)
     assert await requeue(replica, task_id, "r-1", extra_tokens=5) == first
@@ -138,8 +138,7 @@ async def test_a_requeue_is_done_once_per_request_id(checkpoint: MakeCheckpoint)
         await requeue(replica, task_id, "r-1", extra_tokens=6)
 
 
-async def test_only_failed_or_retry_scheduled_tasks_are_requeued(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_only_failed_or_retry_scheduled_tasks_are_requeued(replica: Checkpoint) -> None:
     queued = (await replica.create()).task_id
     running = (await replica.claim((await replica.create()).task_id)).task.task_id
     succeeded = await replica.claim((await replica.create()).task_id)
@@ -152,9 +151,8 @@ async def test_only_failed_or_retry_scheduled_tasks_are_requeued(checkpoint: Mak
 
 
 async def test_a_retry_scheduled_task_is_queued_in_the_same_attempt(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     transition = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="MODEL_UNAVAILABLE")
     transition.retry_delay.FromSeconds(600)
@@ -163,13 +161,12 @@ async def test_a_retry_scheduled_task_is_queued_in_the_same_attempt(
     assert (task.state, task.attempt, task.HasField("next_retry_time")) == (QUEUED, 1, False)
 
 
-async def test_a_task_without_budget_is_requeued_only_with_more(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_without_budget_is_requeued_only_with_more(replica: Checkpoint) -> None:
     owner = await ended(replica, COST_EXCEEDED, limits=task_pb2.Limits(max_tokens=1000, max_steps=1))
     task_id = owner.task.task_id
     with pytest.raises(BudgetExhausted, match="steps"):
         await requeue(replica, task_id)
-    await replica.query("update ledger.budgets set used_tokens = 1000")
+    await replica.query("update ledger.budgets set used_tokens = 1000 where tenant = %s", replica.tenant)
     with pytest.raises(BudgetExhausted, match="tokens"):
         await requeue(replica, task_id, extra_steps=1)
     task = await requeue(replica, task_id, extra_tokens=500, extra_steps=1)
@@ -181,8 +178,7 @@ async def test_a_task_without_budget_is_requeued_only_with_more(checkpoint: Make
     assert denied.reserve.denied.reason == "STEP_LIMIT"
 
 
-async def test_hand_written_statements_cannot_change_what_ended_either(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_sql_cannot_change_an_ended_task(replica: Checkpoint) -> None:
     owner = await ended(replica)
     for change in (
         "state = 'QUEUED', ended_at = null",
@@ -193,15 +189,14 @@ async def test_hand_written_statements_cannot_change_what_ended_either(checkpoin
         "reason = 'another'",
     ):
         with pytest.raises(psycopg.errors.CheckViolation):
-            await replica.query(f"update ledger.tasks set {change}")
+            await replica.query(f"update ledger.tasks set {change} where task_id = %s", owner.task.task_id)
     task = await replica.create()
     with pytest.raises(psycopg.errors.CheckViolation):
         await replica.query("update ledger.tasks set attempt = 2 where task_id = %s", task.task_id)
     assert (await replica.get(owner.task.task_id)).state == FAILED
 
 
-async def test_a_queued_task_is_closed_out_with_the_operators_message(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_queued_task_is_closed_out_with_the_operators_message(replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     task = await close_out(replica, task_id, reason="superseded", result="see ticket 7")
     seen = (task.state, task.reason, task.message, task.result)
@@ -212,9 +207,8 @@ async def test_a_queued_task_is_closed_out_with_the_operators_message(checkpoint
 
 
 async def test_a_running_tasks_owner_carries_out_the_close_out(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     task = await close_out(replica, owner.task.task_id, result="ours")
     assert (task.state, task.cancel_requested) == (RUNNING, True)
@@ -223,8 +217,7 @@ async def test_a_running_tasks_owner_carries_out_the_close_out(
     assert (await replica.get(owner.task.task_id)).result == "ours"
 
 
-async def test_the_newest_request_for_an_end_counts(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_newest_request_for_an_end_counts(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await close_out(replica, owner.task.task_id, result="ours")
     await replica.cancel(owner.task.task_id)
@@ -233,8 +226,7 @@ async def test_the_newest_request_for_an_end_counts(checkpoint: MakeCheckpoint) 
     assert (task.state, task.reason, task.result) == (CANCELLED, "CANCEL_REQUESTED", "half")
 
 
-async def test_an_operator_closes_a_task_out_as_succeeded(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_operator_closes_a_task_out_as_succeeded(replica: Checkpoint) -> None:
     queued = (await replica.create()).task_id
     waiting = await replica.claim((await replica.create()).task_id)
     await waiting.commit(transition=pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="WAITS"))
@@ -251,17 +243,15 @@ async def test_an_operator_closes_a_task_out_as_succeeded(checkpoint: MakeCheckp
         await close_out(replica, (await replica.create()).task_id, SUCCEEDED)
 
 
-async def test_a_task_with_a_schema_succeeds_only_with_json(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_with_a_schema_succeeds_only_with_json(replica: Checkpoint) -> None:
     task_id = (await replica.create(result_schema_json='{"type": "object"}')).task_id
-    with pytest.raises(InvalidRequest, match="must be JSON"):
+    with pytest.raises(InvalidRequest, match="result"):
         await close_out(replica, task_id, SUCCEEDED, "see ticket 7")
     task = await close_out(replica, task_id, SUCCEEDED, '{"ticket": 7}')
     assert (task.state, task.result, task.result_json) == (SUCCEEDED, '{"ticket": 7}', '{"ticket": 7}')
 
 
-async def test_a_close_out_has_four_states_and_fails_after_the_end(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_close_out_has_four_states_and_fails_after_the_end(replica: Checkpoint) -> None:
     owner = await ended(replica)
     with pytest.raises(WrongState):
         await close_out(replica, owner.task.task_id)
@@ -279,8 +269,7 @@ async def aging(replica: Any, **options: Any) -> Any:
     return [task.task_id for task in page.tasks], page.next_page_token
 
 
-async def test_live_tasks_are_listed_by_age_and_state_in_pages(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_live_tasks_are_listed_by_age_and_state_in_pages(replica: Checkpoint) -> None:
     first, running, waiting, done = [(await replica.create()).task_id for _ in range(4)]
     await replica.claim(running)
     owner = await replica.claim(waiting)
@@ -298,8 +287,7 @@ async def test_live_tasks_are_listed_by_age_and_state_in_pages(checkpoint: MakeC
         await aging(replica, states=[FAILED])
 
 
-async def test_held_tasks_of_which_nothing_is_heard_are_found(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_idle_held_tasks_are_listed(replica: Checkpoint) -> None:
     quiet, busy = sorted([(await replica.create()).task_id for _ in range(2)])
     for task_id in (quiet, busy):
         await replica.claim(task_id)
@@ -321,8 +309,8 @@ async def test_held_tasks_of_which_nothing_is_heard_are_found(checkpoint: MakeCh
 async def test_each_view_has_its_index(checkpoint: MakeCheckpoint, statement: str, index: str, parameters: Any) -> None:
     replica = await checkpoint()
     await replica.create()
-    nobody = "00000000-0000-0000-0000-000000000000"
-    values = {"tenant": "default", "after_task_id": nobody, "limit": 10, **parameters}
+    first = "00000000-0000-0000-0000-000000000000"
+    values = {"tenant": replica.tenant, "after_task_id": first, "limit": 10, **parameters}
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service

@@ -14,7 +14,7 @@ from tenure.domain.errors import WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -49,10 +49,10 @@ async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint: Make
 
 async def test_offers_are_disjoint_among_coordinators(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+    other_replica = await checkpoint(dsn=replica.dsn)
     made = {(await replica.create()).task_id for _ in range(30)}
     kept = Duration(seconds=60)
-    requests = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other) for _ in range(4)]
+    requests = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other_replica) for _ in range(4)]
     results = await asyncio.gather(*requests)
     ids = [offer.task_id for some in results for offer in some]
     assert len(ids) == len(set(ids))
@@ -70,7 +70,7 @@ async def test_a_concurrent_offer_continues_behind_the_locked_head(checkpoint: M
     assert [offer.task_id for offer in result] == made[3:]
 
 
-async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint: MakeCheckpoint) -> None:
+async def test_suspects_are_marked_and_offered_one_at_a_time(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     innocent, suspect = [(await replica.create()).task_id for _ in range(2)]
     for holder in ("w1", "w2", "w3"):
@@ -83,7 +83,7 @@ async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoin
     assert [(offer.task_id, offer.suspect) for offer in await offers(replica)] == [(suspect, True), (innocent, False)]
 
 
-async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint: MakeCheckpoint) -> None:
+async def test_the_next_step_clears_a_suspect(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for holder in ("w1", "w2", "w3"):
@@ -94,7 +94,7 @@ async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint:
     assert [each.suspect for each in await running(replica)] == [False]
 
 
-async def test_an_offer_nobody_took_is_offered_again(checkpoint: MakeCheckpoint) -> None:
+async def test_an_unclaimed_offer_is_repeated(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     short = Duration()
@@ -123,7 +123,7 @@ async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeChec
     assert await ids(queues=["gpu"], loops=["messages"]) == []
 
 
-async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
+async def test_an_offer_distinguishes_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     await replica.create(agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist()))
@@ -134,9 +134,8 @@ async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) ->
 
 
 async def test_a_grant_counts_only_above_the_registered_one(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task_id = (await replica.create()).task_id
     ninth, tenth, eleventh = (compose_epoch(1, revision) for revision in (9, 10, 11))
     assert await register(replica, task_id, tenth, "a") == ["a"]
@@ -149,8 +148,7 @@ async def test_a_grant_counts_only_above_the_registered_one(
     assert epochs.highest_epoch == eleventh
 
 
-async def test_an_opened_claim_is_not_granted_under_another_epoch(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_opened_claim_is_not_granted_under_another_epoch(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     task_id, opened = owner.task.task_id, owner.claims
     await replica.grant(task_id, epoch=opened.epoch + 1000)
@@ -158,20 +156,20 @@ async def test_an_opened_claim_is_not_granted_under_another_epoch(checkpoint: Ma
     assert await register(replica, task_id, opened.epoch + 2000, "another") == ["another"]
 
 
-async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_of_concurrent_grants_the_highest_epoch_counts(replica: Checkpoint, other_replica: Checkpoint) -> None:
     task_id = (await replica.create()).task_id
     epochs = [compose_epoch(1, revision) for revision in range(1, 21)]
-    await asyncio.gather(*[register(side, task_id, each, f"c{each}") for each in epochs for side in (replica, other)])
-    assert await replica.query("select granted, granted_claim from ledger.tasks") == [(epochs[-1], f"c{epochs[-1]}")]
+    await asyncio.gather(
+        *[register(side, task_id, each, f"c{each}") for each in epochs for side in (replica, other_replica)]
+    )
+    assert await replica.query("select granted, granted_claim from ledger.tasks where tenant = %s", replica.tenant) == [
+        (epochs[-1], f"c{epochs[-1]}")
+    ]
 
 
-async def test_a_lost_claim_is_requeued_once_while_it_runs(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_a_lost_claim_is_requeued_once_while_it_runs(replica: Checkpoint, other_replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    answers = await asyncio.gather(*[side.requeue(owner) for side in (replica, other) for _ in range(3)])
+    answers = await asyncio.gather(*[side.requeue(owner) for side in (replica, other_replica) for _ in range(3)])
     assert sorted(map(len, answers)) == [0, 0, 0, 0, 0, 1]
     newer = await replica.claim(owner.task.task_id)
     assert await replica.requeue(owner) == []
@@ -179,8 +177,7 @@ async def test_a_lost_claim_is_requeued_once_while_it_runs(checkpoint: MakeCheck
     assert kinds(await replica.entries(owner.task.task_id)).count("RUNNING>QUEUED") == 1
 
 
-async def test_what_the_ledger_knows_of_claims(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_claims_are_inspected(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     queued = await replica.create()
     _, granted = await replica.grant(queued.task_id)
@@ -220,10 +217,10 @@ async def raise_generation(replica: Any, expected: Any) -> Any:
     return (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
 
 
-async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint: MakeCheckpoint) -> None:
+async def test_a_generation_is_raised_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
-    raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other) for _ in range(4)])
+    other_replica = await checkpoint(dsn=replica.dsn)
+    raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other_replica) for _ in range(4)])
     assert set(raised) == {2}
     assert await raise_generation(replica, 1) == 2
     assert await raise_generation(replica, 6) == 7
@@ -236,7 +233,7 @@ async def test_a_raised_generation_is_above_every_registered_epoch(checkpoint: M
     assert await raise_generation(replica, 1) == 10
 
 
-async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: MakeCheckpoint) -> None:
+async def test_an_epoch_of_a_future_generation_is_not_registered(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for generation in (2, MAX_GENERATION):
@@ -248,7 +245,7 @@ async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: Ma
 async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = 9223372036854775807 returning 1")
-    with pytest.raises(WrongState, match="restore the ledger") as refused:
+    with pytest.raises(WrongState) as refused:
         await raise_generation(replica, 1)
     assert refused.value.reason == "GENERATIONS_EXHAUSTED"
 
@@ -256,7 +253,7 @@ async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoin
 async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for expected in (MAX_GENERATION - 1, 2 + MAX_GENERATION_JUMP):
-        with pytest.raises(WrongState, match="too far ahead") as refused:
+        with pytest.raises(WrongState) as refused:
             await raise_generation(replica, expected)
         assert refused.value.reason == "GENERATION_TOO_FAR"
     assert await raise_generation(replica, 1) == 2
@@ -264,8 +261,8 @@ async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: 
     assert await raise_generation(replica, 1) == 3 + MAX_GENERATION_JUMP
 
 
-async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: MakeCheckpoint) -> None:
-    """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
+async def test_a_grant_of_a_former_generation_is_not_registered(checkpoint: MakeCheckpoint) -> None:
+    """A coordinator that slept through a restore comes too late, also for a task without a later grant."""
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     assert await raise_generation(replica, 1) == 2
@@ -273,17 +270,15 @@ async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: M
     assert await register(replica, task_id, compose_epoch(2, 3), "awake") == ["awake"]
 
 
-async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_hints_of_work_and_cancels_reach_every_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
-    for side in (replica, other):
+    for side in (replica, other_replica):
         call = side.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
         assert (await call.read()).claimable
         await replica.create()
         assert (await call.read()).claimable
         call.cancel()
-    call = other.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
+    call = other_replica.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
     await call.read()
     await replica.cancel(owner.task.task_id)
     hint = await call.read()

@@ -21,7 +21,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, kinds, reserve
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
 RUNNING, SUBMITS = tenants.QUOTA_KIND_RUNNING_TASKS, tenants.QUOTA_KIND_SUBMITS_PER_MINUTE
@@ -89,8 +89,7 @@ async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(checkpoint: 
     assert 0 < retry.retry_delay.seconds <= 61
 
 
-async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_repeat_is_answered_at_the_cap_and_counts_once(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 2)
     first = await replica.create("r-1")
     assert [await replica.create("r-1") for _ in range(3)] == [first] * 3
@@ -111,20 +110,17 @@ async def decided(replica: Any, request_id: Any) -> Any:
                 continue
 
 
-async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_many_at_once_on_two_replicas_never_pass_the_rate(replica: Checkpoint, other_replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 5)
-    requests = [decided(side, f"r-{n}") for n in range(10) for side in (replica, other)]
+    requests = [decided(side, f"r-{n}") for n in range(10) for side in (replica, other_replica)]
     answers = await asyncio.gather(*requests, return_exceptions=True)
     made = {task.task_id for task in answers if isinstance(task, task_pb2.Task)}
     assert len(made) == 5
     assert [one for one in answers if not isinstance(one, task_pb2.Task | LimitReached)] == []
-    assert await replica.query("select count(*) from ledger.tasks") == [(5,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(5,)]
 
 
-async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_delay_policy_accepts_a_task_and_starts_it_later(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 1, DELAY)
     await replica.create()
     later = await replica.create()
@@ -138,25 +134,23 @@ async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint: M
 
 
 async def offers(replica: Any) -> Any:
-    request = pb.ListClaimableRequest(queues=["default"], limit=10)
+    request = pb.ListClaimableRequest(queues=["default"], limit=10, tenants=[replica.tenant])
     return (await replica.stub.ListClaimable(request, timeout=PATIENCE_SECONDS)).offers
 
 
-async def test_one_tenants_quota_is_nothing_to_another(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_quota_does_not_limit_another_tenant(replica: Checkpoint) -> None:
     await limit(replica, SUBMITS, 1)
     await replica.create()
     with refused():
         await replica.create()
-    with as_tenant("other"):
-        await replica.create()
-        assert (await window_use(replica, SUBMITS)).quota.most == 0
+    async with replica.of_tenant("other") as other:
+        await other.create()
+        assert (await window_use(other, SUBMITS)).quota.most == 0
 
 
 async def test_at_the_hourly_token_cap_a_running_task_waits(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 900, step=1)
     await limit(replica, TOKENS, 500)
@@ -172,50 +166,54 @@ async def test_at_the_hourly_token_cap_a_running_task_waits(
 
 
 async def test_at_the_daily_money_cap_no_further_call_is_made(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
     """A hundred tokens of output, at 25,000 nano dollars each. Its neighbour has nothing to wait for."""
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(input_tokens=10, output=100, model="claude-opus-4-8"))
     await limit(replica, MONEY, 2_000_000)
     await owner.commit(answer(tokens=100))
     used = (await window_use(replica, MONEY)).used
-    assert await replica.query("select sum(nano_usd)::bigint from ledger.token_usage") == [(used,)] == [(2_500_000,)]
+    assert (
+        await replica.query("select sum(nano_usd)::bigint from ledger.token_usage where tenant = %s", replica.tenant)
+        == [(used,)]
+        == [(2_500_000,)]
+    )
     denied = (await until_heeded(owner, denied=True)).denied
     assert denied.reason == "TENANT_QUOTA"
-    assert "tenant default has used $0.0025 of $0.002 a day" in denied.message
+    assert "has used $0.0025 of $0.002 a day" in denied.message
     assert 0 < denied.retry_after.ToSeconds() <= 300
     with refused() as response:
         await replica.create()
     assert (response.value.metadata["quota"], response.value.metadata["most"]) == ("MONEY_PER_DAY", "2000000")
-    with as_tenant("other"):
-        await replica.create()
+    async with replica.of_tenant("other") as other:
+        await other.create()
     await limit(replica, MONEY, 3_000_000)
     await until_heeded(owner, denied=False)
     await replica.create()
 
 
-async def test_usage_before_a_limit_was_set_counts(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_usage_before_a_limit_was_set_counts(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     for step, tokens in enumerate((100, 23, 400), start=1):
         await spend(owner, tokens, step)
     await limit(replica, TOKENS, 10_000)
     billed = "select sum(input_tokens + output_tokens + cache_creation_input_tokens + cache_read_input_tokens)::bigint"
-    ((total,),) = await replica.query(f"{billed} from ledger.token_usage")
+    ((total,),) = await replica.query(f"{billed} from ledger.token_usage where tenant = %s", replica.tenant)
     assert (await window_use(replica, TOKENS)).used == total == 523
     ((windows,),) = await replica.query(
-        "select sum(amount)::bigint from ledger.tenant_windows where quota = 'MONEY_PER_DAY'"
+        "select sum(amount)::bigint from ledger.tenant_windows where quota = 'MONEY_PER_DAY' and tenant = %s",
+        replica.tenant,
     )
-    ((money,),) = await replica.query("select sum(nano_usd)::bigint from ledger.token_usage")
+    ((money,),) = await replica.query(
+        "select sum(nano_usd)::bigint from ledger.token_usage where tenant = %s", replica.tenant
+    )
     assert (windows or 0) == money
 
 
 async def test_a_task_stopped_at_a_cap_is_queued_when_it_is_raised(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     await limit(replica, TOKENS, 1)
     task = await replica.create()
     owner = await replica.claim(task.task_id)
@@ -228,8 +226,7 @@ async def test_a_task_stopped_at_a_cap_is_queued_when_it_is_raised(
             await asyncio.sleep(0.1)
 
 
-async def test_a_raised_cap_starts_nothing_before_its_start_time(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_raised_cap_starts_nothing_before_its_start_time(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 100)
     await limit(replica, TOKENS, 1, DELAY)
@@ -240,9 +237,8 @@ async def test_a_raised_cap_starts_nothing_before_its_start_time(checkpoint: Mak
     assert await replica.query(text, task.task_id) == [(tomorrow.seconds,)]
 
 
-async def test_a_removed_rate_starts_nothing_before_its_start_time(checkpoint: MakeCheckpoint) -> None:
+async def test_a_removed_rate_starts_nothing_before_its_start_time(replica: Checkpoint) -> None:
     """The rate allows the second task a minute later, and its client asked for a start before that."""
-    replica = await checkpoint()
     await limit(replica, SUBMITS, 1, DELAY)
     await replica.create()
     soon = Timestamp(seconds=int(time.time()) + 30)
@@ -254,16 +250,20 @@ async def test_a_removed_rate_starts_nothing_before_its_start_time(checkpoint: M
     assert asked[1]
 
 
-async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_soft_cap_warns_once(replica: Checkpoint) -> None:
     await limit(replica, TOKENS, 1000)
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 850)
     await until_warned(replica, owner)
     await replica.create()
-    assert len(await replica.query("select sequence from ledger.entries where kind = 19")) == 1
+    assert (
+        len(await replica.query("select sequence from ledger.entries where kind = 19 and tenant = %s", replica.tenant))
+        == 1
+    )
     assert (await window_use(replica, TOKENS)).HasField("warn_time")
-    response = await replica.query("select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING'")
+    response = await replica.query(
+        "select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING' and tenant = %s", replica.tenant
+    )
     assert response == [(owner.task.task_id, "RUNNING")]
 
 
@@ -280,8 +280,7 @@ async def until_warned(replica: Any, owner: Any) -> None:
             await asyncio.sleep(0.2)
 
 
-async def test_running_tasks_block_new_ones_under_the_refuse_policy(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_running_tasks_block_new_ones_under_the_refuse_policy(replica: Checkpoint) -> None:
     await limit(replica, RUNNING, 1)
     owner = await replica.claim((await replica.create()).task_id)
     with refused():
@@ -290,8 +289,7 @@ async def test_running_tasks_block_new_ones_under_the_refuse_policy(checkpoint: 
     await replica.create()
 
 
-async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(replica: Checkpoint) -> None:
     stub = TenantServiceStub(replica.channel)
     first = await limit(replica, SUBMITS, 5)
     request = tenants.UpdateTenantLimitsRequest(

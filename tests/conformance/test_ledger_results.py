@@ -10,7 +10,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, entry
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry
 
 SCHEMA = '{"type": "object", "required": ["price"]}'
 SUCCEEDED, CANCELLED = task_pb2.TASK_STATE_SUCCEEDED, task_pb2.TASK_STATE_CANCELLED
@@ -41,8 +41,7 @@ async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
     return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_schema_that_is_none_is_refused_by_its_field(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_invalid_schema_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await replica.create(result_schema_json='{"type": "objekt"}')
     assert fields(refused) == ["spec.result_schema_json"]
@@ -50,8 +49,7 @@ async def test_a_schema_that_is_none_is_refused_by_its_field(checkpoint: MakeChe
     assert (task.spec.result_schema_json, task.spec.policy.max_result_corrections) == (SCHEMA, 3)
 
 
-async def test_a_task_with_a_schema_succeeds_only_with_its_json(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_with_a_schema_succeeds_only_with_its_json(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     with pytest.raises(InvalidRequest) as refused:
         await owner.commit(transition=success())
@@ -64,8 +62,7 @@ async def test_a_task_with_a_schema_succeeds_only_with_its_json(checkpoint: Make
     assert (await replica.entries(task.task_id))[-1].body.transition.result_json == task.result_json
 
 
-async def test_a_task_without_a_schema_has_no_json(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_without_a_schema_has_no_json(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     with pytest.raises(InvalidRequest) as refused:
         await owner.commit(transition=success("3"))
@@ -74,8 +71,7 @@ async def test_a_task_without_a_schema_has_no_json(checkpoint: MakeCheckpoint) -
     assert (await replica.get(owner.task.task_id)).result_json == ""
 
 
-async def test_an_end_that_was_asked_for_needs_no_json_and_keeps_none(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_requested_ending_needs_no_json(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     await replica.cancel(owner.task.task_id)
     await owner.commit(transition=success('{"price": 3}'))
@@ -83,8 +79,7 @@ async def test_an_end_that_was_asked_for_needs_no_json_and_keeps_none(checkpoint
     assert (task.state, task.result, task.result_json) == (CANCELLED, "It is 3", "")
 
 
-async def test_a_rejection_is_the_owners_to_write(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_rejection_is_the_owners_to_write(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(), rejected())
@@ -92,8 +87,7 @@ async def test_a_rejection_is_the_owners_to_write(checkpoint: MakeCheckpoint) ->
     assert (written.body.result_rejected.text, written.epoch) == ("no JSON", owner.claims.epoch)
 
 
-async def test_manual_sql_cannot_succeed_a_task_without_its_json(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_manual_sql_cannot_succeed_a_task_without_its_json(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     with pytest.raises(psycopg.errors.CheckViolation):
         await replica.query(
@@ -105,9 +99,8 @@ async def test_manual_sql_cannot_succeed_a_task_without_its_json(checkpoint: Mak
 
 
 async def test_a_fork_keeps_rejections_and_may_request_a_schema(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(), rejected())

@@ -16,7 +16,7 @@ from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached
 from tenure.domain.tool_arguments import MAX_JSON_DEPTH
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, entry, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, entry, kinds
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 WAITING_EXTERNAL = task_pb2.TASK_STATE_WAITING_EXTERNAL
@@ -51,8 +51,7 @@ async def payload_of(replica: Any, task_id: Any) -> Any:
     return json.loads(seen[0].outcome.content)["payload"] if seen else None
 
 
-async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_event_wakes_the_task_that_waits_for_it(replica: Checkpoint) -> None:
     task_id = await waiting(replica, "order-1")
     sent = await send(replica, "order-1", '{"paid": 12345678901234567890}')
     assert (sent.task.task_id, sent.task.state) == (task_id, QUEUED)
@@ -63,9 +62,8 @@ async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint: MakeCheckpo
 
 
 async def test_an_early_event_is_delivered_with_the_waits_begin(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     assert not (await send(replica, "order-2", '"early"')).HasField("task")
     owner, move = await begun(replica, "order-2")
     request = owner.request(transition=move)
@@ -80,9 +78,9 @@ async def test_an_early_event_is_delivered_with_the_waits_begin(
     ]
 
 
-async def test_each_accepted_payload_can_be_delivered(checkpoint: MakeCheckpoint) -> None:
-    """How deep the parser gets depends on its caller: what the door accepts, the wait's transaction must parse too."""
-    replica, accepted = await checkpoint(), []
+async def test_each_accepted_payload_can_be_delivered(replica: Checkpoint) -> None:
+    """How deep the parser gets depends on its caller: what a signal accepts, the wait's transaction must parse too."""
+    accepted = []
     payloads = {str(depth): "[" * depth + "]" * depth for depth in range(MAX_JSON_DEPTH - 1, 1000, 10)}
     for name, payload in {**payloads, "half a pair": '["\\ud83d"]', "NaN": "NaN", "1e400": "1e400"}.items():
         with suppress(InvalidRequest):
@@ -94,12 +92,12 @@ async def test_each_accepted_payload_can_be_delivered(checkpoint: MakeCheckpoint
     assert accepted == [str(MAX_JSON_DEPTH - 1)]
 
 
-async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(
+    replica: Checkpoint, other_replica: Checkpoint
+) -> None:
     for number in range(12):
         owner, move = await begun(replica, f"race-{number}")
-        sends = [send(side, f"race-{number}", '"x"', "one-event") for side in (replica, other)]
+        sends = [send(side, f"race-{number}", '"x"', "one-event") for side in (replica, other_replica)]
         await asyncio.gather(owner.commit(transition=move), *sends)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while (await replica.get(owner.task.task_id)).state != QUEUED:
@@ -107,8 +105,7 @@ async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint
         assert await payload_of(replica, owner.task.task_id) == "x"
 
 
-async def test_each_event_ends_one_wait_oldest_first(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_each_event_ends_one_wait_oldest_first(replica: Checkpoint) -> None:
     for payload in ("1", "2"):
         await send(replica, "many", payload)
     first, move = await begun(replica, "many")
@@ -122,8 +119,7 @@ async def test_each_event_ends_one_wait_oldest_first(checkpoint: MakeCheckpoint)
     assert sorted([await payload_of(replica, task_id) for task_id in tasks]) == [0, 1, 2]
 
 
-async def test_a_repeated_event_is_one_event_with_one_payload(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_repeated_event_is_one_event_with_one_payload(replica: Checkpoint) -> None:
     task_id = await waiting(replica, "once")
     answers = await asyncio.gather(*(send(replica, "once", "1", "r-1") for _ in range(5)))
     assert {one.task.task_id for one in answers} == {task_id}
@@ -133,8 +129,7 @@ async def test_a_repeated_event_is_one_event_with_one_payload(checkpoint: MakeCh
     assert (await again.commit(transition=move)).state == WAITING_EXTERNAL
 
 
-async def test_an_event_for_another_tenant_is_not_ours(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_event_for_another_tenant_is_not_ours(replica: Checkpoint) -> None:
     task_id = await waiting(replica, "shared-name")
     await replica.query(
         "insert into ledger.signals (tenant, correlation_id, request_id, hash, actor, payload) "
@@ -147,9 +142,9 @@ async def test_an_event_for_another_tenant_is_not_ours(checkpoint: MakeCheckpoin
 async def test_kept_events_are_bounded_and_forgotten(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replica = await checkpoint()
     monkeypatch.setattr(signals, "MAX_KEPT", 3)
     monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 0.1)
-    replica = await checkpoint()
     for _ in range(3):
         await send(replica, "full")
     with pytest.raises(LimitReached) as refused:
@@ -157,11 +152,11 @@ async def test_kept_events_are_bounded_and_forgotten(
     assert refused.value.reason == "SIGNALS_FULL"
     await replica.query("update ledger.signals set received_at = now() - interval '8 days'")
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while await replica.query("select request_id from ledger.signals"):
+        while await replica.query("select request_id from ledger.signals where tenant = %s", replica.tenant):
             await asyncio.sleep(0.05)
     assert not (await send(replica, "full")).HasField("task")
     await asyncio.sleep(0.3)  # it looks several times meanwhile: what is new stays
-    assert len(await replica.query("select request_id from ledger.signals")) == 1
+    assert len(await replica.query("select request_id from ledger.signals where tenant = %s", replica.tenant)) == 1
 
 
 async def test_all_old_events_are_forgotten_at_once(
@@ -182,9 +177,8 @@ async def test_all_old_events_are_forgotten_at_once(
 
 
 async def test_a_cancelled_event_wait_leaves_later_events(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task_id = await waiting(replica, "gone")
     assert (await replica.cancel(task_id)).state == task_pb2.TASK_STATE_CANCELLED
     assert not (await send(replica, "gone")).HasField("task")

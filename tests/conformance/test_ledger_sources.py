@@ -12,11 +12,10 @@ import pytest
 
 from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.errors import AlreadyExists, InvalidRequest
-from tenure.runtime.request_context import as_tenant
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.conformance.test_ledger_forks import ended, fork
+from tests.conformance.test_ledger_forks import fork
 from tests.conformance.test_ledger_sub_agents import spawner
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 from tests.support.fix_postgres import FreshDatabase
@@ -45,21 +44,18 @@ async def listed(replica: Checkpoint, source: Any = None, page_size: int = 0, **
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_run_of_a_source_is_one_task(checkpoint: MakeCheckpoint, kind: Any) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_a_run_of_a_source_is_one_task(replica: Checkpoint, other_replica: Checkpoint, kind: Any) -> None:
     source = run_of(kind=kind)
-    sides = [side for side in (replica, other) for _ in range(5)]
+    sides = [side for side in (replica, other_replica) for _ in range(5)]
     tasks = await asyncio.gather(*[side.create(source=source) for side in sides])
     assert {task.task_id for task in tasks} == {tasks[0].task_id}
-    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
+    assert await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant) == [(1,)]
     owner = await replica.claim(tasks[0].task_id)
     await owner.end(task_pb2.TASK_STATE_FAILED)
     assert (await replica.create(source=source)).state == task_pb2.TASK_STATE_FAILED
 
 
-async def test_a_run_with_another_spec_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_run_with_another_spec_is_refused(replica: Checkpoint) -> None:
     task = await replica.create("r-1", source=run_of())
     for attempt in (replica.create(goal="another", source=run_of()), replica.create("r-2", queue="q", source=run_of())):
         with pytest.raises(AlreadyExists) as refused:
@@ -70,8 +66,7 @@ async def test_a_run_with_another_spec_is_refused(checkpoint: MakeCheckpoint) ->
     assert refused.value.reason == "REQUEST_ID_REUSED"
 
 
-async def test_what_differs_in_any_part_is_another_run(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_difference_in_any_part_is_another_run(replica: Checkpoint) -> None:
     sources = [run_of(), run_of("weekly"), run_of(run="tuesday"), run_of(kind=CONTROL)]
     tasks = [await replica.create(source=source) for source in sources]
     without_run = task_pb2.Source(kind=CONTROL, source_id="nightly")
@@ -79,18 +74,15 @@ async def test_what_differs_in_any_part_is_another_run(checkpoint: MakeCheckpoin
     assert len({task.task_id for task in tasks}) == 6
 
 
-async def test_another_tenant_has_runs_of_its_own(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_another_tenant_has_runs_of_its_own(replica: Checkpoint) -> None:
     first = await replica.create(source=run_of())
-    request = pb.CreateTaskRequest(request_id="r-9", spec=task_pb2.TaskSpec(goal="do it", source=run_of()))
-    with as_tenant("acme"):
-        other = (await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)).task
+    async with replica.of_tenant("acme") as acme:
+        other = await acme.create(source=run_of())
     assert other.task_id != first.task_id
     assert await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER)) == [first.task_id]
 
 
-async def test_find_repeat_knows_the_run(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_find_repeat_finds_the_run(replica: Checkpoint) -> None:
     task = await replica.create(source=run_of())
     for goal, task_id in (("do it", task.task_id), ("another", None)):
         spec = task_pb2.TaskSpec(goal=goal, source=run_of())
@@ -103,8 +95,7 @@ async def test_find_repeat_knows_the_run(checkpoint: MakeCheckpoint) -> None:
             assert response.task.task_id == task_id
 
 
-async def test_a_fork_keeps_the_source_but_not_the_run(checkpoint: MakeCheckpoint) -> None:
-    replica, _ = await ended(checkpoint)
+async def test_a_fork_keeps_the_source_but_not_the_run(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(source=run_of())).task_id)
     task_id = owner.task.task_id
     forked = await fork(replica, task_id, message="Again?", at_sequence=2)
@@ -122,8 +113,7 @@ async def test_a_fork_keeps_the_source_but_not_the_run(checkpoint: MakeCheckpoin
     assert await listed(replica, of_source, forked_from_task_id=task_id) == [second.task_id, forked.task_id]
 
 
-async def test_sub_agents_of_a_run_are_no_runs(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_sub_agents_of_a_run_are_not_runs(replica: Checkpoint) -> None:
     owner, response = await spawner(replica, source=run_of())
     [spawned] = [entry.body.sub_agents_spawned for entry in response.foreign_entries]
     for task_id in spawned.task_ids:
@@ -133,14 +123,12 @@ async def test_sub_agents_of_a_run_are_no_runs(checkpoint: MakeCheckpoint) -> No
 
 
 @pytest.mark.parametrize("source", [run_of(run=""), run_of(""), run_of("", "")], ids=["run", "id", "both"])
-async def test_a_scheduler_names_its_run(checkpoint: MakeCheckpoint, source: Any) -> None:
-    replica = await checkpoint()
-    with pytest.raises(InvalidRequest, match="must be set for a scheduler"):
+async def test_a_scheduler_names_its_run(replica: Checkpoint, source: Any) -> None:
+    with pytest.raises(InvalidRequest):
         await replica.create(source=source)
 
 
-async def test_a_list_has_the_tasks_of_a_source(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_list_has_the_tasks_of_a_source(replica: Checkpoint) -> None:
     runs = [(await replica.create(source=run_of(run=f"run/{n}"))).task_id for n in range(5)][::-1]
     weekly = (await replica.create(source=run_of("weekly"), queue="q")).task_id
     by_hand = (await replica.create()).task_id
@@ -153,14 +141,13 @@ async def test_a_list_has_the_tasks_of_a_source(checkpoint: MakeCheckpoint) -> N
     one = task_pb2.SourceFilter(kind=SCHEDULER, source_id="nightly", source_run_id="run/3")
     assert await listed(replica, one) == [runs[1]]
     assert await listed(replica, one, queue="q") == []
-    with pytest.raises(InvalidRequest, match="needs a source_id"):
+    with pytest.raises(InvalidRequest, match="source_id"):
         await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER, source_run_id="monday"))
 
 
-async def test_a_task_keeps_its_source_whoever_writes(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_sql_cannot_change_a_source(replica: Checkpoint) -> None:
     await replica.create(source=run_of())
-    with pytest.raises(psycopg.errors.CheckViolation, match="keeps its source"):
+    with pytest.raises(psycopg.errors.CheckViolation):
         await replica.query("update ledger.tasks set source_run_id = 'tuesday'")
 
 

@@ -15,14 +15,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import duration, moment, state_name, timestamp
 from tenure.wire.ledger import entries_to_domain
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    MakeCheckpoint,
-    answer,
-    entry,
-    kinds,
-    reserve,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, entry, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
@@ -53,7 +46,9 @@ async def task_where(replica: Any, task_id: Any, holds: Any) -> Any:
 
 
 async def offered(replica: Any) -> Any:
-    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    answered = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     return [offer.task_id for offer in answered.offers]
 
 
@@ -88,8 +83,8 @@ async def test_an_unclaimed_task_follows_its_queue_timeout_policy(checkpoint: Ma
     assert await offered(replica) == [patient]
 
 
-async def test_a_backoff_without_jitter_is_exact(checkpoint: MakeCheckpoint) -> None:
-    replica, exact = await checkpoint(), policy("RETRY", 1.0, retry_seconds=120)
+async def test_a_backoff_without_jitter_is_exact(replica: Checkpoint) -> None:
+    exact = policy("RETRY", 1.0, retry_seconds=120)
     exact.retry.jitter = task_pb2.JITTER_NONE
     task = await replica.create(policy=exact)
     task = await task_where(replica, task.task_id, lambda task: task.state == RETRY_SCHEDULED)
@@ -98,8 +93,7 @@ async def test_a_backoff_without_jitter_is_exact(checkpoint: MakeCheckpoint) -> 
     assert task.next_retry_time.ToNanoseconds() - scheduled.ToNanoseconds() == 120 * 10**9
 
 
-async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_unclaimed_task_fails_after_its_retries(replica: Checkpoint) -> None:
     task_id = (await replica.create(policy=policy("RETRY", 1.0, retries=1, retry_seconds=0.01))).task_id
     task = await task_where(replica, task_id, lambda task: task.state == FAILED)
     assert (task.reason, task.message) == (
@@ -111,8 +105,7 @@ async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint:
     assert fold(entries_to_domain(entries)).timeout_retries == 1
 
 
-async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_claimed_task_has_no_queue_timeout(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create(policy=policy("FAIL", 5.0))).task_id)
     unheld = (await replica.create(policy=policy("FAIL", 5.0))).task_id
     await task_where(replica, unheld, lambda task: task.state == FAILED)  # as long in the queue as the other would be
@@ -123,8 +116,7 @@ async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint: MakeCh
 
 
 @pytest.mark.parametrize("action", ENDS)
-async def test_an_unanswered_wait_ends_by_policy(checkpoint: MakeCheckpoint, action: Any) -> None:
-    replica = await checkpoint()
+async def test_an_unanswered_wait_ends_by_policy(replica: Checkpoint, action: Any) -> None:
     task_id = await waiting(replica, policy=policy(action, 1.0, phase="wait"))
     task = await task_where(replica, task_id, lambda task: task.state != WAITING_USER)
     assert (state_name(task.state), task.reason) == (ENDS[action], "WAIT_EXPIRED")
@@ -135,8 +127,7 @@ async def test_an_unanswered_wait_ends_by_policy(checkpoint: MakeCheckpoint, act
     assert bool(fold(entries_to_domain(entries)).open_intents) == is_asked_again
 
 
-async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_whole_task_that_takes_too_long_may_fail(replica: Checkpoint) -> None:
     limits = task_pb2.Limits(timeout=duration(0.3))
     task_id = (await replica.create(limits=limits, policy=policy("FAIL", phase="task"))).task_id
     task = await task_where(replica, task_id, lambda task: task.state != QUEUED)
@@ -144,8 +135,7 @@ async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint: MakeCheckpo
 
 
 @pytest.mark.parametrize("action", ["", *ENDS])
-async def test_a_worker_without_progress_loses_the_task_by_policy(checkpoint: MakeCheckpoint, action: Any) -> None:
-    replica = await checkpoint()
+async def test_a_worker_without_progress_loses_the_task_by_policy(replica: Checkpoint, action: Any) -> None:
     owner = await replica.claim((await replica.create(policy=policy(action, phase="progress"))).task_id)
     assert await lose(replica, owner.task.task_id, owner.claims, "WORKER_STUCK") == [owner.task.task_id]
     task = await replica.get(owner.task.task_id)
@@ -158,8 +148,7 @@ async def test_a_worker_without_progress_loses_the_task_by_policy(checkpoint: Ma
 
 
 @pytest.mark.parametrize("action", ["GO_ON", *ENDS])
-async def test_a_granted_unopened_task_follows_its_policy(checkpoint: MakeCheckpoint, action: Any) -> None:
-    replica = await checkpoint()
+async def test_a_granted_unopened_task_follows_its_policy(replica: Checkpoint, action: Any) -> None:
     task_id = (await replica.create(policy=policy(action, 5.0, phase="start"))).task_id
     token, claims = await replica.grant(task_id)
     moved = await lose(replica, task_id, claims, "START_TIMEOUT")
@@ -172,8 +161,7 @@ async def test_a_granted_unopened_task_follows_its_policy(checkpoint: MakeCheckp
         await replica.open(token, claims)
 
 
-async def test_a_superseded_claim_moves_nothing(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_superseded_claim_moves_nothing(replica: Checkpoint) -> None:
     task_id = (await replica.create(policy=policy("FAIL", 5.0, phase="start"))).task_id
     _, former = await replica.grant(task_id)
     await replica.grant(task_id)
@@ -181,14 +169,15 @@ async def test_a_superseded_claim_moves_nothing(checkpoint: MakeCheckpoint) -> N
     assert (await replica.get(task_id)).state == QUEUED
 
 
-async def test_offers_carry_the_tasks_own_patience(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_offers_carry_the_tasks_own_patience(replica: Checkpoint) -> None:
     response = policy("RETRY", 7.0, phase="start")
     response.timeouts.progress.after.CopyFrom(duration(9.0))
     response.lease_ttl.CopyFrom(duration(4.0))
     await replica.create(policy=response)
     await replica.create()
-    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    answered = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     own, none = answered.offers
     assert (own.start_timeout.seconds, own.progress_timeout.seconds, own.lease_ttl.seconds) == (7, 9, 4)
     assert not none.HasField("lease_ttl")
@@ -196,8 +185,7 @@ async def test_offers_carry_the_tasks_own_patience(checkpoint: MakeCheckpoint) -
     assert not none.HasField("progress_timeout")
 
 
-async def test_waits_for_a_person_and_for_an_event_last_apart(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_waits_for_a_person_and_for_an_event_last_apart(replica: Checkpoint) -> None:
     apart = task_pb2.TaskPolicy()
     apart.timeouts.wait_person.after.CopyFrom(duration(600))
     apart.timeouts.wait_event.after.CopyFrom(duration(60))
@@ -213,8 +201,7 @@ async def test_waits_for_a_person_and_for_an_event_last_apart(checkpoint: MakeCh
         assert waiting.deadline_time.seconds - waiting.begin_time.seconds == seconds
 
 
-async def test_the_error_class_is_in_its_transition(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_error_class_is_in_its_transition(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     move = pb.Transition(
         to_state=RETRY_SCHEDULED, reason="MODEL_UNAVAILABLE", retry_delay=duration(60), error_class="OVERLOADED"
@@ -225,8 +212,7 @@ async def test_the_error_class_is_in_its_transition(checkpoint: MakeCheckpoint) 
     assert last.next_retry_time == (await replica.get(owner.task.task_id)).next_retry_time
 
 
-async def test_a_task_with_a_start_time_is_offered_from_then(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_with_a_start_time_is_offered_from_then(replica: Checkpoint) -> None:
     start = datetime.now(UTC) + timedelta(hours=1)
     limits = task_pb2.Limits(timeout=duration(600))
     spec = {"start_time": timestamp(start), "limits": limits, "policy": policy("FAIL", 30.0)}
@@ -248,9 +234,8 @@ async def test_a_task_with_a_start_time_is_offered_from_then(checkpoint: MakeChe
 
 
 async def test_a_delayed_task_is_cancelled_at_once(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     later = timestamp(datetime.now(UTC) + timedelta(hours=1))
     task = await replica.create(start_time=later)
     assert (await replica.cancel(task.task_id)).state == task_pb2.TASK_STATE_CANCELLED
@@ -264,8 +249,7 @@ async def test_a_delayed_task_is_cancelled_at_once(
     assert await offered(replica) == [task.task_id]
 
 
-async def test_a_fork_of_a_task_that_is_held_back_is_not(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_fork_of_a_task_that_is_held_back_is_not(replica: Checkpoint) -> None:
     task = await replica.create(start_time=timestamp(datetime.now(UTC) + timedelta(hours=1)))
     request = pb.CheckpointServiceForkTaskRequest(request_id="f", task_id=task.task_id, actor="bob")
     forked = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task

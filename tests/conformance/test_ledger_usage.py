@@ -9,12 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_checkpoint import Checkpoint
 from tests.support.patience import CALL_SECONDS
 
 ROOT = "00000000-0000-7000-8000-{:012x}"
@@ -30,13 +31,12 @@ select ('00000000-0000-7000-8000-' || lpad(to_hex(n %% {ROOTS}), 12, '0'))::uuid
 """  # the numbers are constants of this file
 
 
-@pytest.fixture
-async def billed(checkpoint: MakeCheckpoint) -> Any:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def billed(shared_ledger: Checkpoint) -> Checkpoint:
     """A ledger with as many bills as a busy fortnight leaves."""
-    replica = await checkpoint()
-    await replica.query(FILL)
-    await replica.query("analyze ledger.token_usage")
-    return replica
+    await shared_ledger.query(FILL)
+    await shared_ledger.query("analyze ledger.token_usage")
+    return shared_ledger
 
 
 async def sums(replica: Any, tenant: Any, **fields: Any) -> Any:
@@ -85,8 +85,8 @@ async def test_a_usage_window_has_its_settled_calls(billed: Any) -> None:
     assert not (await sums(billed, "t-4", root_task_id=ROOT.format(3))).sums, "it is another tenant's"
 
 
-async def test_simulated_and_unpriced_calls_are_counted_separately(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_simulated_and_unpriced_calls_are_counted_separately(shared_ledger: Checkpoint) -> None:
+    root = ROOT.format(ROOTS + 1)  # without bills of `billed`
     bills = [
         ("claude-opus-4-8", "req_011", False, 50),
         ("claude-opus-4-8", "req_sim_a", False, 7),
@@ -95,21 +95,21 @@ async def test_simulated_and_unpriced_calls_are_counted_separately(checkpoint: M
         ("sim-hello", "", True, 0),  # lost: no answer, no id
     ]
     for number, (model, request_id, unpriced, nano_usd) in enumerate(bills):
-        await replica.query(
+        await shared_ledger.query(
             "insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model,"
             " provider_request_id, lost, input_tokens, output_tokens, cache_creation_input_tokens,"
             " cache_read_input_tokens, nano_usd, unpriced, settled_at)"
-            f" values ('{ROOT.format(1)}', {number}, 1, 't', '{ROOT.format(1)}', 1, '{model}', '{request_id}', false,"
+            f" values ('{root}', {number}, 1, 't', '{root}', 1, '{model}', '{request_id}', false,"
             f" 1, 1, 0, 0, {nano_usd}, {unpriced}, now())"
         )
-    for fields in (since(hours=1), {"root_task_id": ROOT.format(1)}):
-        [one] = (await sums(replica, "t", **fields)).sums
+    for fields in (since(hours=1), {"root_task_id": root}):
+        [one] = (await sums(shared_ledger, "t", **fields)).sums
         assert (one.calls, one.nano_usd) == (5, 57)
         assert (one.simulated_calls, one.simulated_nano_usd, one.unpriced_calls) == (3, 7, 1)
 
 
 @pytest.mark.parametrize("grouping", ["TENANT", "ROOT", "MODEL", "DAY"])
-async def test_each_of_them_reads_one_index(billed: Any, grouping: str) -> None:
+async def test_each_sum_reads_one_index(billed: Any, grouping: str) -> None:
     now = datetime.now(UTC)
     simulated = {"simulated_request": "req_sim_", "simulated_model": "sim-"}
     shared = {"tenant": "t-3", "grouping": grouping, "after": "", "limit": 100, **simulated}

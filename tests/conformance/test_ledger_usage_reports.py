@@ -11,7 +11,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, NotFound, Unauthenticated, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, reserve
 
 PRICED = "claude-sonnet-4-5"
 USED = {
@@ -72,8 +72,7 @@ async def rows(replica: Any, task_id: Any) -> Any:
     }
 
 
-async def test_a_fenced_worker_may_say_what_its_own_last_call_used(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_fenced_worker_may_report_usage_of_its_last_call(replica: Checkpoint) -> None:
     owner, _ = await fenced(replica)
     task_id = owner.task.task_id
     (estimate,) = await bills(replica, task_id)
@@ -91,8 +90,7 @@ async def test_a_fenced_worker_may_say_what_its_own_last_call_used(checkpoint: M
     assert before.budget.reserved_tokens == after.budget.reserved_tokens == 0
 
 
-async def test_a_report_changes_nothing_but_the_bill_and_the_budget(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_report_changes_nothing_but_the_bill_and_the_budget(replica: Checkpoint) -> None:
     owner, successor = await fenced(replica)
     task_id = owner.task.task_id
     before = await rows(replica, task_id)
@@ -115,8 +113,7 @@ async def test_a_report_changes_nothing_but_the_bill_and_the_budget(checkpoint: 
     await successor.commit(answer(attempt=2))
 
 
-async def test_a_report_counts_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_report_counts_once(replica: Checkpoint) -> None:
     owner, _ = await fenced(replica)
     task_id = owner.task.task_id
     await asyncio.gather(*(report(replica, owner.token) for _ in range(5)))
@@ -126,8 +123,7 @@ async def test_a_report_counts_once(checkpoint: MakeCheckpoint) -> None:
     assert (await replica.get(task_id)).budget.used_tokens == 100
 
 
-async def test_nobody_bills_anothers_call(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_worker_reports_usage_of_its_own_calls_only(replica: Checkpoint) -> None:
     owner, successor = await fenced(replica)
     task_id = owner.task.task_id
     before = await rows(replica, task_id)
@@ -152,8 +148,7 @@ AS_MANY_BUT_DEARER = {"output_tokens": 200}
 @pytest.mark.parametrize(
     "usage", [{"input_tokens": 201}, {"output_tokens": 2**62}, {"input_tokens": -1}, AS_MANY_BUT_DEARER, {}]
 )
-async def test_no_more_is_billed_than_was_set_aside(checkpoint: MakeCheckpoint, usage: Any) -> None:
-    replica = await checkpoint()
+async def test_a_report_never_exceeds_the_reservation(replica: Checkpoint, usage: Any) -> None:
     owner, _ = await fenced(replica)
     before = await rows(replica, owner.task.task_id)
     with pytest.raises(InvalidRequest):
@@ -161,8 +156,7 @@ async def test_no_more_is_billed_than_was_set_aside(checkpoint: MakeCheckpoint, 
     assert await rows(replica, owner.task.task_id) == before
 
 
-async def test_a_call_is_settled_before_it_is_reported(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_call_is_settled_before_it_is_reported(replica: Checkpoint) -> None:
     owner = await calling(replica)
     with pytest.raises(WrongState) as refused:
         await report(replica, owner.token)
@@ -175,8 +169,7 @@ async def test_a_call_is_settled_before_it_is_reported(checkpoint: MakeCheckpoin
     assert (bill.lost, bill.usage.output_tokens, bill.HasField("estimated_usage")) == (False, 10, False)
 
 
-async def test_the_task_may_have_ended_by_then(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_the_task_may_have_ended_by_then(replica: Checkpoint) -> None:
     owner, successor = await fenced(replica)
     await successor.commit(reserve=reserve(step=1, attempt=2))
     await successor.commit(answer(attempt=2))
@@ -186,8 +179,7 @@ async def test_the_task_may_have_ended_by_then(checkpoint: MakeCheckpoint) -> No
     assert task.budget.used_tokens == 110
 
 
-async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_reported_usage_of_a_lost_call_is_billed(replica: Checkpoint) -> None:
     owner = await calling(replica)
     heard = ledger_pb2.HeardCall(step=1, attempt_number=1, usage=task_pb2.TokenUsage(**USED))
     await lose(replica, owner, heard)
@@ -195,8 +187,7 @@ async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(checkpoin
     assert (bill.lost, bill.usage) == (True, task_pb2.TokenUsage(**USED))
 
 
-async def test_what_was_heard_of_the_call_before_is_none_of_this_one(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_usage_of_an_earlier_call_does_not_count_for_a_later_one(replica: Checkpoint) -> None:
     owner = await calling(replica)
     await owner.commit(answer(), reserve=reserve(step=2, input_tokens=100))
     await lose(replica, owner, ledger_pb2.HeardCall(step=1, attempt_number=1, usage=task_pb2.TokenUsage(**USED)))
@@ -221,8 +212,7 @@ async def lose(replica: Any, owner: Any, heard: Any) -> None:
         "delete from ledger.usage_reports where task_id = %s",
     ],
 )
-async def test_the_database_takes_no_other_correction(checkpoint: MakeCheckpoint, statement: str) -> None:
-    replica = await checkpoint()
+async def test_the_database_refuses_other_corrections(replica: Checkpoint, statement: str) -> None:
     owner, _ = await fenced(replica)
     await report(replica, owner.token)
     with pytest.raises(psycopg.errors.CheckViolation):

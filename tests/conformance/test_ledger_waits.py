@@ -17,14 +17,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import duration, moment
 from tenure.wire.ledger import entries_to_domain
-from tests.support.fix_checkpoint import (
-    TIMEOUT_SECONDS,
-    MakeCheckpoint,
-    answer,
-    entry,
-    kinds,
-    reserve,
-)
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
@@ -87,24 +80,24 @@ async def in_state(replica: Any, task_id: Any, state: Any) -> Any:
         return task
 
 
-async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_waiting_task_has_a_wait_and_no_owner(replica: Checkpoint) -> None:
     task = await waiting(replica, timeout_seconds=60)
     assert (task.state, task.owner, task.wait.question) == (WAITING_USER, "", "Ship it?")
     assert list(task.wait.options) == ["approve", "deny"]
     assert moment(task.wait.deadline_time) - moment(task.wait.begin_time) == timedelta(seconds=60)
     begun = (await replica.entries(task.task_id))[-1].body.transition
     assert begun.wait == task.wait
-    offers = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    offers = await replica.stub.ListClaimable(
+        pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
+    )
     assert not offers.offers
     listed = await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(), timeout=TIMEOUT_SECONDS)
     assert listed.tasks[0].wait == task.wait
 
 
 async def test_an_answer_becomes_the_outcome_and_queues_the_task(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task = await waiting(replica)
     resumed = await say(replica, task, decision="approve", comment="go ahead")
     assert (resumed.state, resumed.reason, resumed.HasField("wait")) == (QUEUED, "WAIT_RESOLVED", False)
@@ -121,12 +114,10 @@ async def test_an_answer_becomes_the_outcome_and_queues_the_task(
     await owner.commit(reserve=reserve(step=2))
 
 
-async def test_of_two_concurrent_approvals_one_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_of_two_concurrent_approvals_one_is_refused(replica: Checkpoint, other_replica: Checkpoint) -> None:
     for _ in range(5):
         task = await waiting(replica)
-        said = [say(side, task, decision=word) for side in (replica, other) for word in ("approve", "deny")]
+        said = [say(side, task, decision=word) for side in (replica, other_replica) for word in ("approve", "deny")]
         results = await asyncio.gather(*said, return_exceptions=True)
         refused = [one for one in results if isinstance(one, WrongState)]
         assert [one.reason for one in refused] == ["WAIT_OVER"] * 3
@@ -134,9 +125,8 @@ async def test_of_two_concurrent_approvals_one_is_refused(checkpoint: MakeCheckp
 
 
 async def test_a_repeated_answer_is_answered_again(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task = await waiting(replica)
     results = await asyncio.gather(*(say(replica, task, "r-1", decision="approve") for _ in range(5)))
     assert {one.sequence for one in results} == {results[0].sequence}
@@ -162,18 +152,14 @@ async def test_a_repeated_answer_is_answered_again(
         (leave_of_a_person(), {"decision": "allow", "edited_arguments_json": "{}"}),
     ],
 )
-async def test_an_unfit_answer_is_refused_and_the_wait_continues(
-    checkpoint: MakeCheckpoint, wait: Any, said: Any
-) -> None:
-    replica = await checkpoint()
+async def test_an_unfit_answer_is_refused_and_the_wait_continues(replica: Checkpoint, wait: Any, said: Any) -> None:
     task = await waiting(replica, wait)
     with pytest.raises(InvalidRequest):
         await say(replica, task, **said)
     assert (await replica.get(task.task_id)) == task
 
 
-async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_extra_budget_raises_the_cap_with_an_entry(replica: Checkpoint) -> None:
     task = await waiting(replica, limits=task_pb2.Limits(max_tokens=1000))
     resumed = await say(replica, task, reply="yes, and take more", extra_budget_tokens=500)
     assert resumed.budget.max_tokens == 1500
@@ -181,8 +167,7 @@ async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(checkpoint: 
     assert (resolution.extra_budget_tokens, resolution.answer) == (500, "yes, and take more")
 
 
-async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(replica: Checkpoint) -> None:
     task = await waiting(replica, leave_of_a_person())
     await say(replica, task, decision="edit", edited_arguments_json='{"a": 2}', comment="less")
     assert kinds(await replica.entries(task.task_id))[-2:] == ["wait_resolution", "WAITING_USER>QUEUED"]
@@ -195,9 +180,8 @@ async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint:
 
 
 async def test_a_denied_calls_outcome_has_the_comment(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task = await waiting(replica, leave_of_a_person())
     await say(replica, task, decision="deny", comment="too much")
     outcome = (await replica.entries(task.task_id))[-2].body.tool_outcome.outcome
@@ -206,8 +190,7 @@ async def test_a_denied_calls_outcome_has_the_comment(
     assert outcome.content.endswith("too much")
 
 
-async def test_a_wait_that_nobody_answers_ends_the_task(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_unanswered_wait_ends_the_task(replica: Checkpoint) -> None:
     task = await in_state(replica, (await waiting(replica, timeout_seconds=1)).task_id, TIMED_OUT)
     assert (task.reason, task.result) == ("WAIT_EXPIRED", "so far")
     entries = await replica.entries(task.task_id)
@@ -215,8 +198,7 @@ async def test_a_wait_that_nobody_answers_ends_the_task(checkpoint: MakeCheckpoi
     assert entries[-3].body.wait_resolution.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER
 
 
-async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_wait_with_the_policy_go_on_continues_without_an_answer(replica: Checkpoint) -> None:
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     task = await in_state(replica, (await waiting(replica, wait, timeout_seconds=1)).task_id, QUEUED)
     assert task.reason == "WAIT_EXPIRED"
@@ -224,17 +206,17 @@ async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint: MakeC
     assert json.loads(outcome.content)["answer"] == "no answer"
 
 
-async def test_answers_racing_the_deadline_end_the_wait_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
+async def test_answers_racing_the_deadline_end_the_wait_once(replica: Checkpoint, other_replica: Checkpoint) -> None:
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     tasks = [await waiting(replica, wait) for _ in range(6)]
-    await replica.query("update ledger.tasks set wait_deadline_at = now() + interval '200 ms'")
+    await replica.query(
+        "update ledger.tasks set wait_deadline_at = now() + interval '200 ms' where tenant = %s", replica.tenant
+    )
 
     async def answered(task: Any, seconds: Any) -> None:
         await asyncio.sleep(seconds)
         try:
-            await say(other, task, decision="approve")
+            await say(other_replica, task, decision="approve")
         except WrongState as refusal:
             assert refusal.reason == "WAIT_OVER"  # noqa: PT017  either is right, but nothing else
 
@@ -244,8 +226,7 @@ async def test_answers_racing_the_deadline_end_the_wait_once(checkpoint: MakeChe
         assert response.count("wait_resolution") == response.count("tool_outcome") == 1
 
 
-async def test_a_waiting_task_with_an_open_call_is_cancelled_at_once(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_waiting_task_with_an_open_call_is_cancelled_at_once(replica: Checkpoint) -> None:
     task = await waiting(replica)
     cancelled = await replica.cancel(task.task_id)
     assert (cancelled.state, cancelled.result, cancelled.HasField("wait")) == (CANCELLED, "so far", False)
@@ -256,8 +237,7 @@ async def test_a_waiting_task_with_an_open_call_is_cancelled_at_once(checkpoint:
     assert over.value.reason == "WAIT_OVER"
 
 
-async def test_a_cancel_racing_an_answer_leaves_a_whole_ledger(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cancel_racing_an_answer_leaves_a_whole_ledger(replica: Checkpoint) -> None:
     for _ in range(5):
         task = await waiting(replica)
         said = await asyncio.gather(
@@ -269,9 +249,8 @@ async def test_a_cancel_racing_an_answer_leaves_a_whole_ledger(checkpoint: MakeC
 
 
 async def test_the_tasks_clock_stops_during_waits_for_a_person(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task = await waiting(replica)
     first = moment(task.deadline_time)
     waited = timedelta(0)
@@ -290,11 +269,12 @@ async def test_the_tasks_clock_stops_during_waits_for_a_person(
         task = await replica.get(task.task_id)
 
 
-async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(replica: Checkpoint) -> None:
     task = await waiting(replica, limits=task_pb2.Limits(timeout=duration(2)))
     await replica.query(
-        "update ledger.tasks set deadline_at = now() - interval '1 h', waiting_since = now() - interval '2 h'"
+        "update ledger.tasks set deadline_at = now() - interval '1 h', waiting_since = now() - interval '2 h' "
+        "where task_id = %s",
+        task.task_id,
     )
     await asyncio.sleep(0.3)  # several sweeps: nothing is to happen
     resumed = await say(replica, task, decision="approve")
@@ -303,9 +283,8 @@ async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoin
 
 
 async def test_a_call_in_doubt_stops_the_clock_and_takes_no_answer(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent(tool="pay"), transition=pb.Transition(to_state=WAITING_USER, reason="TOOL_IN_DOUBT"))
     task = await replica.get(owner.task.task_id)
@@ -313,12 +292,11 @@ async def test_a_call_in_doubt_stops_the_clock_and_takes_no_answer(
     task.wait.wait_id = "w1"
     with pytest.raises(WrongState):
         await say(replica, task, decision="approve")
-    since = await replica.query("select waiting_since is not null from ledger.tasks")
+    since = await replica.query("select waiting_since is not null from ledger.tasks where tenant = %s", replica.tenant)
     assert since == [(True,)]
 
 
-async def test_several_calls_of_a_step_wait_one_after_another(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_several_calls_of_a_step_wait_one_after_another(replica: Checkpoint) -> None:
     task = await waiting(replica, intents=("1.0", "1.1"))
     await say(replica, task, decision="approve")
     owner = await replica.claim(task.task_id)
@@ -342,16 +320,14 @@ async def test_several_calls_of_a_step_wait_one_after_another(checkpoint: MakeCh
         (WAITING_USER, approval(kind=task_pb2.WAIT_KIND_BUDGET)),
     ],
 )
-async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint: MakeCheckpoint, state: Any, wait: Any) -> None:
-    replica = await checkpoint()
+async def test_a_wait_that_does_not_fit_its_move_is_refused(replica: Checkpoint, state: Any, wait: Any) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent())
     with pytest.raises(InvalidRequest):
         await owner.commit(transition=pb.Transition(to_state=state, reason="WAITS", wait=wait))
 
 
-async def test_an_answer_to_another_wait_names_the_current_one(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_answer_to_another_wait_names_the_current_one(replica: Checkpoint) -> None:
     task = await waiting(replica, leave_of_a_person())
     with pytest.raises(WrongState) as other:
         await say(replica, task, wait_id="w1", decision="allow")
@@ -362,8 +338,7 @@ async def test_an_answer_to_another_wait_names_the_current_one(checkpoint: MakeC
     assert (await replica.get(task.task_id)).state == WAITING_USER
 
 
-async def test_leave_is_given_only_to_the_call_that_was_shown(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_leave_is_given_only_to_the_call_that_was_shown(replica: Checkpoint) -> None:
     task = await waiting(replica, leave_of_a_person())
     with pytest.raises(InvalidRequest, match="call_digest"):
         await say(replica, task, call_digest="", decision="allow")
@@ -375,8 +350,7 @@ async def test_leave_is_given_only_to_the_call_that_was_shown(checkpoint: MakeCh
     assert (await say(replica, task, decision="allow")).state == QUEUED
 
 
-async def test_an_error_about_a_wait_fits_into_the_trailers_of_grpc(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_an_error_about_a_wait_fits_into_the_trailers_of_grpc(replica: Checkpoint) -> None:
     long = json.dumps({"text": "\U0001f600" * 20_000}, ensure_ascii=False)
     wait = leave_of_a_person()
     wait.arguments_json, wait.question = long, "\U0001f600" * 4000

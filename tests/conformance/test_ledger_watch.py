@@ -15,7 +15,14 @@ from tenure.runtime import metrics
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, kinds, words
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    Checkpoint,
+    MakeCheckpoint,
+    MakeCheckpointProcess,
+    kinds,
+    words,
+)
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -33,8 +40,7 @@ async def watch(replica: Any, task_id: Any, after: int = 0) -> Any:
             await asyncio.sleep(0.05)
 
 
-async def test_old_entries_come_first_then_new_ones_until_the_end(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_old_entries_come_first_then_new_ones_until_the_end(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     watching = asyncio.create_task(watch(replica, owner.task.task_id))
     for _ in range(5):
@@ -43,15 +49,13 @@ async def test_old_entries_come_first_then_new_ones_until_the_end(checkpoint: Ma
     assert [one.sequence for one in await watching] == list(range(1, 10))
 
 
-async def test_an_ended_task_is_told_to_its_end_and_the_stream_closes(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_watch_of_an_ended_task_sends_its_entries_and_closes(replica: Checkpoint) -> None:
     task = await replica.cancel((await replica.create()).task_id)
     assert kinds(await watch(replica, task.task_id))[-1] == "QUEUED>CANCELLED"
     assert await watch(replica, task.task_id, after=task.sequence) == []
 
 
-async def test_a_cursor_beyond_the_newest_entry_is_refused(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_cursor_beyond_the_newest_entry_is_refused(replica: Checkpoint) -> None:
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:
         await replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id, after_sequence=3)).read()
@@ -107,8 +111,7 @@ async def test_a_watcher_that_waits_holds_no_connection(checkpoint_process: Make
         call.cancel()
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeCheckpoint) -> None:
-    replica = await checkpoint()
+async def test_a_slow_reader_delays_no_other_and_misses_nothing(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     slow = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=PATIENCE_SECONDS)
     first = await slow.read()
@@ -123,9 +126,8 @@ async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeC
 
 
 async def test_a_current_watcher_gets_new_entries_without_a_read(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
     task = await replica.create()
     call = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
     seen = list((await call.read()).entries)
@@ -148,16 +150,15 @@ async def test_a_current_watcher_gets_new_entries_without_a_read(
 
 
 async def test_watchers_of_two_committing_replicas_have_no_gap(
-    checkpoint: MakeCheckpoint,
+    replica: Checkpoint,
+    other_replica: Checkpoint,
 ) -> None:
-    replica = await checkpoint()
-    other = await checkpoint(dsn=replica.dsn)
     task = await replica.create()
-    watchers = [asyncio.create_task(watch(side, task.task_id)) for side in (replica, other) for _ in range(3)]
+    watchers = [asyncio.create_task(watch(side, task.task_id)) for side in (replica, other_replica) for _ in range(3)]
     owner = await replica.claim(task.task_id)
     for number in range(20):
         await asyncio.gather(
-            replica.say(task.task_id, f"{number}"), other.say(task.task_id, f"{number}"), owner.commit(words())
+            replica.say(task.task_id, f"{number}"), other_replica.say(task.task_id, f"{number}"), owner.commit(words())
         )
     await owner.commit(words())  # it has read all that was said
     await owner.end()
@@ -166,22 +167,22 @@ async def test_watchers_of_two_committing_replicas_have_no_gap(
         assert seen == whole
 
 
-async def test_a_hint_that_was_lost_is_made_up_by_the_poll(checkpoint: MakeCheckpoint) -> None:
+async def test_the_poll_finds_entries_without_a_notification(replica: Checkpoint) -> None:
     """An entry written behind the service's back, as when a notification got lost."""
-    replica = await checkpoint()
     task = await replica.create()
     call = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
     await call.read()
     await replica.query(
         "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, kind, 'x', now(), body from ledger.entries "
-        "where sequence = 2"
+        "where sequence = 2 and task_id = %s",
+        task.task_id,
     )
-    await replica.query("update ledger.tasks set sequence = 3")
+    await replica.query("update ledger.tasks set sequence = 3 where task_id = %s", task.task_id)
     assert [one.sequence for one in (await call.read()).entries] == [3]
     call.cancel()
 
 
-async def test_a_draining_server_ends_its_streams_and_another_goes_on(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_replica_ends_its_watches_and_another_resumes_them(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     task = await replica.create()

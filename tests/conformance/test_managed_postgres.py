@@ -1,4 +1,4 @@
-"""A Postgres that others run: its administrator is no superuser, and neither is any role of Tenure."""
+"""A managed Postgres: neither its administrator nor a role of Tenure is a superuser."""
 
 from __future__ import annotations
 

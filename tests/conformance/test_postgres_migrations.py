@@ -58,13 +58,13 @@ async def test_a_file_changed_after_it_ran_is_refused(fresh_database: FreshDatab
         await migrate(dsn, ledger((FIRST[0], FIRST[1] + " "), SECOND))
 
 
-async def test_line_endings_are_no_change(fresh_database: FreshDatabase) -> None:
+async def test_line_endings_do_not_change_a_checksum(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     await migrate(dsn, ledger(("0001_a.sql", "create table a (\n n int)")))
     assert await migrate(dsn, ledger(("0001_a.sql", "create table a (\r\n n int)"))) == []
 
 
-async def test_pending_ones_are_told_when_migrating_is_not_allowed(fresh_database: FreshDatabase) -> None:
+async def test_pending_migrations_are_refused_where_migrating_is_not_allowed(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     with pytest.raises(ConfigurationError) as caught:
         await migrate(dsn, ledger(FIRST, SECOND), allowed=False)
@@ -183,7 +183,7 @@ async def test_a_template_is_cloned_with_its_migrations(fresh_database: FreshDat
 @pytest.mark.parametrize(
     "names", [["0002_a.sql"], ["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["1_a.sql"], ["0001-a.sql"]]
 )
-def test_numbers_have_no_gaps_and_no_doubles(names: Any) -> None:
+def test_numbers_of_migrations_are_consecutive(names: Any) -> None:
     with pytest.raises(ValueError, match="expected"):
         ledger(*((name, "select 1") for name in names))
 

@@ -92,7 +92,7 @@ async def insert_and_fail(pool: Any) -> None:
         raise ValueError("undo")
 
 
-async def test_our_own_wrong_statement_stays_what_it_is(fresh_database: FreshDatabase) -> None:
+async def test_a_wrong_statement_raises_the_error_of_psycopg(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
         with pytest.raises(psycopg.errors.UndefinedTable):
             await one(pool, "select * from nowhere")
@@ -225,7 +225,7 @@ async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database: FreshDat
         assert runs == 3
 
 
-async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_database: FreshDatabase) -> None:
+async def test_a_retried_transaction_waits_before_it_locks_again(fresh_database: FreshDatabase) -> None:
     """Measured without that: about one deadlock in thirty was met again at once, a second later by Postgres's clock."""
     clock, began = asyncio.get_running_loop().time, []
 
@@ -239,7 +239,7 @@ async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_dat
     assert min(later - earlier for earlier, later in pairwise(began)) >= 0.05 / 2
 
 
-async def test_conflicts_without_end_are_told_in_the_end(fresh_database: FreshDatabase) -> None:
+async def test_endless_conflicts_are_raised(fresh_database: FreshDatabase) -> None:
     async def conflict(postgres: Any) -> None:
         await postgres.execute(b"do $$ begin raise exception 'again' using errcode = '40001'; end $$")
 
@@ -282,7 +282,7 @@ async def sleep_in(postgres: Any) -> None:
         await postgres.execute("select pg_sleep(30)")
 
 
-async def test_a_server_that_is_not_there_is_unavailable_in_time(closed_port: int) -> None:
+async def test_an_absent_server_is_unavailable_in_time(closed_port: int) -> None:
     dsn = f"postgresql://tenure@127.0.0.1:{closed_port}/x"
     options = PoolOptions(start_timeout_seconds=0.5)
     with pytest.raises(errors.Unavailable):
@@ -304,7 +304,7 @@ async def test_a_service_may_start_before_its_server(own_postgres: PostgresProce
     assert await starting == 1
 
 
-@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+@pytest.mark.parametrize("setting", ["fsync", pytest.param("full_page_writes", marks=pytest.mark.faults)])
 async def test_a_server_that_may_lose_entries_is_refused(tmp_path: Path, setting: str) -> None:
     async with PostgresProcess(tmp_path / "data", settings={setting: "off"}) as server, pool_of(server.dsn()) as pool:
         with pytest.raises(ConfigurationError, match=f"{setting}=off"):

@@ -33,7 +33,7 @@ async def talking_to(port: int) -> AsyncGenerator[Any]:
         writer.close()
 
 
-async def test_it_passes_everything_on_both_ways(tcp_proxy: MakeProxy) -> None:
+async def test_the_proxy_passes_bytes_in_both_directions(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
@@ -42,7 +42,7 @@ async def test_it_passes_everything_on_both_ways(tcp_proxy: MakeProxy) -> None:
             assert await reader.read(-1) == b"x" * 1_000_000
 
 
-async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy: MakeProxy) -> None:
+async def test_a_deaf_proxy_keeps_connections_and_passes_nothing(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
@@ -56,7 +56,7 @@ async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy: MakeProxy) -
             assert await reading == b"hello"
 
 
-async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy: MakeProxy) -> None:
+async def test_a_reset_proxy_breaks_connections_and_accepts_new_ones(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
@@ -70,7 +70,7 @@ async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy: MakeProx
             assert await reader.read(5) == b"again"
 
 
-async def test_stop_refuses_and_start_accepts_at_the_same_address(tcp_proxy: MakeProxy) -> None:
+async def test_a_restarted_proxy_accepts_at_the_same_address(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         address = proxy.address

@@ -120,7 +120,7 @@ async def test_the_generation_is_raised_far_above_the_present_one(checkpoint: Ma
     assert after == before + 1000
 
 
-async def test_other_lines_are_refused_by_name(checkpoint: MakeCheckpoint, tools_dsn: str) -> None:
+async def test_malformed_lines_are_refused(checkpoint: MakeCheckpoint, tools_dsn: str) -> None:
     ledger = await checkpoint()
     _, err = await serve("checkpoint", "compare-records", ledger.dsn, '{"task_id": "x"}\n', code=2)
     assert "not a line of `tenure serve tools list-records`" in err

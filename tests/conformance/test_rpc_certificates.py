@@ -215,7 +215,7 @@ def leaf(authority: Authority, days: float = 1) -> bytes:
     return authority.issue(Role.GATEWAY, "gateway", DEFAULT_INSTALLATION, days)[0]
 
 
-def test_a_caller_counts_as_long_as_its_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_is_trusted_as_long_as_its_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.runtime.certificate_files._REREAD_SECONDS", 0.0)
     folder, other = Folder(tmp_path), Authority.create(DEFAULT_INSTALLATION, 1)
     trusted = TrustedCallers(folder.files("checkpoint"))

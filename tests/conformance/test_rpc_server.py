@@ -111,7 +111,7 @@ async def test_a_domain_error_crosses_the_wire_in_every_arity(arity: Any) -> Non
 
 @pytest.mark.parametrize("arity", ARITIES)
 @pytest.mark.parametrize("no_message", [b"\x0a\x03\xed\xa0\xbd", b"\xff\xff\xff", b"\x0a\x7f"])
-async def test_bytes_that_are_no_message_are_refused_with_a_reason(
+async def test_malformed_messages_are_refused_with_a_reason(
     arity: Any, no_message: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half of a surrogate pair in a text, a field that does not exist, a length beyond the end."""
@@ -125,9 +125,7 @@ async def test_bytes_that_are_no_message_are_refused_with_a_reason(
 
 
 @pytest.mark.parametrize("arity", [*ARITIES, "written"])
-async def test_a_bug_tells_nothing_outside_and_everything_in_the_log(
-    arity: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_internal_error_has_its_details_in_the_log_only(arity: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with echoing() as (echo, channel):
         echo.error = ValueError("secret detail")
         with caplog.at_level(logging.ERROR), pytest.raises(PeerFailed) as caught:
@@ -148,7 +146,7 @@ async def test_the_validator_sees_every_request_message(arity: Any) -> None:
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-async def test_the_tenant_goes_along(arity: Any) -> None:
+async def test_calls_carry_the_tenant(arity: Any) -> None:
     async with echoing() as (_, channel):
         assert (await talk(channel, arity, b"x"))[-1] == b"default:x"
         with as_tenant("acme-1"):
@@ -156,7 +154,7 @@ async def test_the_tenant_goes_along(arity: Any) -> None:
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-async def test_the_trace_goes_along(arity: Any) -> None:
+async def test_calls_carry_the_trace(arity: Any) -> None:
     header = f"00-{'a' * 32}-{'b' * 16}-01"
     async with echoing() as (echo, channel):
         echo.answer = lambda _request: b"within " + traceparent().encode()
@@ -166,7 +164,7 @@ async def test_the_trace_goes_along(arity: Any) -> None:
 
 
 @pytest.mark.parametrize("named", [["Acme"], ["a" * 64], [""], ["a", "b"]])
-async def test_a_tenant_that_is_none_is_refused(named: Any) -> None:
+async def test_a_malformed_tenant_is_refused(named: Any) -> None:
     async with echoing() as (_, channel):
         call = channel.raw.unary_unary(f"/{SERVICE}/unary_unary")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -188,7 +186,7 @@ async def test_calls_are_counted_by_method_and_code() -> None:
     assert metrics.read("grpc_server_msg_received_total", grpc_method="stream_stream") == received + 4
 
 
-async def test_a_client_that_goes_away_is_nobodys_bug(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_disconnects_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     def cancelled() -> float:
         return metrics.read("grpc_server_handled_total", grpc_method="unary_stream", grpc_code="CANCELLED")
 
@@ -218,13 +216,13 @@ async def test_a_deadline_that_passes_leaves_the_outcome_unknown() -> None:
         assert (caught.value.reason, caught.value.metadata) == ("DEADLINE_EXCEEDED", {"outcome": "unknown"})
 
 
-async def test_nobody_listening_is_unavailable(closed_port: int) -> None:
+async def test_a_closed_port_is_unavailable(closed_port: int) -> None:
     async with open_channel(f"127.0.0.1:{closed_port}") as channel:
         with pytest.raises(errors.Unavailable):
             await channel.unary_unary("/x/Y")(b"", timeout=CALL_SECONDS)
 
 
-async def test_a_method_nobody_serves_is_the_peers_failure() -> None:
+async def test_an_unimplemented_method_is_a_failure_of_the_peer() -> None:
     async with echoing() as (_, channel):
         with pytest.raises(PeerFailed) as caught:
             await channel.unary_unary(f"/{SERVICE}/nothing")(b"")
@@ -238,7 +236,7 @@ async def test_a_message_beyond_the_limit_is_refused_for_good() -> None:
         assert caught.value.reason == "MESSAGE_TOO_LARGE"
 
 
-async def test_the_writer_of_a_stream_learns_how_it_ended() -> None:
+async def test_the_writer_of_a_stream_gets_its_status() -> None:
     async with echoing() as (_, channel):
         call = channel.stream_stream(f"/{SERVICE}/stream_stream")()
         await call.write(b"raise")
@@ -274,14 +272,14 @@ async def test_a_call_in_progress_is_answered_during_a_drain() -> None:
             assert await call == [b"default:until stopping"]
 
 
-async def test_health_knows_the_server_and_each_service() -> None:
+async def test_health_is_served_for_the_server_and_each_service() -> None:
     async with echoing() as (_, channel):
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(errors.NotFound):
-            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+            await health.Check(health_pb2.HealthCheckRequest(service="absent"))
         listed = await health.List(health_pb2.HealthListRequest())
         assert set(listed.statuses) == {"", SERVICE, "grpc.health.v1.Health"}
 
@@ -365,7 +363,7 @@ def test_the_target_of_addresses(addresses: Any, target: str) -> None:
 
 
 @pytest.mark.parametrize("addresses", [[], ["a:1", "b:2"], ["127.0.0.1:1", "[::1]:2"]])
-def test_addresses_that_cannot_share_a_channel_are_told(addresses: Any) -> None:
+def test_addresses_that_cannot_share_a_channel_are_refused(addresses: Any) -> None:
     with pytest.raises(ValueError, match=r"address|mixed"):
         target_of(addresses)
 

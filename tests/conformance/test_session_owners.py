@@ -46,7 +46,7 @@ def taker_of(worker: ScriptedWorker, replica: ServiceProcess, fleet: Fleet, secr
 
 
 async def test_a_session_is_attached_again_with_its_secret_only(fleet: Fleet) -> None:
-    """The ids are no secret: operators list them. Any replica knows the secret's digest, from etcd."""
+    """The ids are not secret: operators list them. Any replica knows the secret's digest, from etcd."""
     first, second = await fleet.coordinator(), await fleet.coordinator()
     worker = await fleet.worker(first, session_secret=os.urandom(32))
     await until_settled(fleet, second)
@@ -163,11 +163,10 @@ async def test_the_setting_of_networks_limits_live_addresses(fleet: Fleet) -> No
     assert replica.log_text().count("a worker has no live text") == 3
 
 
-@pytest.mark.parametrize("address", ["169.254.169.254:80", "unix:80", "0.0.0.0:80"])
-async def test_a_special_live_address_is_refused(fleet: Fleet, address: str) -> None:
+async def test_a_special_live_address_is_refused(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     await until_settled(fleet, replica)
-    worker = ScriptedWorker(replica.address, fleet.ledger, worker_id="w", live_address=address)
+    worker = ScriptedWorker(replica.address, fleet.ledger, worker_id="w", live_address="169.254.169.254:80")
     with pytest.raises(InvalidRequest) as refused:
         await worker.attach()
     await worker.break_off()

@@ -110,7 +110,7 @@ def reads(kind: str, source: str = "standby") -> float:
     return metrics.cell("tenure_standby_reads_total", kind=kind, source=source).value
 
 
-async def test_a_list_of_the_standby_says_how_old_it_is(make_ledger: Any) -> None:
+async def test_a_list_of_the_standby_has_its_moment(make_ledger: Any) -> None:
     ledger = await make_ledger()
     task = await ledger.replica.create()
     created = task.create_time.ToDatetime(tzinfo=UTC)
@@ -120,7 +120,7 @@ async def test_a_list_of_the_standby_says_how_old_it_is(make_ledger: Any) -> Non
     assert await ledger.listed(fresh=True) == ({task.task_id}, None)
 
 
-async def test_a_list_that_is_stale_does_not_claim_to_be_newer(make_ledger: Any) -> None:
+async def test_a_stale_list_has_its_true_moment(make_ledger: Any) -> None:
     """What was created after the moment that it names may be missing, and nothing of before."""
     ledger = await make_ledger()
     early = (await ledger.replica.create()).task_id
@@ -195,7 +195,7 @@ async def test_a_service_starts_without_its_standby(make_ledger: Any) -> None:
     assert await ledger.listed() == ({task_id}, None)
 
 
-async def test_a_server_that_is_no_standby_is_never_used(
+async def test_a_server_that_is_not_a_standby_is_never_used(
     make_ledger: Any, postgres_server: PostgresProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = await make_ledger(dsn=postgres_server.dsn())

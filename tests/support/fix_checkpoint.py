@@ -1,5 +1,6 @@
 """The checkpoint service for tests: in this process on a free port, or a process of its own that can be killed.
 
+async def test_…(replica: Checkpoint)                # shared by the tests of a module: each has tasks of its own
 replica = await checkpoint()                         # over a fresh database
 other = await checkpoint(dsn=replica.dsn)            # a second replica over the same
 task = await replica.create(goal="…")
@@ -15,9 +16,10 @@ import json
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +27,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.main import CheckpointSettings, assemble
@@ -44,16 +47,19 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
 from tenure.wire.token import sign_task_claims
 from tests.support import forked
+from tests.support.fix_postgres import databases
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from devstack.postgres_process import PostgresProcess
     from tests.support.fix_postgres import FreshDatabase
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = CALL_SECONDS
 _epochs = itertools.count((1 << 40) + 1)
+_tenants = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -105,10 +111,17 @@ class Checkpoint:
     dsn: str
     keys: Path
     channel: TenureChannel
+    tenant: str = "default"
     stub: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(self.channel)
+
+    @asynccontextmanager
+    async def of_tenant(self, tenant: str) -> AsyncIterator[Checkpoint]:
+        """The same replica, called by another tenant."""
+        async with open_channel(self.address, tenant=tenant) as channel:
+            yield replace(self, channel=channel, tenant=tenant)
 
     async def create(self, request_id: str = "", **spec: Any) -> task_pb2.Task:
         """A queued task."""
@@ -124,10 +137,12 @@ class Checkpoint:
         return response.task
 
     def sign(
-        self, task_id: str, epoch: int, claim_id: str, holder: str = "worker-1", tenant: str = "default"
+        self, task_id: str, epoch: int, claim_id: str, holder: str = "worker-1", tenant: str = ""
     ) -> tuple[token_pb2.FencingToken, Claims]:
         """A token, registered or not."""
-        claims = Claims(f"tasks/{task_id}", tenant, epoch, claim_id, holder, installation=DEFAULT_INSTALLATION)
+        claims = Claims(
+            f"tasks/{task_id}", tenant or self.tenant, epoch, claim_id, holder, installation=DEFAULT_INSTALLATION
+        )
         return sign_task_claims(Signer.load(self.keys / "signing.json"), claims, datetime.now(UTC)), claims
 
     async def grant(
@@ -255,6 +270,57 @@ def signing_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = tmp_path_factory.mktemp("keys")
     write_key_pair(keys / "signing.json", keys / "verifying.json", "test")
     return keys
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Runs a test that shares a replica in the loop of its module, where the replica is."""
+    if isinstance(item, pytest.Function) and "shared_ledger" in item.fixturenames and iscoroutinefunction(item.obj):
+        item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_ledger(
+    postgres_server: PostgresProcess, worker_id: str, signing_keys: Path
+) -> AsyncIterator[Checkpoint]:
+    """One replica and one database for the tests of a module that ask for `replica`."""
+    async with (
+        databases(postgres_server, worker_id) as fresh_database,
+        _served(await fresh_database(MIGRATIONS), signing_keys) as shared,
+    ):
+        yield shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_second_replica(shared_ledger: Checkpoint) -> AsyncIterator[Checkpoint]:
+    """Another replica over the same database, for the tests that ask for `other_replica`."""
+    async with _served(shared_ledger.dsn, shared_ledger.keys) as shared:
+        yield shared
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def replica(shared_ledger: Checkpoint) -> AsyncIterator[Checkpoint]:
+    """The replica that the tests of a module share, as a tenant of the test's own.
+
+    It costs a tenth of a replica of the test's own, which is for tests that stop it or count what all tenants have.
+    Async fixtures of a test that asks for it need `loop_scope="module"`, too; `checkpoint` has not.
+    """
+    async with shared_ledger.of_tenant(f"tenant-{next(_tenants)}") as view:
+        yield view
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def other_replica(replica: Checkpoint, shared_second_replica: Checkpoint) -> AsyncIterator[Checkpoint]:
+    """A second replica over the same database, as the same tenant."""
+    async with shared_second_replica.of_tenant(replica.tenant) as view:
+        yield view
+
+
+@asynccontextmanager
+async def _served(dsn: str, keys: Path) -> AsyncIterator[Checkpoint]:
+    async with AsyncExitStack() as stack:
+        address = await _start_here(stack, dsn, keys, None, {})
+        channel = await stack.enter_async_context(open_channel(address))
+        yield Checkpoint(address, dsn, keys, channel)
 
 
 @pytest.fixture

@@ -4,25 +4,31 @@ stub = await gateway(replica.address)                    # nobody coordinates, a
 tasks = await stub.ListTasks(api.ListTasksRequest())
 refusals = await stub.admin.ListRefusals(admin.ListRefusalsRequest(task_id=…))
 stub = await gateway(replica.address, http="127.0.0.1:0")    # stub.http is its URL
+stub = await shared_gateway()                            # of the module, over the ledger of the module's `replica`
+stub = await shared_gateway("somebody-else")             # as another tenant
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tests.support.fix_checkpoint import Checkpoint
 from tests.support.patience import CALL_SECONDS
 from tests.support.service_process import ServiceProcess
 
 TIMEOUT_SECONDS = CALL_SECONDS
 NOBODYS = "00000000-0000-7000-8000-000000000000"
 Serve = Callable[..., Awaitable[Any]]
+StubOfTenant = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
@@ -51,11 +57,46 @@ async def gateway(closed_port: int) -> AsyncIterator[Serve]:
             process = ServiceProcess("gateway", settings)
             await process.start()
             stack.push_async_callback(process.kill)
-            channel = open_channel(process.address, default_timeout_seconds=TIMEOUT_SECONDS, tenant=tenant)
-            await stack.enter_async_context(channel)
-            stub: Any = TaskServiceStub(channel)
-            stub.admin, stub.process = AdminServiceStub(channel), process
+            stub = await _stub(stack, process, tenant)
             stub.http = (await process.logged("serving HTTP"))["url"] if http else ""
             return stub
 
         yield serve
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_gateway_process(shared_ledger: Checkpoint) -> AsyncIterator[ServiceProcess]:
+    """A gateway over the ledger of a module. No coordinator and no tools are there."""
+    with socket.socket() as held:  # it does not listen, and nothing else gets its port
+        held.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{held.getsockname()[1]}"
+        settings = {
+            "LISTEN": "127.0.0.1:0",
+            "CHECKPOINT_ADDRESS": shared_ledger.address,
+            "COORDINATOR_ADDRESS": nowhere,
+            "TOOLS_ADDRESS": nowhere,
+            "HEARTBEAT_SECONDS": "2.0",
+        }
+        process = ServiceProcess("gateway", settings)
+        await process.start()
+        yield process
+        await process.kill()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared_gateway(replica: Checkpoint, shared_gateway_process: ServiceProcess) -> AsyncIterator[StubOfTenant]:
+    """Makes stubs of the module's gateway, for the tenant of `replica` or another one."""
+    async with AsyncExitStack() as stack:
+
+        async def stub(tenant: str = "") -> Any:
+            return await _stub(stack, shared_gateway_process, tenant or replica.tenant)
+
+        yield stub
+
+
+async def _stub(stack: AsyncExitStack, process: ServiceProcess, tenant: str) -> Any:
+    channel = open_channel(process.address, default_timeout_seconds=TIMEOUT_SECONDS, tenant=tenant)
+    await stack.enter_async_context(channel)
+    stub: Any = TaskServiceStub(channel)
+    stub.admin, stub.process = AdminServiceStub(channel), process
+    return stub

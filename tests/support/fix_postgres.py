@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import psycopg
@@ -74,18 +75,25 @@ def new_database(postgres_server: PostgresProcess, worker_id: str) -> MakeDataba
 @pytest.fixture
 async def fresh_database(postgres_server: PostgresProcess, worker_id: str) -> AsyncIterator[FreshDatabase]:
     """Makes databases for this test; they are dropped at its end, whoever is still connected."""
+    async with databases(postgres_server, worker_id) as make:
+        yield make
+
+
+@asynccontextmanager
+async def databases(server: PostgresProcess, worker_id: str) -> AsyncIterator[FreshDatabase]:
+    """Makes databases until the end of the block, which drops them."""
     made: list[str] = []
 
     async def make(*migrations: Migrations) -> str:
-        template = await _template(postgres_server, migrations)
+        template = await _template(server, migrations)
         name = f"test_{worker_id}_{next(_numbers)}"
-        await _execute(postgres_server, _create(name, template))
+        await _execute(server, _create(name, template))
         made.append(name)
-        return postgres_server.dsn(name)
+        return server.dsn(name)
 
     yield make
     for name in made:
-        await _drop(postgres_server, name)
+        await _drop(server, name)
 
 
 async def _template(server: PostgresProcess, migrations: tuple[Migrations, ...]) -> str:

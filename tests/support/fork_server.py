@@ -31,6 +31,7 @@ PRELOADED: Final = (
     "services.gateway.main",
     "services.tools.main",
     "services.worker.main",
+    "services.models.main",
     "devstack.simulator.simulator",
     "tenure.cli.main",
 )
