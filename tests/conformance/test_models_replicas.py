@@ -13,13 +13,13 @@ from services.models.statements import SCHEMA
 from tenure.domain.errors import StaleEpoch, TryLater
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tests.conformance.test_models_calls import SLOW, slow
-from tests.support.fix_models import ModelReplica, ReadCall, StartModels
+from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def ended_at_last(runner: ModelReplica, owner: Owner) -> Any:
+async def ended_at_last(runner: ModelRunnerClient, owner: Owner) -> Any:
     """The end of a call, asked for again as a worker does while its runner may be alive."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

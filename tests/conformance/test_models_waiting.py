@@ -10,7 +10,7 @@ import pytest
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.v1 import model_service_pb2 as pb
 from tests.conformance.test_models_replicas import ended_at_last
-from tests.support.fix_models import ModelReplica, ReadCall, StartModels
+from tests.support.fix_models import ModelReplica, ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
 
@@ -27,7 +27,7 @@ async def at_its_limit(model_runner: StartModels, grants: Grants, simulator: Sim
     return runner
 
 
-async def accepted(runner: ModelReplica, owner: Owner) -> ReadCall:
+async def accepted(runner: ModelRunnerClient, owner: Owner) -> ReadCall:
     """A call that waits."""
     call = await runner.generate(owner).begun()
     assert call.state.kind == pb.GenerationState.KIND_ACCEPTED

@@ -16,7 +16,7 @@ from services.tools.sandbox import Detection
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools, appear, execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, appear, execute_request
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
@@ -51,8 +51,7 @@ async def test_a_lower_epoch_is_refused_and_leaves_a_trail(
     assert tools.logged("refused a stale Execute")[0]["task"] == old.task_id
 
 
-async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tools: ToolClient, grants: Grants) -> None:
     old = grants.claim(epoch=10)
     await tools.outcome(old, "1.0", "append_record", file="a", line="x")
     await tools.fence(grants.claim(old.task_id, epoch=11))
@@ -60,8 +59,7 @@ async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service: 
         await tools.outcome(old, "1.0", "append_record", file="a", line="x")
 
 
-async def test_an_old_token_lists_no_tools(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_an_old_token_lists_no_tools(tools: ToolClient, grants: Grants) -> None:
     old = grants.claim(epoch=10)
     new = grants.claim(old.task_id, epoch=11)
     assert await names_of_tools(tools, new)  # does not raise the fence: the old claim may still have effects
@@ -80,10 +78,7 @@ async def names_of_tools(tools: Any, owner: Any) -> Any:
     return [tool.name for tool in (await tools.stub.ListTools(request, timeout=CALL_SECONDS)).tools]
 
 
-async def test_an_equal_epoch_of_another_claim_is_refused(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_an_equal_epoch_of_another_claim_is_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     one = grants.claim(epoch=10)
     await tools.fence(one)
     with pytest.raises(StaleEpoch):
@@ -91,8 +86,7 @@ async def test_an_equal_epoch_of_another_claim_is_refused(
     assert outside.lines("a") == []
 
 
-async def test_the_trail_is_shown_to_its_own_tenant_only(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_the_trail_is_shown_to_its_own_tenant_only(tools: ToolClient, grants: Grants) -> None:
     old = grants.claim(epoch=10, tenant="other")
     await tools.fence(grants.claim(old.task_id, epoch=11, tenant="other"))
     with pytest.raises(StaleEpoch):
@@ -100,17 +94,13 @@ async def test_the_trail_is_shown_to_its_own_tenant_only(tool_service: StartTool
     assert not await refused_calls(tools, old)
 
 
-async def test_the_first_calls_of_a_task_do_not_refuse_each_other(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_the_first_calls_of_a_task_do_not_refuse_each_other(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     outcomes = await asyncio.gather(*(tools.outcome(owner, f"1.{n}", "list_files") for n in range(20)))
     assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
 
 
-async def test_after_a_close_the_same_epoch_is_refused_too(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_after_a_close_the_same_epoch_is_refused_too(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
     calls = await tools.fence(owner, close=True)
@@ -124,10 +114,7 @@ async def test_after_a_close_the_same_epoch_is_refused_too(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_higher_epoch_opens_a_closed_fence_again(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_a_higher_epoch_opens_a_closed_fence_again(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim(epoch=10)
     await tools.fence(owner, close=True)
     next_owner = grants.claim(owner.task_id, epoch=11)
@@ -214,12 +201,9 @@ async def test_a_repeat_that_is_called_off_is_in_doubt_and_not_unrun(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_close_kills_the_program(
-    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
-) -> None:
+async def test_a_close_kills_the_program(tools: ToolClient, grants: Grants, sandbox_detection: Detection) -> None:
     if sandbox_detection.missing:
         pytest.skip("no sandbox on this machine")
-    tools = await tool_service()
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)
     await tools.started(owner)
@@ -288,9 +272,8 @@ async def test_replicas_that_meet_a_task_for_the_first_time_agree(
 
 
 async def test_a_fence_answers_however_much_the_calls_said(
-    tool_service: StartTools, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
+    tools: ToolClient, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 64_000)
     await asyncio.gather(*(tools.outcome(owner, f"2.{n}", "read_file", path="f") for n in range(80)))

@@ -11,7 +11,7 @@ import pytest
 from services.tools.sandbox import Detection
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.wire.tool import outcome_to_domain
-from tests.support.fix_tools import Grants, Outside, StartTools, execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 
 LINES = "".join(f"line {number}: ü\n" for number in range(8000))
@@ -30,9 +30,8 @@ async def limited(
 
 
 async def test_a_long_output_is_shown_in_part_and_kept_whole(
-    tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
+    tools: ToolClient, grants: Grants, outside: Outside, sandbox_detection: Detection
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim()
     outcome = await limited(tools, owner, "3.0", "execute_python", code=PROGRAM)
     assert (outcome.status, outcome.truncated, outcome.output_path) == (
@@ -49,10 +48,7 @@ async def test_a_long_output_is_shown_in_part_and_kept_whole(
     assert again == outcome
 
 
-async def test_a_file_is_read_in_pieces_that_make_it_whole(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_a_file_is_read_in_pieces_that_make_it_whole(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="a.txt", content=LINES)
     pieces, offset, number = [], 0, 0

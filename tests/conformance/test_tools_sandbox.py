@@ -15,7 +15,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.tool import outcome_to_domain
-from tests.support.fix_tools import Grants, StartTools, execute_request
+from tests.support.fix_tools import Grants, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 
 _Status = health_pb2.HealthCheckResponse
@@ -84,9 +84,8 @@ async def test_a_service_without_bubblewrap_serves_the_other_tools(tool_service:
 
 
 async def test_an_outcome_says_what_its_program_used(
-    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+    tools: ToolClient, grants: Grants, sandbox_detection: Detection
 ) -> None:
-    tools = await tool_service()
     code = (
         "import time\nx = bytearray(40 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     )

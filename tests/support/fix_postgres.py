@@ -75,6 +75,17 @@ async def fresh_database(
         await _drop(postgres_server, name)
 
 
+@pytest.fixture(scope="module")
+def shared_database(postgres_server: PostgresProcess) -> Iterator[str]:
+    """The DSN of an empty database for the tests of a module."""
+    name = f"shared_{next(_numbers)}"
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as postgres:
+        postgres.execute(_create(name, "template1"))
+    yield postgres_server.dsn(name)
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as postgres:
+        postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
 async def _template(server: PostgresProcess, known: dict[str, str], migrations: tuple[Migrations, ...]) -> str:
     """The template for these migrations, made when first asked for."""
     if not migrations:
