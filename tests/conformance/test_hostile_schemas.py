@@ -19,7 +19,7 @@ from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS
 
 WIDE_CLASS = "[!-\uffff]"
-CALLS = 60
+CALLS = 30
 MAX_SLOWER = 20
 """Times the mean of the same call without the attack. One frozen event loop makes it hundreds of times."""
 UNDISTURBED_SECONDS = 0.5
@@ -54,9 +54,14 @@ async def refused_field(call: Awaitable[Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("classes", "patterns"), [(2200, 1), (140, 4)], ids=["with patterns that are too long", "within all sizes"]
+    ("through", "classes", "patterns"),
+    [
+        pytest.param("gateway", 140, 4, id="gateway, within all sizes"),
+        pytest.param("ledger", 140, 4, id="ledger, within all sizes", marks=pytest.mark.faults),
+        pytest.param("gateway", 2200, 1, id="gateway, too long", marks=pytest.mark.faults),
+        pytest.param("ledger", 2200, 1, id="ledger, too long", marks=pytest.mark.faults),
+    ],
 )
-@pytest.mark.parametrize("through", ["gateway", "ledger"])
 async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(
     checkpoint: MakeCheckpoint, gateway: Serve, through: str, classes: int, patterns: int
 ) -> None:

@@ -113,6 +113,7 @@ async def test_a_list_has_what_its_filters_say(door: Door) -> None:
     assert await door.ids(statusTimestampAfter=later.isoformat()) == []
 
 
+@pytest.mark.nightly
 async def test_a_context_is_a_conversation_or_a_tree(door: Door) -> None:
     replica, name = door.replica, str(uuid4())
     first = await ended(replica, source=conversation(name, exclusive=True))
@@ -139,6 +140,7 @@ async def test_a_list_has_nothing_of_other_tenants(checkpoint: MakeCheckpoint, g
             assert (others.json()["tasks"], others.json()["totalSize"]) == ([], 0)
 
 
+@pytest.mark.nightly
 async def test_wrong_parameters_are_named(door: Door) -> None:
     wrong = {
         "pageSize": "150",
@@ -158,6 +160,7 @@ async def test_wrong_parameters_are_named(door: Door) -> None:
     assert "historyLength" in (await door.refused(f"tasks/{task_id}", historyLength="-1"))[1]
 
 
+@pytest.mark.nightly
 async def test_a_list_that_cannot_be_sorted_is_refused(door: Door) -> None:
     old = await ended(door.replica)
     gate = asyncio.Semaphore(50)
@@ -193,6 +196,7 @@ async def test_the_history_has_what_both_sides_said(door: Door) -> None:
     assert [one.parts[0].text for one in listed.history] == ["Only on Monday."]
 
 
+@pytest.mark.nightly
 async def test_a_long_history_is_read_from_its_end(door: Door) -> None:
     task_id = (await door.replica.create(goal="begin")).task_id
     for number in range(300):
@@ -205,6 +209,7 @@ async def test_a_long_history_is_read_from_its_end(door: Door) -> None:
     assert [text for _, text in await door.history(task_id, historyLength=2)] == ["message 298", "message 299"]
 
 
+@pytest.mark.nightly
 async def test_the_history_of_a_fork_is_its_own(door: Door) -> None:
     owner = await door.replica.claim((await door.replica.create(goal="first")).task_id)
     await owner.commit(reserve=reserve())

@@ -39,7 +39,7 @@ async def asked(url: str, head: str, body: bytes = b"") -> Any:
     return writer
 
 
-@pytest.mark.parametrize("door", ["v1", "a2a"])
+@pytest.mark.parametrize("door", ["v1", pytest.param("a2a", marks=pytest.mark.nightly)])
 async def test_a_client_that_leaves_ends_its_watch(door: str, checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()

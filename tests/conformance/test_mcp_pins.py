@@ -61,6 +61,7 @@ async def test_a_changed_tool_is_held_until_it_is_accepted(
     assert await held(tools) == {}
 
 
+@pytest.mark.nightly
 async def test_a_new_tool_of_a_known_server_is_held(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ async def test_a_new_tool_of_a_known_server_is_held(
     assert "odd__news" in await definitions(tools, owner)
 
 
+@pytest.mark.nightly
 async def test_replicas_agree_on_the_accepted_tools(
     tool_service: StartTools,
     grants: Grants,

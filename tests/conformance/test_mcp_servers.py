@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.support.fix_mcp import Configure, McpServers, offered
@@ -63,6 +65,7 @@ async def test_a_programs_tools_have_classes_from_their_annotations(
     assert "denied" in refused.content
 
 
+@pytest.mark.nightly
 async def test_every_kind_of_answer_is_told_over_either_transport(
     tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
@@ -111,6 +114,7 @@ async def test_calls_carry_key_and_epoch_and_lists_are_followed(
         assert (seen["meta"]["tenure/call_id"], seen["meta"]["tenure/epoch"]) == ("1.0", 17)
 
 
+@pytest.mark.nightly
 async def test_a_program_has_its_configured_environment_and_tools(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:

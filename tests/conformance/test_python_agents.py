@@ -27,6 +27,7 @@ from tests.conformance.test_worker_waits import answer
 from tests.support.fix_simulator import REPOSITORY, SimulatorControl
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 MODULE = "tests.support.python_agents"
@@ -141,7 +142,7 @@ async def test_an_agent_s_calls_and_tools_are_recorded_and_billed(agents: Agents
     await agents.check_budget(task_id, calls=2)
 
 
-@pytest.mark.parametrize("at", ["worker.before_model=1", "worker.after_model=1", "worker.after_model=2"])
+@pytest.mark.parametrize("at", first(["worker.after_model=1", "worker.before_model=1", "worker.after_model=2"]))
 async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, at: str) -> None:
     dying = await agents.worker(f"{at}#kill9")
     task_id = await agents.submit("support")
@@ -234,6 +235,7 @@ async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
     await agents.check_budget(task_id, calls=3)
 
 
+@pytest.mark.faults
 async def test_a_kill_in_a_sub_agent_s_call_repeats_only_that_call(agents: Agents) -> None:
     dying = await agents.worker("worker.after_model=2#kill9")
     task_id = await agents.submit("editor")

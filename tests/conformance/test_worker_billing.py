@@ -98,6 +98,7 @@ async def test_a_worker_that_lost_its_task_reports_its_usage(bench: WorkerBench)
     assert (await bench.task(task_id)).budget.used_tokens == counted
 
 
+@pytest.mark.faults
 async def test_a_chat_call_killed_while_it_speaks_is_billed(bench: WorkerBench) -> None:
     """A chat server states the input at the end, so the lost call is billed by its reservation, never below."""
     victim = await bench.start_worker()

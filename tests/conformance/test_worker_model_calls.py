@@ -31,6 +31,7 @@ from tests.support.fix_simulator import REPOSITORY, SimulatorControl
 from tests.support.fix_worker import WorkerBench
 from tests.support.model_functions import INPUT_TOKENS
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 MODULE = "tests.support.model_functions"
 COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
@@ -156,11 +157,11 @@ async def test_calls_are_recorded_with_their_results_and_billed(functions: Model
 @pytest.mark.parametrize(
     ("failpoint", "attempts", "lost"),
     [
-        ("worker.after_reserve=1#kill9", 2, 1),
-        ("worker.before_model=1#kill9", 2, 1),
         ("worker.after_model=1#kill9", 2, 1),
-        ("worker.before_model=2#kill9", 1, 0),
-        ("worker.after_intent=1#kill9", 1, 0),
+        pytest.param("worker.after_reserve=1#kill9", 2, 1, marks=pytest.mark.faults),
+        pytest.param("worker.before_model=1#kill9", 2, 1, marks=pytest.mark.faults),
+        pytest.param("worker.before_model=2#kill9", 1, 0, marks=pytest.mark.faults),
+        pytest.param("worker.after_intent=1#kill9", 1, 0, marks=pytest.mark.faults),
     ],
 )
 async def test_a_killed_worker_costs_at_most_its_own_call(
@@ -183,6 +184,7 @@ async def test_a_killed_worker_costs_at_most_its_own_call(
     await functions.check_bill(task_id)
 
 
+@pytest.mark.faults
 async def test_a_call_killed_while_it_speaks_is_made_again(functions: ModelFunctions) -> None:
     victim = await functions.worker()
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
@@ -256,7 +258,8 @@ async def test_an_overloaded_model_is_asked_again(functions: ModelFunctions) -> 
 
 
 @pytest.mark.parametrize(
-    ("failpoint", "settled"), [("worker.before_failure", "AttemptLost"), ("worker.after_failure", "ModelFailure")]
+    ("failpoint", "settled"),
+    first([("worker.before_failure", "AttemptLost"), ("worker.after_failure", "ModelFailure")]),
 )
 async def test_a_kill_between_two_attempts_settles_the_first_once(
     functions: ModelFunctions, failpoint: str, settled: str
