@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from devstack.simulator.hostile import call_of, stream_of, written
 from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
 from tenure.domain import entries as facts
@@ -29,6 +31,7 @@ from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
 
+pytestmark = pytest.mark.faults
 TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "24"))
 AT_ONCE = TaskPolicy(retry=RetryPolicy(max_attempts=0))
 """A task that failed five times with one call is not tried again."""

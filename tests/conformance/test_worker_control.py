@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devstack import Stack
 from devstack.child_process import ServiceDied
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
@@ -25,10 +23,10 @@ from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
 from tests.support.fix_simulator import REPOSITORY
-from tests.support.fix_worker import WorkerBench
+from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-MODULE = "tests.support.control_functions"
+CONTROL_MODULE = "tests.support.control_functions"
 OFTEN = TaskPolicy(retry=RetryPolicy(max_attempts=100, initial_seconds=0.5, factor=1.0, cap_seconds=0.5))
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 EFFECTS = ["keyed", "last", "total 6"]
@@ -41,7 +39,9 @@ class Functions:
         self.bench, self.folder, self.queue = bench, folder, queue
         self.file = f"record-{uuid.uuid4().hex}"
 
-    async def worker(self, *, failpoints: str = "", modules: str = MODULE, loops: str = "control") -> ServiceProcess:
+    async def worker(
+        self, *, failpoints: str = "", modules: str = CONTROL_MODULE, loops: str = "control"
+    ) -> ServiceProcess:
         """One of the test's own, that has the functions and no model."""
         self.queue = self.bench.queue
         return await self.bench.start_worker(failpoints=failpoints, loops=loops, control_modules=modules)
@@ -90,27 +90,13 @@ class Functions:
         return sorted(json.loads(line)["line"] for line in path.read_text().splitlines()) if path.exists() else []
 
 
-@pytest.fixture(scope="module")
-def functions_queue(worker_stack: Stack) -> Iterator[str]:
-    """Served by one worker for all tests that break nothing."""
-    worker = worker_stack.add_worker(
-        {
-            "TENURE_WORKER_QUEUES": "functions",
-            "TENURE_WORKER_LOOPS": "control",
-            "TENURE_WORKER_CONTROL_MODULES": MODULE,
-            "PYTHONPATH": str(REPOSITORY),
-        }
-    )
-    yield "functions"
-    worker.kill()
-    assert "unexpected error" not in worker.log()
-
-
 @pytest.fixture
-def functions(bench: WorkerBench, functions_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Functions:
+def functions(
+    bench: WorkerBench, shared_worker: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Functions:
     add = bench.stack.add_worker
     monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, "PYTHONPATH": str(REPOSITORY)}))
-    return Functions(bench, tmp_path, functions_queue)
+    return Functions(bench, tmp_path, SHARED_QUEUE)
 
 
 async def test_a_function_is_run_to_its_result(functions: Functions) -> None:

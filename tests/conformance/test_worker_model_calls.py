@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from devstack import Stack
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
 from tenure.domain.retry import RetryPolicy
@@ -27,13 +25,13 @@ from tenure.v1 import ledger_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
 from tests.conformance.test_worker_billing import all_are_speaking, bills
-from tests.support.fix_simulator import REPOSITORY, SimulatorControl
-from tests.support.fix_worker import WorkerBench
+from tests.support.fix_simulator import REPOSITORY
+from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.model_functions import INPUT_TOKENS
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.sweeps import first
 
-MODULE = "tests.support.model_functions"
+CONTROL_MODULE = "tests.support.model_functions"
 COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=1, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 
@@ -48,7 +46,7 @@ class ModelFunctions:
     async def worker(self, failpoints: str = "") -> ServiceProcess:
         """A worker of the test's own."""
         self.queue = self.bench.queue
-        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=MODULE)
+        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=CONTROL_MODULE)
 
     async def submit(
         self,
@@ -111,30 +109,13 @@ class ModelFunctions:
         assert task.budget.reserved_tokens == 0
 
 
-@pytest.fixture(scope="module")
-def model_functions_queue(worker_stack: Stack, worker_simulator: SimulatorControl) -> Iterator[str]:
-    """Served by one worker for all tests that break nothing."""
-    worker = worker_stack.add_worker(
-        {
-            "TENURE_WORKER_QUEUES": "model-functions",
-            "TENURE_WORKER_LOOPS": "control",
-            "TENURE_WORKER_CONTROL_MODULES": MODULE,
-            "PYTHONPATH": str(REPOSITORY),
-            "MODEL_URL": worker_simulator.url,
-        }
-    )
-    yield "model-functions"
-    worker.kill()
-    assert "unexpected error" not in worker.log()
-
-
 @pytest.fixture
 def functions(
-    bench: WorkerBench, model_functions_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, shared_worker: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ModelFunctions:
     add, own = bench.stack.add_worker, {"PYTHONPATH": str(REPOSITORY), "MODEL_URL": bench.simulator.url}
     monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, **own}))
-    return ModelFunctions(bench, tmp_path, model_functions_queue)
+    return ModelFunctions(bench, tmp_path, SHARED_QUEUE)
 
 
 async def test_calls_are_recorded_with_their_results_and_billed(functions: ModelFunctions) -> None:

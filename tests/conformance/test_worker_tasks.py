@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,14 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import Limits, TaskPolicy
-from tenure.domain.tools import OutcomeStatus
+from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.runtime.schema_process import validate_in_child
+from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import usage_to_domain
+from tests.conformance.test_worker_takeover import answer
+from tests.support import fix_own_tools as own_tools
+from tests.support.fix_own_tools import REPEATABLE, Letters
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -236,3 +243,123 @@ async def test_words_that_come_during_the_last_answer_are_read(served: WorkerBen
     task = await served.ended(task_id)
     assert state_name(task.state) == "SUCCEEDED"
     assert len(served.model_calls(task_id)) == 2
+
+
+SCHEMA = json.dumps({"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]})
+
+
+async def rejections_of(bench: Any, task_id: Any) -> Any:
+    """What the agent was told, and at which step."""
+    return [
+        (entry.step, entry.body.violations)
+        for entry in await bench.entries(task_id)
+        if isinstance(entry.body, facts.ResultRejected)
+    ]
+
+
+async def test_an_answer_that_is_no_result_is_corrected(served: WorkerBench) -> None:
+    plain = await served.ended(await served.submit("sim-worker-shaped"))
+    assert (plain.result, plain.result_json) == ("It costs three.", "")
+    task_id = await served.submit("sim-worker-shaped", result_schema_json=SCHEMA)
+    task = await served.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result_json) == ("SUCCEEDED", "FINAL_ANSWER", '{"price": 3}')
+    assert task.result == '```json\n{"price": 3}\n```'
+    first, second = await rejections_of(served, task_id)
+    assert (first[0], "is not valid JSON" in first[1][0]) == (1, True)
+    assert second == (2, ("$.price: 'three' is not of type 'integer'",))
+    knows = (await served.bodies(task_id, facts.ModelAttempt))[0]
+    knows_not = (await served.bodies(plain.task_id, facts.ModelAttempt))[0]
+    assert knows.input_tokens > knows_not.input_tokens + len(SCHEMA) // 8
+
+
+async def test_after_the_last_correction_the_task_fails(served: WorkerBench) -> None:
+    policy = TaskPolicy(max_result_corrections=1)
+    task_id = await served.submit("sim-worker-shaped", result_schema_json=SCHEMA, policy=policy)
+    task = await served.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result_json) == ("FAILED", "RESULT_INVALID", "")
+    assert ("after 1 corrections" in task.message, '"three"' in task.result) == (True, True)
+    assert len(served.model_calls(task_id)) == 2
+
+
+async def test_a_crash_between_answer_and_correction_costs_nothing(bench: WorkerBench) -> None:
+    """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""
+    victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
+    task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)
+    assert await bench.died(victim) != 0
+    assert await rejections_of(bench, task_id) == []
+    await bench.start_worker()
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.result_json) == ("SUCCEEDED", '{"price": 3}')
+    assert [step for step, _ in await rejections_of(bench, task_id)] == [1, 2]
+    answers = [entry.step for entry in await bench.entries(task_id) if isinstance(entry.body, facts.AssistantMessage)]
+    assert (answers, len(bench.model_calls(task_id))) == ([1, 2, 3], 3)
+
+
+async def test_an_endless_schema_check_is_abandoned() -> None:
+    """A pattern with exponential backtracking: matched in the worker itself, it would stop all its tasks."""
+    hostile = json.dumps({"type": "string", "pattern": "^(a+)+$"})
+    judgement = await validate_in_child(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=2)
+    assert "in time" in judgement.violations[0]
+    assert (await validate_in_child(hostile, '"aaa"')).result_json == '"aaa"'
+
+
+CONTROL_MODULE = own_tools.MODULE
+
+
+@pytest.fixture
+def letters(served: WorkerBench, tmp_path: Path) -> Letters:
+    return Letters(served, tmp_path)
+
+
+async def test_own_tools_run_once_and_are_recorded(letters: Letters) -> None:
+    letters.open_gate()
+    task_id = await letters.submit([*REPEATABLE, "UNSAFE"])
+    assert await letters.result(task_id) == ["SUCCEEDED: attempt 1"] * 4
+    assert {effect: letters.counts()[effect] for effect in EffectClass} == dict.fromkeys(EffectClass, 1)
+    outcomes = await letters.bench.bodies(task_id, facts.ToolOutcome)
+    assert sorted(outcome.call_id for outcome in outcomes) == ["1.0", "1.1", "1.2", "1.3"]
+    assert letters.keys("UNSAFE") == {f"{task_id}/1.3"}
+
+
+async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
+    letters.open_gate()
+    task_id = await letters.submit(["UNSAFE"], needs_approval=True)
+    task = await letters.bench.in_state(task_id, TaskState.WAITING_USER)
+    assert (task.wait.kind, task.wait.tool) == (task_pb2.WAIT_KIND_TOOL_APPROVAL, "write_unsafe")
+    assert letters.lines() == []
+    await answer(letters.bench, task, "allow")
+    assert await letters.result(task_id) == ["SUCCEEDED: attempt 1"]
+    assert letters.counts()["UNSAFE"] == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "effect", "begins"),
+    [
+        ("fail", "KEYED", "FAILED: write_keyed failed: ValueError: out of ink"),
+        ("large", "KEYED", "FAILED: write_keyed returned 17000000 bytes, and may return 262144"),
+        ("unknown", "UNSAFE", "IN_DOUBT: It is not known whether this call happened: write_unsafe lost the answer"),
+        ("unknown", "KEYED", "FAILED: write_keyed lost the answer to what it sent: the post office hung up."),
+    ],
+)
+async def test_what_an_own_tool_comes_to(letters: Letters, how: str, effect: str, begins: str) -> None:
+    letters.open_gate()
+    (result,) = await letters.result(await letters.submit([effect], how=how))
+    assert result.startswith(begins)
+    assert letters.counts()[effect] == 1
+
+
+@pytest.mark.parametrize(("effect", "status"), [("KEYED", "TIMED_OUT"), ("UNSAFE", "IN_DOUBT")])
+async def test_an_own_tool_is_stopped_at_its_timeout(letters: Letters, effect: str, status: str) -> None:
+    letters.open_gate()
+    (result,) = await letters.result(await letters.submit([effect], how="sleep", timeout_seconds=0.5))
+    assert result.startswith(status)
+    # The worker stops the run. On a busy machine the service gives up before it hears of that, and asked it to stop.
+    assert any(f"took longer than 0.5 s and was {how}" in result for how in ("stopped", "asked to stop")), result
+
+
+async def test_a_name_of_the_tool_service_is_refused(letters: Letters) -> None:
+    letters.open_gate()
+    task_id = await letters.submit([], function="conflicting")
+    task = await letters.bench.ended(task_id)
+    assert json.loads(task.result) == "INVALID_ARGUMENTS: TOOL_NAME_TAKEN"
+    assert letters.lines() == []

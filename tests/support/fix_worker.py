@@ -400,10 +400,21 @@ async def bench(worker_stack: Stack, worker_simulator: SimulatorControl) -> Asyn
             assert "unexpected error" not in worker.log()
 
 
+SHARED_QUEUE: Final = "shared"
+
+
 @pytest.fixture(scope="module")
-def shared_worker(worker_stack: Stack, worker_simulator: SimulatorControl) -> Iterator[ServiceProcess]:
-    """Serves the tests of a module that neither stop it nor need settings of their own."""
-    worker = worker_stack.add_worker(_environment("shared", worker_simulator))
+def shared_worker(
+    request: pytest.FixtureRequest, worker_stack: Stack, worker_simulator: SimulatorControl
+) -> Iterator[ServiceProcess]:
+    """Serves the tests of a module that neither stop it nor need settings of their own.
+
+    The module's CONTROL_MODULE has the functions that it runs.
+    """
+    functions: str = getattr(request.module, "CONTROL_MODULE", "")
+    control = {"TENURE_WORKER_LOOPS": "control,messages", "TENURE_WORKER_CONTROL_MODULES": functions}
+    more = {**control, "PYTHONPATH": str(REPOSITORY), "MODEL_URL": worker_simulator.url} if functions else {}
+    worker = worker_stack.add_worker({**_environment(SHARED_QUEUE, worker_simulator), **more})
     yield worker
     worker.kill()
     assert "unexpected error" not in worker.log()
@@ -413,5 +424,5 @@ def shared_worker(worker_stack: Stack, worker_simulator: SimulatorControl) -> It
 def served(bench: WorkerBench, shared_worker: ServiceProcess) -> WorkerBench:
     """A bench whose tasks the shared worker takes."""
     assert shared_worker.exit_code is None
-    bench.queue = "shared"
+    bench.queue = SHARED_QUEUE
     return bench
