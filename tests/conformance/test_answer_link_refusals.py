@@ -57,7 +57,7 @@ async def test_an_answer_to_another_view_is_recorded(
     assert f"shown_digest={'f' * 64}" in target
 
 
-async def test_a_guess_is_recorded_and_names_nobody(
+async def test_refused_guess_is_recorded_without_a_name(
     desk: Desk,  # noqa: F811
     webhook_receiver: MakeReceiver,
 ) -> None:

@@ -237,7 +237,7 @@ async def test_a_link_of_another_wait_answers_nothing(desk: Desk, webhook_receiv
     assert await desk.unchanged(second)
 
 
-async def test_an_answer_to_another_view_is_refused(desk: Desk, webhook_receiver: MakeReceiver) -> None:
+async def test_answer_to_an_outdated_view_is_refused(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     task, token = await sent_to(desk, await webhook_receiver())
     for digest in ("0" * 64, "f" * 64):
         answered = await desk.post(token, shown=digest, decision="allow")
@@ -399,7 +399,7 @@ async def test_a_late_message_about_a_wait_has_no_link(desk: Desk, webhook_recei
     assert TOKENS.search(late.text) is None
 
 
-async def test_the_token_is_nowhere(
+async def test_link_token_is_not_stored_or_logged(
     desk: Desk, webhook_receiver: MakeReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the endpoint repeats what it got."""

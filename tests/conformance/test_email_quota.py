@@ -173,7 +173,7 @@ async def test_a_retry_counts_only_the_remaining_recipients(hooks: WebhookClient
 
 
 @pytest.mark.nightly
-async def test_the_quota_holds_nothing_but_the_tenants_e_mail(
+async def test_quota_delays_only_e_mail_of_the_tenant(
     hooks: WebhookClient, mails: MailServer, webhook_receiver: MakeReceiver
 ) -> None:
     await limit(hooks.replica, EMAILS, 20, DELAY)
@@ -215,7 +215,7 @@ async def test_without_the_quota_all_is_sent(hooks: WebhookClient, mails: MailSe
     assert (await window_use(hooks.replica, EMAILS)).used == 220, "counted before there was a quota"
 
 
-async def test_a_quota_that_could_never_send_is_refused(checkpoint: MakeCheckpoint) -> None:
+async def test_unusable_quota_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for most, policy in ((19, DELAY), (10**6 + 1, DELAY), (50, REFUSE)):
         with pytest.raises(InvalidRequest, match=r"quotas\[0\]"):

@@ -177,7 +177,7 @@ async def test_a_list_that_cannot_be_sorted_is_refused(door: Door) -> None:
     assert await door.ids(contextId=old) == [old]
 
 
-async def test_the_history_has_what_both_sides_said(door: Door) -> None:
+async def test_history_has_the_messages_of_both_sides(door: Door) -> None:
     owner = await door.replica.claim((await door.replica.create(goal="Ship it.")).task_id)
     task_id = owner.task.task_id
     assert await door.history(task_id) == [("USER", "Ship it.")]

@@ -25,7 +25,7 @@ FRONT = "http://front.example/"
 
 
 class TestFetching:
-    async def test_a_page_is_returned_with_its_url_and_gets_no_secrets(self) -> None:
+    async def test_page_is_returned_and_its_server_gets_no_secrets(self) -> None:
         async with world(page("<h1>A</h1><p>b <a href='/c'>c</a>", content_type="text/html; charset=utf-8")) as here:
             answer = await here.fetch(f"{FRONT}a?b=c#d")
         assert answer.content == (
@@ -62,7 +62,7 @@ class TestFetching:
             assert (await here.fetch(FRONT)).content.endswith("there")
         assert here.front.connections == 2
 
-    async def test_an_address_of_the_new_world_is_fetched_from(self) -> None:
+    async def test_ipv6_address_is_fetched(self) -> None:
         async with world() as here:
             here.dialler = Dialler({"2606:2800:220:1::1": ("127.0.0.1", here.front.port)})
             answer = await here.fetch("http://[2606:2800:0220:1::0001]:80/x", allow=["2606:2800:220:1:0::1"])
@@ -84,7 +84,7 @@ class TestFetching:
             ]
         ),
     )
-    async def test_what_is_no_page_is_an_outcome(self, answer: Any, detail: str) -> None:
+    async def test_failed_fetch_is_an_outcome(self, answer: Any, detail: str) -> None:
         async with world(answer) as here:
             assert (await here.refused(FRONT)).detail == detail
 
@@ -107,7 +107,7 @@ class TestFetching:
         assert failed.detail == "TYPE_REFUSED"
         assert f"is {content_type}, of 123,456 bytes" in failed.message
 
-    async def test_what_only_says_that_it_is_text_is_refused(self) -> None:
+    async def test_binary_content_declared_as_text_is_refused(self) -> None:
         async with world(page(b"\x7fELF\0\0", content_type="text/plain")) as here:
             assert (await here.refused(FRONT)).detail == "TYPE_REFUSED"
 
@@ -152,14 +152,14 @@ class TestBounds:
             assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
 
     @pytest.mark.parametrize("body", [b"x", gzip.compress(b"x" * 999)[:-9]], ids=["not packed", "cut off"])
-    async def test_a_body_that_is_not_packed_as_it_says_is_refused(self, body: Any) -> None:
+    async def test_body_with_a_wrong_encoding_is_refused(self, body: Any) -> None:
         async with world(page(body, content_encoding="gzip")) as here:
             assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
 
     @pytest.mark.parametrize(
         "beginning", first([b"HTTP/1.1 200 OK\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"])
     )
-    async def test_a_server_that_trickles_is_given_up_in_time(self, beginning: bytes) -> None:
+    async def test_slow_server_times_out(self, beginning: bytes) -> None:
         async def trickle(_seen: Any) -> AsyncGenerator[Any]:
             yield beginning
             for byte in b"x-a: " + b"b" * 10_000_000:
@@ -171,7 +171,7 @@ class TestBounds:
         assert failed.detail == "TIMEOUT"
         assert "within 0.4 s" in failed.message
 
-    async def test_a_resolver_that_says_nothing_is_given_up_in_time(self) -> None:
+    async def test_silent_resolver_times_out(self) -> None:
         async def silent(_host: str, _port: int) -> Any:
             await asyncio.Event().wait()
 
@@ -210,7 +210,7 @@ class TestTls:
         assert failed.detail == "TLS_FAILED"
         assert here.front.seen == []
 
-    async def test_an_authority_that_nobody_trusts_is_refused(self, authority: Any, tmp_path: Path) -> None:
+    async def test_unknown_certificate_authority_is_refused(self, authority: Any, tmp_path: Path) -> None:
         async with world(None, issue("front", ("front.example",), authority).server(tmp_path)) as here:
             assert (await here.refused("https://front.example/")).detail == "TLS_FAILED"
         assert here.front.seen == []
@@ -220,7 +220,7 @@ class TestTls:
         async with world(None, issue("front", (PUBLIC,), authority).server(tmp_path)) as here:
             assert (await here.fetch(f"https://{PUBLIC}/", **trusting)).content.endswith("hello")
 
-    async def test_a_redirect_gives_up_no_tls(self, authority: Any, tmp_path: Path) -> None:
+    async def test_redirect_to_clear_text_is_refused(self, authority: Any, tmp_path: Path) -> None:
         tls = issue("front", ("front.example",), authority).server(tmp_path)
         async with world(page("", "302 x", location="http://front.example/"), tls) as here:
             failed = await here.refused("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
@@ -229,12 +229,12 @@ class TestTls:
 
 
 class TestService:
-    async def test_without_a_section_there_is_no_such_tool(self, tools: ToolClient, grants: Grants) -> None:
+    async def test_http_fetch_needs_its_section(self, tools: ToolClient, grants: Grants) -> None:
         outcome = await tools.outcome(grants.claim(), "1.0", "http_fetch", url=FRONT)
         assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS
         assert "There is no tool named 'http_fetch'" in outcome.content
 
-    async def test_a_section_decides_what_fetch_may_reach(
+    async def test_section_allows_hosts_and_networks(
         self, tool_service: StartTools, grants: Grants, tmp_path: Path
     ) -> None:
         async with HttpStub(lambda _: page("inside")) as inside:
@@ -255,7 +255,7 @@ class TestService:
             assert "idempotency-key" not in inside.seen[0].headers
 
 
-async def test_a_host_that_is_not_there_is_told() -> None:
+async def test_unreachable_host_is_an_outcome() -> None:
     async with world() as here:
         nowhere = knowing({"front.example": [PUBLIC]})
         here.dialler._failing.add(PUBLIC)

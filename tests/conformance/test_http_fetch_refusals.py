@@ -144,7 +144,7 @@ async def test_an_inside_address_is_refused_on_an_allowed_host(address: Any, kin
         ]
     ),
 )
-async def test_a_redirect_is_checked_like_what_was_asked_for(location: str, reason: str) -> None:
+async def test_redirect_target_is_checked_as_the_url(location: str, reason: str) -> None:
     async with world(lambda _: page("", "302 Found", location=location or "?")) as here:
         assert (await here.refused("http://front.example/", allow=["front.example"])).detail == reason
     assert {host for host, _ in here.dialler.dialled} == {PUBLIC}
@@ -171,14 +171,14 @@ async def test_a_name_that_is_rebound_between_two_hops_is_judged_anew() -> None:
     assert (here.front.connections, here.inside.connections) == (2, 0)
 
 
-async def test_of_a_mixed_answer_only_the_public_address_is_dialled() -> None:
+async def test_mixed_dns_answer_uses_the_public_address() -> None:
     async with world() as here:
         await here.fetch("http://front.example/", answering([["127.0.0.1", "::1", PUBLIC, "10.0.0.1"]]))
     assert here.dialler.dialled == [(PUBLIC, 80)]
     assert here.inside.connections == 0
 
 
-async def test_what_the_environment_says_of_proxies_is_not_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as here:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
             monkeypatch.setenv(name, here.inside.url())
@@ -261,7 +261,7 @@ class TestAllowing:
             ]
         ),
     )
-    async def test_only_what_the_operator_lists_is_fetched(self, allow: Any, url: str, reason: str) -> None:
+    async def test_only_listed_hosts_ports_and_paths_are_fetched(self, allow: Any, url: str, reason: str) -> None:
         async with world() as here:
             if reason:
                 assert (await here.refused(url, allow=allow)).detail == reason

@@ -65,7 +65,7 @@ def targets(
     return {**listening, "files": list(map(str, files)), "folders": [str(outside.workspaces), str(tmp_path)]}
 
 
-async def test_a_confined_program_reaches_nothing_of_the_service(
+async def test_confined_program_cannot_reach_the_service(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,

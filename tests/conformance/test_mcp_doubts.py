@@ -55,7 +55,7 @@ async def test_an_answer_after_the_effect_never_repeats_it(
         assert "othing was done" not in outcome.content
 
 
-async def test_a_runners_end_proves_nothing_about_its_server(
+async def test_runner_exit_does_not_prove_the_end_of_a_server_call(
     tool_service: StartTools,
     grants: Grants,
     mcp_servers: McpServers,

@@ -66,7 +66,7 @@ async def test_a_programs_tools_have_classes_from_their_annotations(
 
 
 @pytest.mark.nightly
-async def test_every_kind_of_answer_is_told_over_either_transport(
+async def test_every_kind_of_answer_over_either_transport(
     tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     async with mcp_servers.everything_over_http() as port:

@@ -60,7 +60,7 @@ async def test_a_prompt_is_counted_beforehand_as_it_is_billed(client: Any, simul
     assert [call["answered"] for call in simulator.calls("count_tokens")] == [True]
 
 
-async def test_a_count_that_fails_is_no_error_and_is_asked_for_again(client: Any, simulator: Any) -> None:
+async def test_failed_count_is_retried_with_the_next_call(client: Any, simulator: Any) -> None:
     simulator.order_fault(endpoint="count_tokens", status=529)
     assert await client.count(request_of("sim-hello")) is None
     assert await client.count(request_of("sim-hello")) is not None

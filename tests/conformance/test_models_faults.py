@@ -40,7 +40,7 @@ async def test_a_clock_that_jumps_loses_no_call(
     assert len(simulator.calls()) == 1
 
 
-async def test_a_frozen_runner_that_wakes_declares_nobody_dead(
+async def test_thawed_runner_does_not_declare_others_gone(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
     """While it stood still nobody could have renewed, as far as it knows: it looks again before it decides."""
@@ -108,7 +108,7 @@ async def test_the_row_of_a_call_in_flight_is_not_swept(
     assert (await call.ended()).HasField("answer")
 
 
-async def test_a_tenants_flood_leaves_places_to_others(
+async def test_one_tenant_cannot_take_all_calls(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator, 60_000)

@@ -40,7 +40,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_prompts_that_nobody_may_be_sent_are_refused(
+async def test_invalid_prompts_are_refused(
     runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
     owner = grants.claim()
@@ -70,7 +70,7 @@ async def test_a_request_larger_than_a_message_is_refused(
     assert len(simulator.calls()) <= 1
 
 
-async def test_tokens_of_others_are_refused(runner: ModelRunnerClient, grants: Grants) -> None:
+async def test_forged_token_is_refused(runner: ModelRunnerClient, grants: Grants) -> None:
     broken = grants.claim()
     broken.token.signature = b"x" * 64
     with pytest.raises(Unauthenticated):

@@ -117,7 +117,7 @@ async def stale_end(call: ReadCall) -> Any:
         return None
 
 
-async def test_the_row_outlives_no_promise(
+async def test_generation_is_deleted_after_its_retention(
     model_runner: StartModels, grants: Grants, models_database: Any, simulator: SimulatorControl
 ) -> None:
     runner = await model_runner()

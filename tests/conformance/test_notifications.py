@@ -97,7 +97,7 @@ class TestSlack:
             assert "DE99" not in text
 
     @pytest.mark.parametrize("status", ["400 Bad Request", "403 Forbidden", "404 Not Found"])
-    async def test_a_refused_message_is_dead_at_once(self, hooks: WebhookClient, status: str) -> None:
+    async def test_refused_message_is_dead_without_a_retry(self, hooks: WebhookClient, status: str) -> None:
         async with HttpStub(lambda _: page("no_service", status)) as slack:
             await hooks.create(kind=SLACK, url=slack.url())
             await hooks.call("TestWebhook")
@@ -154,7 +154,7 @@ class TestEmail:
         assert f"Task:       {task_id}\nState:      SUCCEEDED (FINAL_ANSWER)\nCost:" in mail.text
         assert (delivery.last_status_code, list(delivery.accepted_addresses)) == (250, [ANN, BOB])
 
-    async def test_a_retry_goes_only_to_those_who_did_not_accept(self, hooks: WebhookClient, mails: MailServer) -> None:
+    async def test_retry_goes_to_remaining_recipients_only(self, hooks: WebhookClient, mails: MailServer) -> None:
         greylisted = [BOB]
         mails.rcpt = lambda address: "451 come again" if greylisted and address == greylisted.pop() else ""
         await hooks.create(kind=EMAIL, url="", email_addresses=[BOB, ANN])
@@ -165,7 +165,7 @@ class TestEmail:
         await hooks.until(lambda hook: hook.delivered == 1)
         assert list((await hooks.deliveries())[0].accepted_addresses) == [ANN, BOB]
 
-    async def test_a_replay_spares_those_who_accepted(self, hooks: WebhookClient, mails: MailServer) -> None:
+    async def test_replay_skips_recipients_that_accepted(self, hooks: WebhookClient, mails: MailServer) -> None:
         mails.rcpt = lambda address: "550 no such user" if address == BOB else ""
         await hooks.create(kind=EMAIL, url="", email_addresses=[ANN, BOB])
         await hooks.call("TestWebhook")

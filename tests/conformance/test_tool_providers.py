@@ -91,7 +91,7 @@ async def test_it_refuses_a_token_that_is_none_of_ours(
     assert provider.moves() == []
 
 
-async def test_a_call_that_is_run_again_moves_nothing_twice(behind: Any, grants: Grants) -> None:
+async def test_rerun_call_has_one_effect(behind: Any, grants: Grants) -> None:
     provider, dying = await behind(failpoints="tools.after_effect=kill9")
     owner = grants.claim(epoch=10)
     with pytest.raises(Unavailable):
@@ -126,7 +126,7 @@ async def test_the_providers_table_refuses_calls_after_a_takeover(
     assert provider.rows("select amount from stock") == [(2,)]
 
 
-async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Grants) -> None:
+async def test_provider_refusal_by_epoch_has_its_detail(behind: Any, grants: Grants) -> None:
     provider, tools = await behind()
     owner = grants.claim(epoch=10)
     provider.rows("insert into fences (task, epoch) values (?, 11)", owner.task_id)
@@ -136,7 +136,7 @@ async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Gra
     assert provider.shipments() == 0
 
 
-async def test_a_harmless_call_is_repeated_after_the_provider_died(
+async def test_repeatable_call_is_rerun_after_the_provider_died(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
@@ -177,9 +177,7 @@ async def test_an_unsafe_call_is_in_doubt_after_the_provider_died(
     assert provider.shipments() == 1
 
 
-async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(
-    behind: Any, node_provider: StartProvider, grants: Grants
-) -> None:
+async def test_shorter_caller_timeout_is_kept(behind: Any, node_provider: StartProvider, grants: Grants) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider)
     owner = grants.claim()

@@ -37,7 +37,7 @@ ALL_TOOLS = [
 ]
 
 
-async def test_a_call_is_executed_once_and_says_how_it_goes(
+async def test_call_is_executed_once_and_its_events_are_sent(
     tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
     owner = grants.claim()
@@ -70,7 +70,7 @@ async def test_repeats_of_a_running_call_join_it(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_caller_that_goes_away_stops_nothing(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+async def test_disconnect_does_not_stop_a_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     call = tools.stub.Execute(
         execute_request(owner, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 300}'),
@@ -144,7 +144,7 @@ async def test_records_need_the_setting(tool_service: StartTools, grants: Grants
     assert not [tool for tool in await offered(tools, "default") if tool.definition.name.startswith("append")]
 
 
-async def test_every_tool_says_what_a_model_and_a_worker_must_know(tools: ToolClient, grants: Grants) -> None:
+async def test_every_tool_has_a_complete_definition(tools: ToolClient, grants: Grants) -> None:
     answer = await tools.stub.ListTools(
         tool_service_pb2.ListToolsRequest(token=grants.claim().token), timeout=CALL_SECONDS
     )
@@ -156,7 +156,7 @@ async def test_every_tool_says_what_a_model_and_a_worker_must_know(tools: ToolCl
         assert tool.output_limit_bytes > 0
 
 
-async def test_a_token_that_is_not_ours_opens_nothing(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+async def test_forged_token_is_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     owner.token.claims = grants.claim().token.claims
     with pytest.raises(Unauthenticated):
@@ -169,9 +169,7 @@ async def test_a_token_that_is_not_ours_opens_nothing(tools: ToolClient, grants:
     assert outside.lines("a") == []
 
 
-async def test_a_token_of_another_resource_than_a_task_calls_nothing(
-    tools: ToolClient, grants: Grants, outside: Outside
-) -> None:
+async def test_token_of_another_resource_is_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1")
     owner = Owner("backup", 10, sign_claims(grants.signer, claims, datetime.now(UTC)))
     for request in (
@@ -202,9 +200,7 @@ async def test_calls_beyond_all_slots_are_refused_before_they_run(
     assert (await tools.outcome(owner, "1.1", "append_record", file="b", line="second")).status == "SUCCEEDED"
 
 
-async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(
-    tools: ToolClient, grants: Grants, outside: Outside
-) -> None:
+async def test_file_beyond_the_limit_is_read_in_part(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="big.txt", content="ü" * 100_000)
     outcome = await tools.outcome(owner, "1.1", "read_file", path="big.txt")
@@ -239,7 +235,7 @@ async def test_many_calls_of_many_tasks_are_each_executed_once(
     )
 
 
-async def test_a_call_without_a_place_in_its_lane_is_not_started(
+async def test_call_beyond_max_running_stays_accepted(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     tools = await tool_service(max_running=1, failpoints=f"tools.before_effect=wait({tmp_path}/go)")

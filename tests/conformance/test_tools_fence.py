@@ -51,7 +51,7 @@ async def test_a_lower_epoch_is_refused_and_leaves_a_trail(
     assert tools.logged("refused a stale Execute")[0]["task"] == old.task_id
 
 
-async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tools: ToolClient, grants: Grants) -> None:
+async def test_lower_epoch_gets_no_recorded_outcome(tools: ToolClient, grants: Grants) -> None:
     old = grants.claim(epoch=10)
     await tools.outcome(old, "1.0", "append_record", file="a", line="x")
     await tools.fence(grants.claim(old.task_id, epoch=11))
@@ -59,7 +59,7 @@ async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tools: ToolCli
         await tools.outcome(old, "1.0", "append_record", file="a", line="x")
 
 
-async def test_an_old_token_lists_no_tools(tools: ToolClient, grants: Grants) -> None:
+async def test_stale_token_lists_no_tools(tools: ToolClient, grants: Grants) -> None:
     old = grants.claim(epoch=10)
     new = grants.claim(old.task_id, epoch=11)
     assert await names_of_tools(tools, new)  # does not raise the fence: the old claim may still have effects
@@ -94,13 +94,13 @@ async def test_the_trail_is_shown_to_its_own_tenant_only(tools: ToolClient, gran
     assert not await refused_calls(tools, old)
 
 
-async def test_the_first_calls_of_a_task_do_not_refuse_each_other(tools: ToolClient, grants: Grants) -> None:
+async def test_concurrent_first_calls_are_accepted(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     outcomes = await asyncio.gather(*(tools.outcome(owner, f"1.{n}", "list_files") for n in range(20)))
     assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
 
 
-async def test_after_a_close_the_same_epoch_is_refused_too(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+async def test_closed_fence_refuses_the_same_epoch(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
     calls = await tools.fence(owner, close=True)
@@ -122,7 +122,7 @@ async def test_a_higher_epoch_opens_a_closed_fence_again(tools: ToolClient, gran
     assert outcome.status is OutcomeStatus.SUCCEEDED
 
 
-async def test_a_higher_epoch_takes_over_what_was_accepted(
+async def test_higher_epoch_takes_over_an_accepted_call(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     tools = await tool_service(failpoints=f"tools.after_accept=1#touch({tmp_path}/accepted)->1#wait({tmp_path}/go)")
@@ -139,7 +139,7 @@ async def test_a_higher_epoch_takes_over_what_was_accepted(
     assert [line["epoch"] for line in outside.lines("a")] == [11]
 
 
-async def test_a_higher_epoch_joins_what_was_started(
+async def test_higher_epoch_joins_a_started_call(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -161,7 +161,7 @@ async def test_a_higher_epoch_joins_what_was_started(
     assert await tools_database("select epoch from calls where task_id = %s", uuid.UUID(old.task_id)) == [(11,)]
 
 
-async def test_a_close_turns_what_was_accepted_into_not_run(
+async def test_close_makes_an_accepted_call_not_run(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     tools = await tool_service(failpoints=f"tools.after_accept=touch({tmp_path}/accepted)->wait({tmp_path}/go)")
@@ -180,7 +180,7 @@ async def test_a_close_turns_what_was_accepted_into_not_run(
     assert after.status is OutcomeStatus.NOT_RUN
 
 
-async def test_a_repeat_that_is_called_off_is_in_doubt_and_not_unrun(
+async def test_cancelled_rerun_of_a_started_call_is_in_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     dying = await tool_service(failpoints="tools.after_effect=kill9")
@@ -215,7 +215,7 @@ async def test_a_close_kills_the_program(tools: ToolClient, grants: Grants, sand
     assert (await call).status is OutcomeStatus.CANCELLED
 
 
-async def test_a_close_on_one_replica_stops_what_runs_on_another(
+async def test_close_on_one_replica_stops_a_call_on_another(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, other = await tool_service(), await tool_service()
@@ -228,7 +228,7 @@ async def test_a_close_on_one_replica_stops_what_runs_on_another(
     assert outside.lines("a") == []
 
 
-async def test_what_is_past_its_point_of_no_return_is_told_as_done(
+async def test_close_waits_for_a_call_after_its_effect(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     tools = await tool_service(failpoints=f"tools.after_effect=1#touch({tmp_path}/done)->1#wait({tmp_path}/go)")
@@ -271,7 +271,7 @@ async def test_replicas_that_meet_a_task_for_the_first_time_agree(
     assert len(outside.lines("a")) == len(owners)
 
 
-async def test_a_fence_answers_however_much_the_calls_said(
+async def test_fence_response_with_many_outputs_is_truncated(
     tools: ToolClient, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     owner = grants.claim()

@@ -37,7 +37,7 @@ async def gone(path: Path) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_calls_refusals_and_files_go_and_a_zombie_stays_refused(
+async def test_forget_deletes_records_and_files_and_keeps_the_fence(
     tools: ToolClient, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     first = grants.claim(epoch=10)
@@ -90,7 +90,7 @@ async def test_running_calls_stop_first_and_a_stale_claim_forgets_none(
     await gone(outside.workspace(owner))
 
 
-async def test_a_death_at_any_point_leaves_nothing_behind(
+async def test_crash_during_forget_leaves_no_files_or_records(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -127,9 +127,7 @@ async def test_a_task_restored_with_its_ledger_keeps_its_files(
     assert (await tools.outcome(back, "5.1", "read_file", path="a.txt")).content == "x"
 
 
-async def test_many_files_are_removed_beside_what_others_ask_for(
-    tools: ToolClient, grants: Grants, outside: Outside
-) -> None:
+async def test_removal_of_many_files_delays_no_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner, other = grants.claim(epoch=10), grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "write_file", path="a.txt", content="x")
     await asyncio.to_thread(fill, outside.workspace(owner), 20_000)

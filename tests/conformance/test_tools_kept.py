@@ -83,14 +83,14 @@ async def test_a_stale_claim_writes_nothing(tools: ToolClient, grants: Grants, o
     assert {call.method for call in listed.refused_calls} == {"KeepContent"}
 
 
-async def test_a_closed_fence_takes_nothing(tools: ToolClient, grants: Grants) -> None:
+async def test_closed_fence_refuses_content(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     await tools.fence(owner, close=True)
     with pytest.raises(StaleEpoch):
         await keep(tools, owner, b"late")
 
 
-async def test_parts_of_something_else_are_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+async def test_parts_with_another_digest_are_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     with pytest.raises(WrongState) as refused:
         await send(tools, owner, 0, b"text", part=b"tent")
@@ -125,7 +125,7 @@ async def test_no_part_is_written_without_those_before_it(
     assert list((outside.workspace(owner) / "outputs").iterdir()) == []
 
 
-async def test_a_part_of_content_that_is_kept_already_is_no_error(tools: ToolClient, grants: Grants) -> None:
+async def test_part_of_kept_content_is_accepted_again(tools: ToolClient, grants: Grants) -> None:
     """Another writer of the same content was faster."""
     owner = grants.claim()
     await keep(tools, owner)
@@ -133,7 +133,7 @@ async def test_a_part_of_content_that_is_kept_already_is_no_error(tools: ToolCli
     assert [answer.kept.path for answer in answers] == ["", KEPT.path]
 
 
-async def test_a_full_workspace_takes_nothing(tool_service: StartTools, grants: Grants) -> None:
+async def test_full_workspace_refuses_content(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service(workspace_bytes=MAX_PART_BYTES)
     with pytest.raises(WrongState) as refused:
         await keep(tools, grants.claim())
@@ -156,7 +156,7 @@ async def test_no_link_leads_out(tools: ToolClient, grants: Grants, outside: Out
     assert await read(tools, owner) == CONTENT
 
 
-async def test_what_is_not_there_cannot_be_read(tools: ToolClient, grants: Grants) -> None:
+async def test_missing_content_is_not_found(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     with pytest.raises(NotFound):
         await read(tools, owner)

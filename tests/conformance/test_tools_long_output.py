@@ -29,7 +29,7 @@ async def limited(
     return outcome_to_domain(events[-1].outcome)
 
 
-async def test_a_long_output_is_shown_in_part_and_kept_whole(
+async def test_long_output_is_cut_and_kept_whole(
     tools: ToolClient, grants: Grants, outside: Outside, sandbox_detection: Detection
 ) -> None:
     owner = grants.claim()
@@ -68,7 +68,7 @@ async def test_a_file_is_read_in_pieces_that_make_it_whole(tools: ToolClient, gr
 
 
 @pytest.mark.parametrize("obstacle", ["full", "link", "file"])
-async def test_what_cannot_be_kept_is_cut_and_says_so(
+async def test_output_that_cannot_be_kept_is_cut(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -91,7 +91,7 @@ async def test_what_cannot_be_kept_is_cut_and_says_so(
     assert not (tmp_path / "3.0.txt").exists()
 
 
-async def test_a_runners_death_between_file_and_record_costs_nothing(
+async def test_call_is_rerun_after_a_crash_between_file_and_record(
     tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
 ) -> None:
     """The call is run again, and its outcome speaks of the file of that run."""

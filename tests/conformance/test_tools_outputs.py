@@ -55,7 +55,7 @@ async def test_a_uri_is_recorded_as_it_is_stated(tools: ToolClient, grants: Gran
         {"kind": "", "uri": "db:a"},
     ],
 )
-async def test_what_is_no_output_is_refused(
+async def test_invalid_output_is_refused(
     tools: ToolClient, grants: Grants, outside: Outside, arguments: dict[str, Any]
 ) -> None:
     owner = grants.claim()

@@ -224,7 +224,7 @@ async def test_a_run_goes_on_through_a_restart_of_the_service(tool_service: Star
     assert (await caller.outcome()).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_a_caller_that_left_before_the_order_ran_nothing(
+async def test_start_is_withdrawn_when_the_caller_left_before_the_order(
     tool_service: StartTools, grants: Grants, tmp_path: Any
 ) -> None:
     """The start is withdrawn: a newer owner's UNSAFE call runs, and is not in doubt."""
@@ -250,7 +250,7 @@ async def test_a_caller_that_left_before_the_order_ran_nothing(
     ("effect", "status"),
     [(EffectClass.KEYED, OutcomeStatus.CANCELLED), (EffectClass.UNSAFE, OutcomeStatus.IN_DOUBT)],
 )
-async def test_a_closed_fence_ends_the_call_and_tells_its_caller(
+async def test_closed_fence_ends_the_call_and_its_caller_gets_the_outcome(
     tools: ToolClient, grants: Grants, effect: EffectClass, status: OutcomeStatus
 ) -> None:
     owner = grants.claim()
@@ -265,7 +265,7 @@ async def test_a_closed_fence_ends_the_call_and_tells_its_caller(
     ("effect", "status"),
     [(EffectClass.KEYED, OutcomeStatus.TIMED_OUT), (EffectClass.UNSAFE, OutcomeStatus.IN_DOUBT)],
 )
-async def test_a_silent_caller_times_out(
+async def test_silent_caller_times_out(
     tools: ToolClient, grants: Grants, effect: EffectClass, status: OutcomeStatus
 ) -> None:
     caller = await called(tools, own_request(grants.claim(), effect, timeout=0.2))
@@ -273,7 +273,7 @@ async def test_a_silent_caller_times_out(
     assert (await caller.outcome()).status is status
 
 
-async def test_a_caller_that_does_not_return_leaves_the_call_to_others(
+async def test_call_of_a_caller_that_left_can_be_taken_over(
     tools: ToolClient, grants: Grants, tools_database: Any
 ) -> None:
     """Nobody is connected at the timeout: that is no outcome, and the next request runs the call again."""
@@ -289,7 +289,7 @@ async def test_a_caller_that_does_not_return_leaves_the_call_to_others(
     await caller.ordered(2)
 
 
-async def test_what_a_caller_may_not_do(tools: ToolClient, grants: Grants) -> None:
+async def test_invalid_own_calls_are_refused(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
 
     async def refused(request: pb.ExecuteRequest) -> Exception:
@@ -330,7 +330,7 @@ async def test_an_outcome_that_is_too_large_failed(tools: ToolClient, grants: Gr
     assert "1025 bytes" in outcome.content
 
 
-async def test_a_stopping_service_sends_the_worker_elsewhere(tool_service: StartTools, grants: Grants) -> None:
+async def test_stopping_service_returns_try_later(tool_service: StartTools, grants: Grants) -> None:
     """The run goes on: it is not the outcome of the call."""
     tools = await tool_service(drain_seconds=0)
     owner = grants.claim()
@@ -343,7 +343,7 @@ async def test_a_stopping_service_sends_the_worker_elsewhere(tool_service: Start
     await next_caller.ordered(2)
 
 
-async def test_a_full_service_takes_the_outcome_of_its_call(tool_service: StartTools, grants: Grants) -> None:
+async def test_full_service_accepts_the_outcome_of_its_call(tool_service: StartTools, grants: Grants) -> None:
     """Otherwise each call would keep its place until its timeout, and no outcome would ever be recorded."""
     tools = await tool_service(max_accepted=1)
     caller = await called(tools, own_request(grants.claim()))

@@ -121,7 +121,7 @@ async def test_an_unsafe_call_of_unknown_effect_is_in_doubt(
     assert bank.payments == 2
 
 
-async def test_what_the_tool_did_not_know_a_person_may(executor: Executor, bank: Bank) -> None:
+async def test_person_resolves_an_unknown_effect(executor: Executor, bank: Bank) -> None:
     asking = request(bank)
     await outcome_of(executor, asking)
     response = await outcome_of(executor, asking, Resolution(1, Happened("receipt 7"), "I looked", "olga"))
@@ -159,7 +159,7 @@ async def test_a_resolution_of_a_call_with_a_lost_record_is_taken(
 
 
 @pytest.mark.parametrize("elsewhere", [(True, False), (False, True)])
-async def test_a_runners_end_proves_nothing_about_effects_elsewhere(
+async def test_runner_exit_does_not_prove_effects_elsewhere(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], elsewhere: Any
 ) -> None:
     """Its tool may have come from a provider, and be one of the service's own by now."""

@@ -102,7 +102,7 @@ async def test_a_tag_in_flight_cannot_be_used_again(tools: ToolClient, grants: G
     assert (await stream.endings(1))[0].HasField("outcome")
 
 
-async def test_the_end_of_the_callers_half_waits_for_what_is_in_flight(tools: ToolClient, grants: Grants) -> None:
+async def test_half_closed_stream_delivers_running_calls(tools: ToolClient, grants: Grants) -> None:
     stream = Stream(tools)
     await stream.send((1, grants.claim(), "1.0", "append_record", {"file": "a", "line": "x", "delay_ms": 300}))
     await stream.call.done_writing()
@@ -110,7 +110,7 @@ async def test_the_end_of_the_callers_half_waits_for_what_is_in_flight(tools: To
     assert await stream.call.read() is grpc.aio.EOF
 
 
-async def test_a_stream_that_breaks_stops_nothing(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+async def test_broken_stream_does_not_stop_its_calls(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     stream = Stream(tools)
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 500}

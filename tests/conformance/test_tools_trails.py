@@ -24,7 +24,7 @@ async def listed(tools: Any, owner: Any, after: str = "", page_size: int = 0) ->
     return await tools.stub.ListCalls(request, timeout=CALL_SECONDS)
 
 
-async def test_calls_are_told_with_their_trail_and_the_fence(tools: ToolClient, grants: Grants) -> None:
+async def test_calls_are_listed_with_their_record_and_the_fence(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim(epoch=10, claim_id="the-claim")
     outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
     page = await listed(tools, owner)
@@ -45,7 +45,7 @@ async def test_calls_are_told_with_their_trail_and_the_fence(tools: ToolClient, 
     assert fence.changed_at <= call.accepted_at <= call.started_at <= call.finished_at
 
 
-async def test_a_closed_fence_says_when(tools: ToolClient, grants: Grants) -> None:
+async def test_closed_fence_has_a_time(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "list_files")
     await tools.fence(owner, close=True)
@@ -71,7 +71,7 @@ async def test_pages_follow_each_other_without_gap_or_repeat(tools: ToolClient, 
     assert seen == sorted(names)
 
 
-async def test_a_task_without_calls_and_a_strangers_have_none(tools: ToolClient, grants: Grants) -> None:
+async def test_calls_of_other_tenants_are_not_listed(tools: ToolClient, grants: Grants) -> None:
     stranger = grants.claim(tenant="somebody-else")
     await tools.outcome(stranger, "1.0", "list_files")
     for owner in (grants.claim(), stranger):

@@ -44,7 +44,7 @@ async def test_a_program_begins_in_a_prepared_sandbox(
     assert (outside.workspace(owner) / "kept").read_text() == "x" * calls
 
 
-async def test_none_is_started_ahead_when_none_is_wanted(
+async def test_sandbox_warm_zero_prepares_no_sandbox(
     tool_service: StartTools, grants: Grants, sandbox_detection: Detection
 ) -> None:
     tools = await tool_service(sandbox_warm=0)

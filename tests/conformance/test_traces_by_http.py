@@ -92,7 +92,7 @@ async def test_spans_come_by_http(checkpoint: MakeCheckpoint, receiver: HttpColl
 @pytest.mark.parametrize(
     "status", ["503 Service Unavailable", "429 Too Many Requests", "401 Unauthorized", "302 Found"]
 )
-async def test_a_collector_that_takes_nothing_delays_only(
+async def test_failing_collector_delays_spans_only(
     checkpoint: MakeCheckpoint, receiver: HttpCollector, status: str
 ) -> None:
     receiver.refuses = lambda _spans: status
@@ -132,7 +132,7 @@ async def test_spans_left_out_of_a_taken_request_are_counted(
     assert len(receiver.spans) == len(receiver.by_id)  # and none is sent again
 
 
-async def test_a_collector_with_tls_proves_who_it_is(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+async def test_collector_certificate_is_verified(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     authority = open_authority(tmp_path / "authority", "collector")
     store = StoreCertificate("collector", ("127.0.0.1",), (ExtendedKeyUsageOID.SERVER_AUTH,))
     write_certificate(tmp_path, "collector", *authority.issue_for_store(store, 1))

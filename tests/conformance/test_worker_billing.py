@@ -111,7 +111,7 @@ async def test_a_worker_that_lost_its_task_reports_its_usage(bench: WorkerBench)
 
 
 @pytest.mark.faults
-async def test_a_chat_call_killed_while_it_speaks_is_billed(bench: WorkerBench) -> None:
+async def test_chat_call_of_a_killed_worker_is_billed(bench: WorkerBench) -> None:
     """A chat server states the input at the end, so the lost call is billed by its reservation, never below."""
     victim = await bench.start_worker()
     bench.simulator.order_fault(drip_ms=400)

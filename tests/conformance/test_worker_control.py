@@ -110,7 +110,7 @@ async def test_a_function_is_run_to_its_result(functions: Functions) -> None:
     assert functions.bench.model_calls(task_id) == []
 
 
-async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: Functions) -> None:
+async def test_killed_workers_are_replaced_without_a_second_effect(functions: Functions) -> None:
     """One is killed in a step, which is made again; the next when the outcomes of its calls were known to it alone.
 
     The first moment after an execute is that of its step.
@@ -191,7 +191,7 @@ async def test_a_resumed_function_has_its_sub_agents_once(
     assert len(await functions.bench.bodies(task_id, facts.ToolOutcome)) == 1
 
 
-async def test_a_function_cannot_give_sub_agents_unknown_tools(functions: Functions) -> None:
+async def test_sub_agents_with_unknown_tools_are_refused(functions: Functions) -> None:
     await functions.worker()
     task_id = await functions.submit("spawning", functions.given(goals=["hello"], tools=["raed_file"]))
     task = await functions.bench.ended(task_id)
@@ -232,7 +232,7 @@ async def test_a_passed_deadline_ends_a_function(functions: Functions) -> None:
     assert (state_name(task.state), task.reason) == (TaskState.TIMED_OUT, "DEADLINE_PASSED")
 
 
-async def test_a_failure_is_retried_and_what_was_lived_with_stays(functions: Functions) -> None:
+async def test_retry_keeps_caught_failures(functions: Functions) -> None:
     task_id = await functions.submit("failing", functions.given(how="retry"), policy=OFTEN)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while functions.made().count("last") < 2:
@@ -248,7 +248,7 @@ async def test_a_failure_is_retried_and_what_was_lived_with_stays(functions: Fun
     assert {(failure.error_class, failure.retryable) for failure in failed} == {("TryAgain", True)}
 
 
-async def test_a_mistake_fails_the_task_and_says_which(functions: Functions) -> None:
+async def test_exception_fails_the_task_with_its_class(functions: Functions) -> None:
     task_id = await functions.submit("failing", functions.given(how="bug"))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
@@ -283,7 +283,7 @@ async def test_a_function_that_changed_fails_by_name(functions: Functions) -> No
     ],
     ids=str,
 )
-async def test_what_a_function_returns_is_kept_or_refused(
+async def test_result_of_a_function_is_checked(
     functions: Functions, given: Any, state: TaskState, expected: str
 ) -> None:
     task_id = await functions.submit("returning", given, limits=Limits(max_steps=4))
@@ -294,7 +294,7 @@ async def test_what_a_function_returns_is_kept_or_refused(
         assert json.loads(task.result) == given
 
 
-async def test_only_who_has_a_function_is_given_its_tasks(functions: Functions) -> None:
+async def test_only_workers_with_the_function_get_its_tasks(functions: Functions) -> None:
     await functions.bench.start_worker()
     functions.queue = functions.bench.queue
     task_id = await functions.submit("returning", 7)

@@ -166,7 +166,7 @@ async def test_a_killed_worker_costs_at_most_its_own_call(
 
 
 @pytest.mark.faults
-async def test_a_call_killed_while_it_speaks_is_made_again(functions: ModelFunctions) -> None:
+async def test_model_call_of_a_killed_worker_is_made_again(functions: ModelFunctions) -> None:
     victim = await functions.worker()
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
     task_id = await functions.submit(model="sim-worker-wordy")
@@ -333,7 +333,7 @@ async def test_a_task_at_its_cap_asks_and_goes_on_with_the_grant(functions: Mode
     await functions.check_bill(task_id)
 
 
-async def test_a_model_of_unknown_price_has_no_place_under_a_cap(functions: ModelFunctions) -> None:
+async def test_model_without_a_price_is_refused_under_a_cap(functions: ModelFunctions) -> None:
     task_id = await functions.submit(model="house-model", limits=Limits(max_nano_usd=10**9))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "MODEL_UNPRICED"), task.message

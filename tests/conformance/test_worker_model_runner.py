@@ -177,7 +177,7 @@ async def test_a_broken_stream_is_joined_without_a_gap() -> None:
     assert len({request.SerializeToString(deterministic=True) for request in runner.requests}) == 1
 
 
-async def test_a_gap_in_the_text_asks_for_the_call_again() -> None:
+async def test_gap_in_the_text_requests_the_call_again() -> None:
     runner = ScriptedRunner(
         [
             parts(SENT, piece("world", 6), pb.GenerateResponse(answer=answer())),
@@ -219,7 +219,7 @@ async def test_a_stale_claim_is_fenced() -> None:
     assert len(runner.requests) == 1
 
 
-async def test_a_runner_that_is_away_too_long_gives_the_task_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_is_released_when_no_runner_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 4.0)
     runner = ScriptedRunner([parts(then=grpc.StatusCode.UNAVAILABLE)])
     with pytest.raises(Unavailable):
@@ -253,7 +253,7 @@ async def test_a_worker_without_a_runner_is_out_of_reach(monkeypatch: pytest.Mon
         assert not models.in_reach
 
 
-async def test_a_call_that_waits_for_its_turn_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_call_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "STILL_WAITING_SECONDS", 0.05)
     heard = Heard()
 
@@ -284,6 +284,6 @@ async def test_a_cancel_returns_how_the_call_ended() -> None:
     assert (failed.value.usage, failed.value.was_answered) == (TokenUsage(0, 4), True)
 
 
-async def test_a_count_that_fails_is_none() -> None:
+async def test_failed_count_returns_none() -> None:
     async with models_of(ScriptedRunner([])) as models:
         assert await models.count(ATTEMPT, REQUEST) is None

@@ -125,7 +125,7 @@ async def test_a_worker_moves_with_its_claims_from_a_frozen_replica(bench: Worke
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def test_a_worker_without_coordinator_begins_nothing_new(bench: WorkerBench) -> None:
+async def test_worker_without_coordinator_starts_no_effect(bench: WorkerBench) -> None:
     """Etcd is away for longer than a lease: afterwards the task is one owner's, and whole."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-answer")

@@ -123,7 +123,7 @@ async def test_a_call_continues_during_a_drain_and_is_joined(bench: WorkerBench)
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_zombie_without_trust_window_is_stopped_by_fences(bench: WorkerBench) -> None:
+async def test_zombie_without_trust_window_is_stopped_by_fences(bench: WorkerBench) -> None:
     zombie = await bench.start_worker(failpoints="worker.ignore_trust_window")
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 1)
@@ -154,7 +154,7 @@ async def answer(bench: Any, task: Any, decision: Any) -> None:
     await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
 
-async def test_a_worker_that_dies_before_a_wait_leaves_it_to_the_next(bench: WorkerBench) -> None:
+async def test_wait_of_a_killed_worker_is_made_by_the_next(bench: WorkerBench) -> None:
     await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await submit(bench, "sim-approval")
     await bench.start_worker()
@@ -193,7 +193,7 @@ async def test_an_event_reaches_the_model(bench: WorkerBench) -> None:
     assert '"n": 1' in (await bench.ended(task_id)).result
 
 
-async def test_words_that_come_after_the_last_answer_are_answered(bench: WorkerBench, tmp_path: Path) -> None:
+async def test_message_after_the_last_answer_is_answered(bench: WorkerBench, tmp_path: Path) -> None:
     """The answer is in the ledger, the end not yet: without asking the ledger the words would be lost."""
     reached, go_on = tmp_path / "reached", tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.before_close_out=1#touch({reached})->1#wait({go_on})")

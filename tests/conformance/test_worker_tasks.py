@@ -88,7 +88,7 @@ async def test_a_long_prompt_is_counted_by_the_provider_first(bench: WorkerBench
     assert reserved == [with_margin(tokens) for tokens in inputs]
 
 
-async def test_a_count_that_fails_never_fails_the_step(bench: WorkerBench) -> None:
+async def test_failed_count_does_not_fail_the_step(bench: WorkerBench) -> None:
     bench.simulator.order_fault(endpoint="count_tokens", status=500, count=3)
     await bench.start_worker(count_tokens_above="0")
     task_id = await bench.submit("sim-worker-effects")
@@ -96,7 +96,7 @@ async def test_a_count_that_fails_never_fails_the_step(bench: WorkerBench) -> No
     assert len(bench.model_calls(task_id)) == 4
 
 
-async def test_a_worker_that_is_told_so_asks_for_no_cache(bench: WorkerBench) -> None:
+async def test_prompt_caching_can_be_turned_off(bench: WorkerBench) -> None:
     await bench.start_worker(prompt_caching="false")
     task_id = await bench.submit("sim-worker-effects", tools=None)
     used = usage_to_domain((await bench.ended(task_id)).usage)
@@ -119,7 +119,7 @@ async def test_many_tasks_go_through_one_worker_at_once(bench: WorkerBench) -> N
     assert {state_name(task.state) for task in ended} == {"SUCCEEDED"}
 
 
-async def test_a_claim_is_given_back_when_its_task_is_closed(served: WorkerBench) -> None:
+async def test_claim_is_released_when_its_task_ends(served: WorkerBench) -> None:
     task_id = await served.submit("sim-hello")
     await served.ended(task_id)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -153,7 +153,7 @@ async def test_an_answer_that_is_always_cut_fails_the_task(served: WorkerBench) 
 
 
 @pytest.mark.parametrize("fault", [{"status": 429, "retry_after_seconds": 0.5}, {"status": 529}, {"broken_stream": 1}])
-async def test_a_passing_provider_failure_costs_one_attempt(served: WorkerBench, fault: Any) -> None:
+async def test_passing_provider_failure_costs_one_attempt(served: WorkerBench, fault: Any) -> None:
     served.simulator.order_fault(**fault, count=2)
     task_id = await served.submit("sim-hello")
     assert state_name((await served.ended(task_id)).state) == "SUCCEEDED"
@@ -162,7 +162,7 @@ async def test_a_passing_provider_failure_costs_one_attempt(served: WorkerBench,
     assert len(served.model_calls(task_id)) == 3
 
 
-async def test_a_refused_request_fails_the_task_in_the_providers_words(served: WorkerBench) -> None:
+async def test_refused_request_fails_the_task_with_the_provider_message(served: WorkerBench) -> None:
     served.simulator.order_fault(status=400, message="that model is gone", count=10)
     task = await served.ended(await served.submit("sim-hello"))
     assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_REJECTED")
@@ -179,7 +179,7 @@ async def test_a_provider_outage_reschedules_then_fails_the_task(served: WorkerB
     assert len(served.model_calls(task_id)) == 10
 
 
-async def test_the_step_limit_ends_a_task_with_what_it_has(served: WorkerBench) -> None:
+async def test_step_limit_ends_a_task_with_its_last_text(served: WorkerBench) -> None:
     task_id = await served.submit("sim-worker-endless", limits=Limits(max_steps=3))
     task = await served.ended(task_id)
     assert (state_name(task.state), task.reason, task.result) == ("COST_EXCEEDED", "STEP_LIMIT", "On and on.")
@@ -236,7 +236,7 @@ async def test_a_passed_deadline_ends_a_task_in_the_middle_of_a_call(served: Wor
     assert task.budget.reserved_tokens == 0
 
 
-async def test_words_that_come_during_the_last_answer_are_read(served: WorkerBench) -> None:
+async def test_message_during_the_last_answer_is_read(served: WorkerBench) -> None:
     task_id = await served.submit("sim-slow")
     await served.reached(task_id, facts.ModelAttempt)
     await served.tell(task_id, "One more thing.")
@@ -257,7 +257,7 @@ async def rejections_of(bench: Any, task_id: Any) -> Any:
     ]
 
 
-async def test_an_answer_that_is_no_result_is_corrected(served: WorkerBench) -> None:
+async def test_invalid_result_is_corrected(served: WorkerBench) -> None:
     plain = await served.ended(await served.submit("sim-worker-shaped"))
     assert (plain.result, plain.result_json) == ("It costs three.", "")
     task_id = await served.submit("sim-worker-shaped", result_schema_json=SCHEMA)
@@ -281,7 +281,7 @@ async def test_after_the_last_correction_the_task_fails(served: WorkerBench) -> 
     assert len(served.model_calls(task_id)) == 2
 
 
-async def test_a_crash_between_answer_and_correction_costs_nothing(bench: WorkerBench) -> None:
+async def test_crash_between_answer_and_correction_repeats_no_model_call(bench: WorkerBench) -> None:
     """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""
     victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
     task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)
@@ -341,7 +341,7 @@ async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
         ("unknown", "KEYED", "FAILED: write_keyed lost the answer to what it sent: the post office hung up."),
     ],
 )
-async def test_what_an_own_tool_comes_to(letters: Letters, how: str, effect: str, begins: str) -> None:
+async def test_outcome_of_an_own_tool(letters: Letters, how: str, effect: str, begins: str) -> None:
     letters.open_gate()
     (result,) = await letters.result(await letters.submit([effect], how=how))
     assert result.startswith(begins)

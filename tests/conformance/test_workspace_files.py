@@ -46,7 +46,7 @@ def workspace(grants: Grants, outside: Outside) -> Path:
     return path
 
 
-async def test_everything_is_listed_once_whatever_the_pages(tools: ToolClient, workspace: Path) -> None:
+async def test_pages_list_every_file_once(tools: ToolClient, workspace: Path) -> None:
     for path in ("b/deep/er", "b-", "a", "b/x"):
         (workspace / path).mkdir(parents=True)
     for path in ("b/deep/er/file", "b-/file", "a/1", "a/2", "z"):
@@ -77,7 +77,7 @@ async def test_everything_is_listed_once_whatever_the_pages(tools: ToolClient, w
     assert [file.path for file in await listed(tools, workspace.name, "b/deep", page_size=1)] == ["er", "er/file"]
 
 
-async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(tools: ToolClient, workspace: Path) -> None:
+async def test_page_token_survives_removal_of_its_file(tools: ToolClient, workspace: Path) -> None:
     for number in range(6):
         (workspace / f"{number}").write_text("x")
     request = pb.ToolServiceListFilesRequest(task_id=workspace.name, page_size=3)
@@ -89,7 +89,7 @@ async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(tools: Too
     assert [file.path for file in page.files] == ["2a", "3", "4"]
 
 
-async def test_the_first_page_tells_how_full_it_is(tool_service: StartTools, workspace: Path) -> None:
+async def test_first_page_has_the_usage(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service(workspace_bytes=1_000_000, workspace_files=10)
     (workspace / "file").write_bytes(b"x" * 100_000)
     page = await tools.stub.ListFiles(pb.ToolServiceListFilesRequest(task_id=workspace.name), timeout=CALL_SECONDS)
@@ -97,7 +97,7 @@ async def test_the_first_page_tells_how_full_it_is(tool_service: StartTools, wor
     assert 100_000 <= page.usage.used_bytes < 200_000
 
 
-async def test_a_name_that_is_no_utf8_is_told_and_cannot_be_asked_for(tools: ToolClient, workspace: Path) -> None:
+async def test_file_name_that_is_not_utf8_is_listed_and_not_readable(tools: ToolClient, workspace: Path) -> None:
     Path(os.fsdecode(os.fsencode(workspace) + b"/bad\xff\x1b[31m")).write_text("x")
     (file,) = await listed(tools, workspace.name)
     assert (file.path, file.unreadable_name) == ("bad\ufffd\x1b[31m", True)
@@ -121,7 +121,7 @@ async def test_a_file_is_read_byte_by_byte_from_any_offset(tools: ToolClient, wo
         await read(tools, workspace.name, "dir/binary", offset=700_002)
 
 
-async def test_a_file_that_was_written_meanwhile_is_not_read_on(tools: ToolClient, workspace: Path) -> None:
+async def test_changed_file_ends_the_read(tools: ToolClient, workspace: Path) -> None:
     (workspace / "file").write_bytes(b"x" * 1000)
     header, _ = await read(tools, workspace.name, "file")
     os.utime(workspace / "file", ns=(1, 1))
@@ -147,7 +147,7 @@ async def test_a_file_that_was_written_meanwhile_is_not_read_on(tools: ToolClien
     assert got < 8_000_000
 
 
-async def test_nothing_else_is_read(tools: ToolClient, workspace: Path) -> None:
+async def test_only_regular_files_of_the_workspace_are_read(tools: ToolClient, workspace: Path) -> None:
     (workspace.parent / "secret").write_text("not for agents")
     (workspace / "dir").mkdir()
     (workspace / "file").write_text("x")
@@ -171,7 +171,7 @@ async def test_nothing_else_is_read(tools: ToolClient, workspace: Path) -> None:
             await listed(tools, workspace.name, path if path != "dir" else "file")
 
 
-async def test_another_tenants_files_are_none_and_asking_makes_none(
+async def test_files_of_other_tenants_are_not_found(
     tools: ToolClient, grants: Grants, workspace: Path, outside: Outside
 ) -> None:
     (workspace / "file").write_text("x")

@@ -76,7 +76,7 @@ async def test_a_killed_replicas_run_continues_elsewhere_with_files(
     assert 310_000 <= outside.workspace(owner).stat().st_uid < 310_002
 
 
-async def test_without_locks_nothing_is_run(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
+async def test_execute_python_fails_without_locks(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     outside.workspaces.mkdir()
     (outside.workspaces / ".sandboxes").symlink_to("elsewhere")
     tools = await tool_service(**SETTINGS)

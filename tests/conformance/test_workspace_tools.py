@@ -95,9 +95,7 @@ async def test_programs_and_file_tools_work_on_the_same_files(
     assert (await tools.outcome(owner, "1.5", "execute_python", code=code)).content == "43 44 6 7 used"
 
 
-async def test_what_goes_wrong_in_a_program_is_an_outcome(
-    tools: ToolClient, grants: Grants, sandbox_detection: Detection
-) -> None:
+async def test_program_failure_is_an_outcome(tools: ToolClient, grants: Grants, sandbox_detection: Detection) -> None:
     owner = grants.claim()
     failed = await tools.outcome(owner, "1.0", "execute_python", code="print('before')\n1 / 0")
     assert (failed.status, failed.detail) == (OutcomeStatus.FAILED, "NONZERO")
@@ -111,7 +109,7 @@ async def test_what_goes_wrong_in_a_program_is_an_outcome(
     assert greedy.status is OutcomeStatus.FAILED
 
 
-async def test_without_a_sandbox_the_tool_says_so_and_nothing_runs(
+async def test_execute_python_fails_without_a_sandbox(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools = await tool_service(sandbox_bubblewrap="/nonexistent/bwrap")
@@ -121,7 +119,7 @@ async def test_without_a_sandbox_the_tool_says_so_and_nothing_runs(
     assert any("execute_python will not run anything" in line["message"] for line in tools.log)
 
 
-async def test_a_full_workspace_takes_no_more_files(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
+async def test_full_workspace_refuses_files(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service(workspace_bytes=64 * 1024)
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 60_000)
