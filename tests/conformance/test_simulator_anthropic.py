@@ -233,6 +233,7 @@ async def test_an_error_in_the_stream_is_the_providers(client: Any) -> None:
     assert text_of(await stream(client, "sim-overloaded-stream"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("answer", [ask, stream])
 async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator: Any, answer: Any) -> None:
     simulator.order_fault(drip_ms=1200)

@@ -236,13 +236,11 @@ class TestMethods:
         with pytest.raises(LimitReached):
             await hooks.create(name="another")
 
-    @pytest.mark.parametrize(
-        "host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]"]
-    )
-    async def test_only_public_or_allowed_addresses_are_reached(self, checkpoint: MakeCheckpoint, host: str) -> None:
+    async def test_only_public_or_allowed_addresses_are_reached(self, checkpoint: MakeCheckpoint) -> None:
         hooks = WebhookClient(await checkpoint())
-        with pytest.raises(InvalidRequest, match="public"):
-            await hooks.create(url=f"http://{host}:8080/")
+        for host in ("127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]"):
+            with pytest.raises(InvalidRequest, match="public"):
+                await hooks.create(url=f"http://{host}:8080/")
 
     async def test_clear_text_to_other_machines_needs_the_setting(self, checkpoint: MakeCheckpoint) -> None:
         hooks = WebhookClient(await checkpoint())

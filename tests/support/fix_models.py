@@ -207,7 +207,7 @@ def shared_model_runner(
     folder: Path = tmp_path_factory.mktemp("shared-models")
     settings = _settings(shared_database, token_keys / "verifying.json")
     environment = {f"TENURE_MODELS_{name}": value for name, value in settings.items()}
-    environment |= {"PATH": os.environ["PATH"], **_provider(simulator_process)}
+    environment |= {"PATH": os.environ["PATH"], "TENURE_MODELS_MIGRATE": "auto", **_provider(simulator_process)}
     with serving("services.models", environment, folder / "log") as address:
         yield SharedService(address, shared_database, folder)
 

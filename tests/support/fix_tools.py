@@ -261,7 +261,8 @@ def shared_tool_service(
     folder: Path = tmp_path_factory.mktemp("shared-tools")
     keys = token_keys / "verifying.json"
     environment = _environment(shared_database, keys, Outside(folder / "records", folder / "workspaces"))
-    with serving("services.tools", {"PATH": os.environ["PATH"], **environment}, folder / "log") as address:
+    environment |= {"PATH": os.environ["PATH"], "TENURE_TOOLS_MIGRATE": "auto"}
+    with serving("services.tools", environment, folder / "log") as address:
         yield SharedService(address, shared_database, folder)
 
 
