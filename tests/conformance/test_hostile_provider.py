@@ -70,7 +70,6 @@ class HostileWorld:
         self.runner = asyncio.Runner()
         self.simulator = self.runner.run(ModelSimulator().start())
         self.client = self.runner.run(self.new_client())
-        self.told = 0
 
     async def new_client(self) -> Any:
         return model_client(self.simulator.url)

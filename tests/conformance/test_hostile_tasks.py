@@ -125,7 +125,7 @@ async def test_data_that_is_not_json_is_a_broken_stream_to_retry(bench: WorkerBe
     [failure] = await bench.bodies(task_id, facts.ModelFailure)
     assert (failure.error_class, failure.retryable) == ("BROKEN_STREAM", True)
     [attempt, _] = await bench.bodies(task_id, facts.ModelAttempt)
-    assert failure.usage.input_tokens == attempt.input_tokens, "an input that nobody counted is billed as set aside"
+    assert failure.usage.input_tokens == attempt.input_tokens, "an input without a count is billed as reserved"
 
 
 async def test_a_nan_ends_the_task_with_the_received_text(bench: WorkerBench) -> None:

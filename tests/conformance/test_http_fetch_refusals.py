@@ -152,7 +152,7 @@ async def test_redirect_target_is_checked_as_the_url(location: str, reason: str)
 
 
 async def test_a_rebound_name_leads_nowhere_else() -> None:
-    """The connection goes to the address that was judged: there is no second answer to be had between the two."""
+    """The connection goes to the address that was judged: no second lookup happens between the two."""
     answers: list[Sequence[str]] = [[PUBLIC], ["127.0.0.1"], [PUBLIC]]
     async with world() as here:
         response = await here.fetch("http://front.example/", answering(answers))

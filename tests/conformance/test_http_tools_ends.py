@@ -34,7 +34,7 @@ from tests.support.scripted_http import ScriptedHttp, answer, scripted_http
 
 KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
 NOT_TLS = b"\x17\x03\x03\x00\x20" + bytes(32)
-"""A record that nobody can decrypt."""
+"""A TLS record that cannot be decrypted."""
 
 
 @asynccontextmanager
@@ -165,7 +165,7 @@ async def test_tls_broken_within_an_answer_is_a_lost_answer(effect_class: Any, b
 
 @asynccontextmanager
 async def breaking(begun: bytes, authority: Any, folder: Path) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server whose first answer ends in what is no TLS; its port, and what it was asked."""
+    """A server whose first answer ends in bytes that are not TLS; its port, and what it was asked."""
     byteses: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Tools of real MCP servers: listed, called, and told apart by what they may do."""
+"""Tools of real MCP servers: listed, called, and classified by their annotations."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_an_endpoint_that_is_silent_is_closed(silent_url: str) -> None:
 
 
 async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
-    """The other endpoint seems free, and waits for the answer to its probe: nobody may take the sent call over."""
+    """The other endpoint seems free, and waits for the answer to its probe: no runner may take the sent call over."""
     async with contextlib.AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]
         first.faults.order(fault_from({"status": 529}, None), count=1, endpoint="messages", model=None)

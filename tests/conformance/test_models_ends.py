@@ -109,6 +109,7 @@ async def test_calls_longer_than_the_drain_are_lost_with_usage(
     assert (await other.generate(owner, **SLOW).ended()).failure == failure
 
 
+@pytest.mark.faults
 async def test_an_end_waits_for_postgres(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, own_postgres: PostgresProcess
 ) -> None:

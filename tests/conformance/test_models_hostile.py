@@ -100,7 +100,7 @@ async def test_more_calls_than_the_runner_makes_are_refused(
     with pytest.raises(LimitReached) as refused:
         await runner.generate(grants.claim(), **SLOW).ended()
     assert refused.value.reason == "TOO_MANY_CALLS"
-    await runner.generate(owner, **SLOW).speaking()  # to join needs no place
+    await runner.generate(owner, **SLOW).speaking()  # a join takes no slot
     assert len(simulator.running()) == 1
 
 

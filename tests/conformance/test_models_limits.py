@@ -111,7 +111,7 @@ async def test_waiting_calls_send_one_probe_after_a_refusal(simulators: list[Mod
 
 
 async def test_waiting_calls_go_in_fair_order(simulators: list[ModelSimulator]) -> None:
-    """Tenants take turns, HIGH goes first, and a call that leaves the line gives up its place."""
+    """Tenants alternate, HIGH goes first, and a cancelled call leaves the line."""
     first = simulators[0]
     order: list[str] = []
     async with opened([settings_of("one", first.url)]) as endpoints:

@@ -19,7 +19,7 @@ LONG_SECONDS = 250
 
 
 async def at_its_limit(model_runner: StartModels, grants: Grants, simulator: SimulatorControl) -> ModelReplica:
-    """A replica whose provider has told it to wait: it is the only one that knows."""
+    """A replica that a provider has rate-limited; the other replicas do not know."""
     runner = await model_runner()
     simulator.order_fault(status=429, retry_after_seconds=LONG_SECONDS, count=1)
     failure = (await runner.generate(grants.claim()).ended()).failure

@@ -23,7 +23,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
 MOVE, COUNT, READ, SHIP = "stock__move_stock", "stock__count_stock", "stock__read_stock", "stock__ship"
 LATE_MS = 3_600_000
-"""An answer that nobody will ever get."""
+"""An answer that never arrives."""
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_shorter_caller_timeout_is_kept(behind: Any, node_provider: StartP
 
 
 async def stands(tools: Any, linked: bool) -> Any:
-    """Returns what is told of the provider as soon as it is there, or is away."""
+    """Returns the source of the provider once it is linked, or is not."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (source := (await listed_sources(tools))["stock"]).linked is not linked:
             await asyncio.sleep(0.05)

@@ -107,7 +107,7 @@ async def test_crash_during_forget_leaves_no_files_or_records(
         if was_told:
             await tool_service()  # a replica looks through the directories when it starts
         else:
-            await forget(other, owner)  # whoever was not told asks again
+            await forget(other, owner)  # a caller without an answer asks again
         await gone(outside.workspace(owner))
         assert await tools_database("select 1 from calls where task_id = %s", owner.task_id) == []
 
@@ -127,6 +127,7 @@ async def test_a_task_restored_with_its_ledger_keeps_its_files(
     assert (await tools.outcome(back, "5.1", "read_file", path="a.txt")).content == "x"
 
 
+@pytest.mark.faults
 async def test_removal_of_many_files_delays_no_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner, other = grants.claim(epoch=10), grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "write_file", path="a.txt", content="x")

@@ -1,4 +1,4 @@
-"""The list of calls in doubt: what people are told who are to settle them."""
+"""The list of calls in doubt, for the people who settle them."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ async def test_an_outcome_says_what_its_program_used(
 async def test_a_stopped_program_is_recorded_with_cause_and_usage(
     tool_service: StartTools, grants: Grants, sandbox_detection: Detection, ended_by: str
 ) -> None:
-    """A stale owner's call and one that its own owner stopped are told apart for ever."""
+    """The record says whether a stale owner's call was fenced or its own owner stopped it."""
     tools = await tool_service(python_wall_seconds=120)
     owner = grants.claim(epoch=10)
     call = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)

@@ -1,4 +1,4 @@
-"""A tool that lost its answer says so: recorded under its attempt, told to all alike, settled by a person's word."""
+"""A tool that lost its answer: the doubt is recorded under its attempt, and a person settles it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_an_unsafe_call_of_unknown_effect_is_in_doubt(
     assert await outcome_of(executor, asking) == first
     recorded = "select state, call_attempt, doubted_at is not null, doubt_note from calls"
     assert await tools_database(recorded) == [("IN_DOUBT", 1, True, LOST.replace("\0", "\ufffd"))]
-    for unproven in (DidNotHappen(), DidNotHappen(runner_proven_gone=True)):  # what it said itself is no proof
+    for unproven in (DidNotHappen(), DidNotHappen(runner_proven_gone=True)):  # its own statement is not a proof
         refused = await outcome_of(executor, asking, Resolution(1, unproven, "I looked", "olga"))
         assert (refused.status, refused.detail, bank.payments) == (OutcomeStatus.IN_DOUBT, "RUNNER_NOT_GONE", 1)
     bank.answers = True

@@ -39,7 +39,7 @@ def answered(content: Any, status: str = "200 OK", **headers: Any) -> Any:
 
 
 async def search(stranger: Any, provider: str = "brave", *, settings: Any = None, **arguments: Any) -> Any:
-    """What the model is told."""
+    """The content for the model."""
     usual = {"url": stranger.url("/search"), "api_key": KEY, "allow_private": True, "timeout_seconds": CALL_SECONDS}
     async with Searcher.open(WebSearchSettings(provider=provider, **{**usual, **(settings or {})})) as searcher:
         (tool,) = search_tools(searcher)
@@ -188,7 +188,7 @@ class TestRefusals:
     @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
     async def test_refused_key_is_reported_without_the_key(self, status: str, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.DEBUG)
-        async with HttpStub(lambda _: answered({"message": f"{KEY} is no key"}, status)) as stranger:
+        async with HttpStub(lambda _: answered({"message": f"{KEY} is not a key"}, status)) as stranger:
             failed = await failure(stranger)
         assert failed.detail == "KEY_REFUSED"
         assert len(stranger.seen) == 1

@@ -131,7 +131,7 @@ def hide_hush(name: str, text: str) -> str:
 @pytest.mark.parametrize("redact", ["nowhere", "no.such.module:f", "json:no_such", "json:__name__"])
 def test_unknown_redaction_is_refused(redact: str) -> None:
     environment = {"TENURE_CHECKPOINT_TRACES_CONTENT": "true", "TENURE_CHECKPOINT_TRACES_REDACT": redact}
-    with pytest.raises(ConfigurationError, match="REDACT is no module:function"):
+    with pytest.raises(ConfigurationError, match="REDACT"):
         load(TraceSettings, environment, prefix="TENURE_CHECKPOINT_TRACES_")
 
 

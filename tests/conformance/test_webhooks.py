@@ -252,7 +252,7 @@ class TestMethods:
     async def test_a_disguised_inside_address_is_refused_when_sent(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
-        """A number of the old kind is no address to look at, and the resolver leads it to the loopback."""
+        """The host is a decimal number, which the resolver would lead to the loopback."""
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_attempts=1, allow_insecure=True)))
         await hooks.create(url=receiver.url.replace("127.0.0.1", "2130706433"))
         await hooks.call("TestWebhook")

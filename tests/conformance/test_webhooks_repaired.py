@@ -304,7 +304,7 @@ class TestTurns:
         await hooks.call("PauseWebhook", reason="so that only this test reads")
         await hooks.finish()
         statement = "select feed_id::text, xid::text::bigint, position, turn from ledger.webhooks"
-        ((*place, turn),) = await hooks.replica.query(statement)
+        ((*cursor, turn),) = await hooks.replica.query(statement)
         async with open_pool(hooks.replica.dsn, schema=SCHEMA) as pool:
             stale, held = (
                 SenderLeaseKey(webhook.webhook_id, "default", turn - 1),
@@ -312,12 +312,12 @@ class TestTurns:
             )
             wanted = task_pb2.TaskFilter()
             reader = FeedReader(pool, held, "hook", [], wanted)
-            assert not await FeedReader(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*place))
+            assert not await FeedReader(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*cursor))
             assert await hooks.deliveries() == []
-            await reader.read_on(ChangeCursor(*place))
+            await reader.read_on(ChangeCursor(*cursor))
             ((*moved, _),) = await hooks.replica.query(statement)
-            await reader.read_on(ChangeCursor(*place))  # as one that did not notice that it had done so
-        assert moved > place
+            await reader.read_on(ChangeCursor(*cursor))  # as one that did not notice that it had done so
+        assert moved > cursor
         assert await hooks.replica.query(statement) == [(*moved, turn)]
         assert [one.event_type for one in await hooks.deliveries()] == ["task.succeeded"]
         await hooks.counts_are_those_of_the_deliveries()

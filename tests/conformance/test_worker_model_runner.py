@@ -92,7 +92,7 @@ def parts(*messages: pb.GenerateResponse, then: grpc.StatusCode | None = None) -
 
 @dataclass
 class Heard:
-    """What a call told its worker."""
+    """The events of a call at its worker."""
 
     texts: list[tuple[int, str]] = field(default_factory=list)
     usages: int = 0

@@ -135,7 +135,7 @@ async def test_worker_without_coordinator_starts_no_effect(bench: WorkerBench) -
     etcd.pause()
     paused_at = time.monotonic()
     try:
-        await bench.reached(task_id, facts.AssistantMessage)  # the fence decides, and nobody else has the task
+        await bench.reached(task_id, facts.AssistantMessage)  # the fence decides, and no other worker has the task
         assert time.monotonic() - paused_at > TTL_SECONDS
         await asyncio.sleep(1.5)
         assert await bench.effects(task_id) == []

@@ -219,7 +219,7 @@ RECORD = """insert into tools.calls (task_id, call_id, tool, effect_class, argum
 
 
 async def test_another_call_in_its_place_is_not_run(bench: WorkerBench) -> None:
-    """The model is told, and the task goes on. Before, each worker that took it ended its work with an error."""
+    """The model reads that, and the task goes on. Before, each worker that took it ended its work with an error."""
     task_id = await bench.submit("sim-worker-effects")
     async with await psycopg.AsyncConnection.connect(bench.stack.postgres_dsn, autocommit=True) as postgres:
         await postgres.execute("insert into tools.fences (task_id, tenant) values (%s, 'default')", (task_id,))

@@ -249,7 +249,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"price": {"type": "integer
 
 
 async def rejections_of(bench: Any, task_id: Any) -> Any:
-    """What the agent was told, and at which step."""
+    """The violations that the agent read, and at which step."""
     return [
         (entry.step, entry.body.violations)
         for entry in await bench.entries(task_id)

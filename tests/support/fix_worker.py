@@ -101,7 +101,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "worker-unsafe": [
         {"text": "One call.", "calls": [_append("append_record_unsafe", "once")]},
-        {"text": "I was told what came of it."},
+        {"text": "I read its outcome."},
     ],
     # In its second turn one call of each effect class.
     "worker-classes": [
