@@ -15,7 +15,7 @@ from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.batching import Batcher
 from tenure.v1 import tool_pb2
 from tests import busy_tools
-from tests.conformance.test_tools_say_doubt import Bank, bank, executor, outcome_of, request  # noqa: F401
+from tests.conformance.test_tools_unknown_effect import Bank, bank, executor, outcome_of, request  # noqa: F401
 from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.sweeps import first
 
