@@ -21,7 +21,6 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
 from tenure.wire.tool import decision_to_wire
-from tests.conformance.test_worker_takeover import answer
 from tests.support.fix_simulator import REPOSITORY
 from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -175,7 +174,7 @@ async def test_a_tool_waits_for_its_approval_without_a_worker(agents: Agents) ->
     task_id = await agents.submit("careful")
     task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
     assert (task.wait.tool, task.owner, agents.made()) == ("send", "", [])
-    await answer(agents.bench, task, "allow")
+    await agents.bench.answer(task, "allow")
     await agents.succeeded(task_id)
     assert [line[0] for line in agents.made()] == ["send"]
     assert len(agents.bench.model_calls(task_id)) == 2

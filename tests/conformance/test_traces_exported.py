@@ -34,6 +34,7 @@ from tests.support.fix_checkpoint import (
 )
 from tests.support.fix_collector import Collector, ExportedSpan
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 HEADER = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -160,7 +161,7 @@ async def test_unreachable_collector_loses_no_span(
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("status", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL])
+@pytest.mark.parametrize("status", first([grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL]))
 async def test_a_span_that_the_collector_refuses_is_left_out(
     checkpoint: MakeCheckpoint, collector: Collector, monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode
 ) -> None:
@@ -251,6 +252,7 @@ async def worked_off(ledger: Checkpoint, steps: int) -> str:
     return task_id
 
 
+@pytest.mark.faults
 async def test_replica_killed_within_an_export_loses_no_span(
     checkpoint_process: MakeCheckpointProcess, collector: Collector
 ) -> None:

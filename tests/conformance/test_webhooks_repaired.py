@@ -241,6 +241,7 @@ class TestStops:
 
 
 class TestTurns:
+    @pytest.mark.faults
     async def test_a_sender_killed_before_the_record_repeats_a_delivery(
         self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
     ) -> None:

@@ -148,19 +148,13 @@ async def submit(bench: Any, model: Any, **agent: Any) -> Any:
     return (await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id
 
 
-async def answer(bench: Any, task: Any, decision: Any) -> None:
-    said = pb.WaitAnswer(wait_id=task.wait.wait_id, call_digest=task.wait.call_digest, decision=decision)
-    request = pb.AppendForeignRequest(task_id=task.task_id, request_id=str(uuid.uuid4()), actor="bob", wait_answer=said)
-    await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
-
-
 async def test_wait_of_a_killed_worker_is_made_by_the_next(bench: WorkerBench) -> None:
     await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await submit(bench, "sim-approval")
     await bench.start_worker()
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
     assert task.owner == ""
-    await answer(bench, task, "deny")
+    await bench.answer(task, "deny")
     ended = await bench.ended(task_id)
     assert (state_name(ended.state), "deny" in ended.result) == ("SUCCEEDED", True)
     assert len(bench.model_calls(task_id)) == 2
@@ -173,7 +167,7 @@ async def test_an_approved_call_runs_once_despite_a_crash(bench: WorkerBench) ->
     task_id = await submit(bench, "sim-worker-unsafe", approve_tools=("append_record_unsafe",))
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
     assert await bench.effects(task_id) == []
-    await answer(bench, task, "allow")
+    await bench.answer(task, "allow")
     await bench.died(dying)
     await bench.start_worker()
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"

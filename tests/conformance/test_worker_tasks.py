@@ -22,7 +22,6 @@ from tenure.runtime.schema_process import validate_in_child
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import usage_to_domain
-from tests.conformance.test_worker_takeover import answer
 from tests.support import fix_own_tools as own_tools
 from tests.support.fix_own_tools import REPEATABLE, Letters
 from tests.support.fix_worker import WorkerBench
@@ -327,7 +326,7 @@ async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
     task = await letters.bench.in_state(task_id, TaskState.WAITING_USER)
     assert (task.wait.kind, task.wait.tool) == (task_pb2.WAIT_KIND_TOOL_APPROVAL, "write_unsafe")
     assert letters.lines() == []
-    await answer(letters.bench, task, "allow")
+    await letters.bench.answer(task, "allow")
     assert await letters.result(task_id) == ["SUCCEEDED: attempt 1"]
     assert letters.counts()["UNSAFE"] == 1
 

@@ -254,6 +254,11 @@ class WorkerBench:
     async def cancel(self, task_id: str) -> None:
         await self._say(task_id, cancel_request=ledger_pb2.CancelRequest(reason="no longer wanted"))
 
+    async def answer(self, task: task_pb2.Task, decision: str) -> None:
+        """The decision on the call that the task waits for."""
+        said = pb.WaitAnswer(wait_id=task.wait.wait_id, call_digest=task.wait.call_digest, decision=decision)
+        await self._say(task.task_id, wait_answer=said)
+
     async def tell(self, task_id: str, text: str) -> None:
         """Words for the agent."""
         await self._say(task_id, user_message=ledger_pb2.UserMessage(text=text))
