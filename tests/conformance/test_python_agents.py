@@ -250,6 +250,7 @@ async def test_text_is_live_and_a_cancelled_call_is_billed(agents: Agents) -> No
     assert task.budget.reserved_tokens == 0
 
 
+@pytest.mark.nightly
 async def test_an_agent_of_the_openai_sdk(agents: Agents) -> None:
     killed = await agents.worker()
     task_id = await agents.submit("helper", gated=True)

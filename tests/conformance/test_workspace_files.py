@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, OutOfRange, WrongState
-from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
@@ -175,10 +174,11 @@ async def test_files_of_other_tenants_are_not_found(
     tools: ToolClient, grants: Grants, workspace: Path, outside: Outside
 ) -> None:
     (workspace / "file").write_text("x")
-    with as_tenant("somebody-else"):
-        assert await listed(tools, workspace.name) == []
-        with pytest.raises(NotFound):
-            await read(tools, workspace.name, "file")
+    other = ToolClient(tools.address, "somebody-else")
+    assert await listed(other, workspace.name) == []
+    with pytest.raises(NotFound):
+        await read(other, workspace.name, "file")
+    await other.close()
     unknown = grants.claim().task_id
     assert await listed(tools, unknown) == []
     assert not (outside.workspaces / "somebody-else").exists()

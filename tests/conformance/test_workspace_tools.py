@@ -110,16 +110,6 @@ async def test_program_failure_is_an_outcome(tools: ToolClient, grants: Grants, 
     assert greedy.status is OutcomeStatus.FAILED
 
 
-async def test_execute_python_fails_without_a_sandbox(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service(sandbox_bubblewrap="/nonexistent/bwrap")
-    outcome = await tools.outcome(grants.claim(), "1.0", "execute_python", code="open('f', 'w')")
-    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "SANDBOX_UNAVAILABLE")
-    assert "/nonexistent/bwrap" in outcome.content
-    assert any("execute_python will not run anything" in line["message"] for line in tools.log)
-
-
 async def test_full_workspace_refuses_files(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service(workspace_bytes=64 * 1024)
     owner = grants.claim()
