@@ -186,6 +186,7 @@ async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> N
     assert (here.front.connections, here.inside.connections) == (1, 0)
 
 
+@pytest.mark.faults
 @given(
     st.text(max_size=60)
     | st.from_regex(

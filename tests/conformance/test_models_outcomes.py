@@ -94,6 +94,7 @@ async def test_a_drained_runner_finishes_what_it_sent(
     assert await recorded.ended() == call.parts[-1]
 
 
+@pytest.mark.faults
 async def test_calls_longer_than_the_drain_are_lost_with_usage(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

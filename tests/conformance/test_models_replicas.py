@@ -81,6 +81,7 @@ async def _asked(simulator: SimulatorControl, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.faults
 async def test_a_runner_that_restarts_replaces_its_former_life(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

@@ -83,6 +83,7 @@ async def test_a_call_is_stopped_though_a_stale_owner_reads_it(
     assert (await call.ended()).failure.error_class == "INTERRUPTED"
 
 
+@pytest.mark.faults
 async def test_an_open_or_unknown_call_is_not_stopped(
     checkpoint: MakeCheckpoint, model_runner: StartModels, simulator: SimulatorControl, grants: Grants
 ) -> None:

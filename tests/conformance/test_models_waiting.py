@@ -56,6 +56,7 @@ async def test_a_waiting_call_is_cancelled_and_never_sent(
             assert (await call.ended()).failure == response.failure
 
 
+@pytest.mark.faults
 async def test_a_drained_runner_gives_its_waiting_calls_away(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
@@ -86,6 +87,7 @@ async def test_a_killed_runners_waiting_call_is_taken_over(
     assert attempts(simulator, owner) == [f"{owner.task_id}/1/1"]
 
 
+@pytest.mark.faults
 async def test_a_frozen_runners_waiting_call_is_sent_by_one(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

@@ -116,6 +116,7 @@ class TestSlack:
             await hooks.until(lambda hook: hook.delivered == 1)
         assert slack.seen[0].body == slack.seen[1].body
 
+    @pytest.mark.nightly
     async def test_too_many_requests_hold_back_all_messages(self, hooks: WebhookClient) -> None:
         async with HttpStub(lambda _: page("rate_limited", "429 No", retry_after="3600")) as slack:
             await hooks.create(kind=SLACK, url=slack.url())
@@ -186,6 +187,7 @@ class TestEmail:
         await hooks.until(lambda hook: hook.delivered == 1)
         await hooks.counts_are_those_of_the_deliveries()
 
+    @pytest.mark.nightly
     async def test_a_message_of_unknown_fate_is_repeated_as_it_was(
         self, hooks: WebhookClient, mails: MailServer
     ) -> None:

@@ -134,6 +134,7 @@ async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, 
     await agents.check_budget(task_id, calls=2)
 
 
+@pytest.mark.faults
 async def test_a_kill_in_a_keyed_tool_repeats_it_with_its_key(agents: Agents) -> None:
     killed = await agents.worker()
     task_id = await agents.submit("support", gated=True)
@@ -208,6 +209,7 @@ async def test_an_input_that_does_not_fit_ends_the_task(agents: Agents) -> None:
     assert "does not fit compare" in task.message
 
 
+@pytest.mark.nightly
 async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
     task_id = await agents.submit("editor")
     await agents.succeeded(task_id)

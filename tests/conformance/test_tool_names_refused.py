@@ -15,7 +15,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import Serve
-from tests.support.fix_tools import StartTools
+from tests.support.fix_tools import ToolClient
 from tests.support.patience import CALL_SECONDS
 
 MISTAKEN, RIGHT = (task_pb2.ToolAllowlist(names=[name]) for name in ("raed_file", "read_file"))
@@ -23,9 +23,9 @@ HINT = "there is no tool 'raed_file'; did you mean read_file"
 
 
 @pytest.fixture
-async def stubs(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve) -> AsyncIterator[Any]:
+async def stubs(checkpoint: MakeCheckpoint, tools: ToolClient, gateway: Serve) -> AsyncIterator[Any]:
     """TaskService and ScheduleService of one gateway."""
-    replica, tools = await checkpoint(), await tool_service()
+    replica = await checkpoint()
     async with served_by(await gateway(replica.address, tools=tools.address)) as stubs:
         yield stubs
 
@@ -39,13 +39,13 @@ async def served_by(stub: Any) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def before_and_after(
-    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve
+    checkpoint: MakeCheckpoint, tools: ToolClient, gateway: Serve
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The services while any tool may exist, because no tool service answers, and when only the built-in tools exist.
 
     So the tool of MISTAKEN is one that is gone in the second.
     """
-    replica, tools = await checkpoint(), await tool_service()
+    replica = await checkpoint()
     async with (
         served_by(await gateway(replica.address)) as before,
         served_by(await gateway(replica.address, tools=tools.address)) as after,

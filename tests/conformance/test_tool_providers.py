@@ -91,6 +91,7 @@ async def test_it_refuses_a_token_that_is_none_of_ours(
     assert provider.moves() == []
 
 
+@pytest.mark.nightly
 async def test_rerun_call_has_one_effect(behind: Any, grants: Grants) -> None:
     provider, dying = await behind(failpoints="tools.after_effect=kill9")
     owner = grants.claim(epoch=10)
@@ -136,6 +137,7 @@ async def test_provider_refusal_by_epoch_has_its_detail(behind: Any, grants: Gra
     assert provider.shipments() == 0
 
 
+@pytest.mark.faults
 async def test_repeatable_call_is_rerun_after_the_provider_died(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
@@ -177,6 +179,7 @@ async def test_an_unsafe_call_is_in_doubt_after_the_provider_died(
     assert provider.shipments() == 1
 
 
+@pytest.mark.nightly
 async def test_shorter_caller_timeout_is_kept(behind: Any, node_provider: StartProvider, grants: Grants) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider)
@@ -204,6 +207,7 @@ async def stands(tools: Any, linked: bool) -> Any:
         return source
 
 
+@pytest.mark.faults
 async def test_an_absent_provider_is_reported_and_found_again(behind: Any, grants: Grants) -> None:
     provider, tools = await behind(connect_seconds=0.3, bearer_token="hush-hush-hush", tenants=["default"])
     owner = grants.claim()
@@ -228,6 +232,7 @@ async def test_an_absent_provider_is_reported_and_found_again(behind: Any, grant
     assert back.change_time.ToNanoseconds() >= back.last_error_time.ToNanoseconds()
 
 
+@pytest.mark.faults
 async def test_a_provider_that_comes_later_is_waited_for(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
@@ -244,6 +249,7 @@ async def test_a_provider_that_comes_later_is_waited_for(
     assert (await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)).status is DONE
 
 
+@pytest.mark.faults
 async def test_a_started_call_without_its_tool_ends_if_repeatable(
     behind: Any, tool_service: StartTools, node_provider: StartProvider, grants: Grants
 ) -> None:

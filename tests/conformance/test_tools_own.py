@@ -213,6 +213,7 @@ async def test_an_outcome_is_delivered_to_a_restarted_service(
     assert (outcome.status, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, 1)
 
 
+@pytest.mark.faults
 async def test_a_run_goes_on_through_a_restart_of_the_service(tool_service: StartTools, grants: Grants) -> None:
     """UNSAFE, and not in doubt: the worker that runs it holds the claim."""
     killed = await tool_service()

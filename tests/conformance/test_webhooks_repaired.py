@@ -98,6 +98,7 @@ class TestDeadLetters:
         await hooks.until(lambda hook: hook.delivered == 2)
         await hooks.counts_are_those_of_the_deliveries()
 
+    @pytest.mark.faults
     async def test_too_many_dead_deliveries_pause_the_webhook(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:

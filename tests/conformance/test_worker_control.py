@@ -192,7 +192,6 @@ async def test_a_resumed_function_has_its_sub_agents_once(
 
 
 async def test_sub_agents_with_unknown_tools_are_refused(functions: Functions) -> None:
-    await functions.worker()
     task_id = await functions.submit("spawning", functions.given(goals=["hello"], tools=["raed_file"]))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")

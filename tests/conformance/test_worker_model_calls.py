@@ -184,6 +184,7 @@ async def test_model_call_of_a_killed_worker_is_made_again(functions: ModelFunct
     await functions.check_bill(task_id)
 
 
+@pytest.mark.faults
 async def test_a_lost_claim_reports_the_usage_of_its_call(functions: ModelFunctions) -> None:
     await functions.worker()
     functions.bench.simulator.order_fault(drip_ms=400, count=1)
@@ -359,6 +360,7 @@ async def test_a_slow_call_times_out_by_the_policy(functions: ModelFunctions) ->
     await functions.check_bill(task_id)
 
 
+@pytest.mark.faults
 async def test_a_function_may_cancel_its_own_work(functions: ModelFunctions) -> None:
     """The step and the call are settled, and a later execution knows them as failed."""
     await functions.worker("worker.before_close_out=1#kill9")

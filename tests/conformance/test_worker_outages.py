@@ -8,6 +8,8 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from devstack.child_process import ServiceDied
 from devstack.options import choose_address
 from devstack.service_process import ServiceProcess
@@ -26,6 +28,7 @@ TTL_SECONDS = 5.0
 PACED_EFFECTS = sorted(str(number) for number in range(6))
 
 
+@pytest.mark.faults
 async def test_a_checkpoint_that_restarts_costs_no_step(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
@@ -48,6 +51,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench: Worker
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
+@pytest.mark.faults
 async def test_a_ledger_without_commits_gets_its_task_released(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     await bench.restart("checkpoint", failpoints="checkpoint.before_commit=error(UNAVAILABLE)")
@@ -61,6 +65,7 @@ async def test_a_ledger_without_commits_gets_its_task_released(bench: WorkerBenc
     assert worker.exit_code is None
 
 
+@pytest.mark.faults
 async def test_tools_that_restart_cost_no_effect(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
@@ -90,6 +95,7 @@ async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench: WorkerBe
     assert await bench.effects(task_id) == ["once"]
 
 
+@pytest.mark.faults
 async def test_the_model_reads_of_a_call_in_doubt_if_configured(bench: WorkerBench) -> None:
     task_id = await in_doubt(bench, InDoubtPolicy.TELL_MODEL)
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
@@ -107,6 +113,7 @@ async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench: Wo
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
 
 
+@pytest.mark.faults
 async def test_a_worker_moves_with_its_claims_from_a_frozen_replica(bench: WorkerBench) -> None:
     first = bench.stack.services["coordinator"]
     second = await another_coordinator(first)
@@ -147,6 +154,7 @@ async def test_worker_without_coordinator_starts_no_effect(bench: WorkerBench) -
     assert len(bench.model_calls(task_id)) == 2
 
 
+@pytest.mark.faults
 async def test_a_slow_tool_is_stuck_only_without_progress(bench: WorkerBench) -> None:
     coordinator = bench.stack.services["coordinator"]
     coordinator.kill()
@@ -223,6 +231,7 @@ async def test_a_call_that_did_not_happen_runs_once_after_crashes(
     assert await bench.effects(task_id) == ["once"]
 
 
+@pytest.mark.faults
 async def test_an_untaken_resolution_makes_the_task_wait_again(
     bench: WorkerBench,
 ) -> None:
@@ -237,6 +246,7 @@ async def test_an_untaken_resolution_makes_the_task_wait_again(
     assert await bench.effects(task_id) == ["once"]
 
 
+@pytest.mark.faults
 async def test_a_resolution_is_kept_though_the_task_is_ended(
     bench: WorkerBench,
 ) -> None:

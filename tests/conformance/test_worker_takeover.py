@@ -53,6 +53,7 @@ async def test_a_worker_killed_anywhere_costs_at_most_one_model_call(bench: Work
     assert task.budget.reserved_tokens == 0
 
 
+@pytest.mark.faults
 async def test_an_outcome_committed_early_is_not_computed_again(bench: WorkerBench) -> None:
     victim = await bench.start_worker(failpoints="worker.after_outcome=1#kill9")
     task_id = await bench.submit("sim-worker-siblings")
@@ -111,6 +112,7 @@ async def test_a_stopping_worker_releases_its_task_at_once(bench: WorkerBench) -
     await bench.ended(task_id)
 
 
+@pytest.mark.faults
 async def test_a_call_continues_during_a_drain_and_is_joined(bench: WorkerBench) -> None:
     leaver = await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-tool")
@@ -123,6 +125,7 @@ async def test_a_call_continues_during_a_drain_and_is_joined(bench: WorkerBench)
     assert len(bench.model_calls(task_id)) == 2
 
 
+@pytest.mark.faults
 async def test_zombie_without_trust_window_is_stopped_by_fences(bench: WorkerBench) -> None:
     zombie = await bench.start_worker(failpoints="worker.ignore_trust_window")
     task_id = await bench.submit("sim-worker-paced")
@@ -148,6 +151,7 @@ async def submit(bench: Any, model: Any, **agent: Any) -> Any:
     return (await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id
 
 
+@pytest.mark.faults
 async def test_wait_of_a_killed_worker_is_made_by_the_next(bench: WorkerBench) -> None:
     await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await submit(bench, "sim-approval")
@@ -212,6 +216,7 @@ RECORD = """insert into tools.calls (task_id, call_id, tool, effect_class, argum
             values (%s, '1.0', 'append_record', 'KEYED', sha256('other'), 'other', 'NOT_RUN', 1, 1, 'lost')"""
 
 
+@pytest.mark.faults
 async def test_another_call_in_its_place_is_not_run(bench: WorkerBench) -> None:
     """The model reads that, and the task goes on. Before, each worker that took it ended its work with an error."""
     task_id = await bench.submit("sim-worker-effects")
