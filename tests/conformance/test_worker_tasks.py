@@ -112,8 +112,8 @@ async def test_a_sandboxed_call_and_siblings_share_one_message(served: WorkerBen
 
 
 async def test_many_tasks_go_through_one_worker_at_once(bench: WorkerBench) -> None:
-    await bench.start_worker(slots="8")
-    task_ids = [await bench.submit("sim-worker-paced") for _ in range(16)]
+    await bench.start_worker(slots="4")
+    task_ids = [await bench.submit("sim-worker-paced") for _ in range(8)]
     ended = await asyncio.gather(*(bench.ended(task_id) for task_id in task_ids))
     assert {state_name(task.state) for task in ended} == {"SUCCEEDED"}
 
@@ -280,6 +280,7 @@ async def test_after_the_last_correction_the_task_fails(served: WorkerBench) -> 
     assert len(served.model_calls(task_id)) == 2
 
 
+@pytest.mark.faults
 async def test_crash_between_answer_and_correction_repeats_no_model_call(bench: WorkerBench) -> None:
     """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""
     victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
