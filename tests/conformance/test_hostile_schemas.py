@@ -18,8 +18,9 @@ from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS
 
+pytestmark = pytest.mark.faults
 WIDE_CLASS = "[!-\uffff]"
-CALLS = 30
+CALLS = 60
 MAX_SLOWER = 20
 """Times the mean of the same call without the attack. One frozen event loop makes it hundreds of times."""
 UNDISTURBED_SECONDS = 0.5
@@ -57,9 +58,9 @@ async def refused_field(call: Awaitable[Any]) -> str:
     ("through", "classes", "patterns"),
     [
         pytest.param("gateway", 140, 4, id="gateway, within all sizes"),
-        pytest.param("ledger", 140, 4, id="ledger, within all sizes", marks=pytest.mark.faults),
-        pytest.param("gateway", 2200, 1, id="gateway, too long", marks=pytest.mark.faults),
-        pytest.param("ledger", 2200, 1, id="ledger, too long", marks=pytest.mark.faults),
+        pytest.param("ledger", 140, 4, id="ledger, within all sizes"),
+        pytest.param("gateway", 2200, 1, id="gateway, too long"),
+        pytest.param("ledger", 2200, 1, id="ledger, too long"),
     ],
 )
 async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(

@@ -298,9 +298,8 @@ async def test_crash_between_answer_and_correction_repeats_no_model_call(bench: 
 async def test_an_endless_schema_check_is_abandoned() -> None:
     """A pattern with exponential backtracking: matched in the worker itself, it would stop all its tasks."""
     hostile = json.dumps({"type": "string", "pattern": "^(a+)+$"})
-    judgement = await validate_in_child(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=2)
+    judgement = await validate_in_child(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=1)
     assert "in time" in judgement.violations[0]
-    assert (await validate_in_child(hostile, '"aaa"')).result_json == '"aaa"'
 
 
 CONTROL_MODULE = own_tools.MODULE

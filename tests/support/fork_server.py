@@ -33,6 +33,7 @@ PRELOADED: Final = (
     "devstack.simulator.simulator",
     "tenure.cli.main",
     # What services import when they first need it: up to 1.3 s of processor time a process.
+    "services.gateway.http.server",
     "genai_prices.data",
     "tenure.model_providers.chat_stream",
     "tenure.model_providers.openai_models",
