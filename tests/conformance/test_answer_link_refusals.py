@@ -32,6 +32,7 @@ async def refused(at: Desk) -> tuple[Any, ...]:
     return tuple(row)
 
 
+@pytest.mark.nightly
 async def test_an_answer_that_comes_too_late_is_recorded(
     desk: Desk,  # noqa: F811
     webhook_receiver: MakeReceiver,
@@ -56,7 +57,7 @@ async def test_an_answer_to_another_view_is_recorded(
     assert f"shown_digest={'f' * 64}" in target
 
 
-async def test_a_guess_is_recorded_and_names_nobody(
+async def test_refused_guess_is_recorded_without_a_name(
     desk: Desk,  # noqa: F811
     webhook_receiver: MakeReceiver,
 ) -> None:
@@ -71,6 +72,7 @@ async def test_a_guess_is_recorded_and_names_nobody(
     assert token.split("_", 2)[2] not in target
 
 
+@pytest.mark.nightly
 async def test_an_expired_link_is_recorded(checkpoint: MakeCheckpoint, mail_server: MakeMailServer) -> None:
     mails = await mail_server()
     async with _desk(await checkpoint(**_settings(mails, seconds=1.0)), mails) as made:
@@ -86,6 +88,7 @@ async def test_an_expired_link_is_recorded(checkpoint: MakeCheckpoint, mail_serv
         assert (subject, reason) == (f"link/{ANN}", "ANSWER_LINK_EXPIRED")
 
 
+@pytest.mark.nightly
 async def test_the_records_name_the_process_that_answered(
     checkpoint: MakeCheckpoint,
     mail_server: MakeMailServer,

@@ -177,6 +177,7 @@ async def test_a_second_answer_changes_nothing(desk: Desk, webhook_receiver: Mak
     assert (await resolution(desk.replica, task.task_id)).body.wait_resolution.answer == "deny"
 
 
+@pytest.mark.nightly
 async def test_an_answer_by_another_way_ends_the_link(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     task, token = await sent_to(desk, await webhook_receiver())
     before = await say(desk.replica, task, decision="deny")
@@ -187,6 +188,7 @@ async def test_an_answer_by_another_way_ends_the_link(desk: Desk, webhook_receiv
     assert (said.answer, said.addressee, len(said.shown_digest)) == ("deny", "", 64)
 
 
+@pytest.mark.nightly
 async def test_a_cancel_ends_the_link(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     task, token = await sent_to(desk, await webhook_receiver())
     before = await desk.replica.cancel(task.task_id)
@@ -235,7 +237,7 @@ async def test_a_link_of_another_wait_answers_nothing(desk: Desk, webhook_receiv
     assert await desk.unchanged(second)
 
 
-async def test_an_answer_to_another_view_is_refused(desk: Desk, webhook_receiver: MakeReceiver) -> None:
+async def test_answer_to_an_outdated_view_is_refused(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     task, token = await sent_to(desk, await webhook_receiver())
     for digest in ("0" * 64, "f" * 64):
         answered = await desk.post(token, shown=digest, decision="allow")
@@ -247,6 +249,7 @@ async def test_an_answer_to_another_view_is_refused(desk: Desk, webhook_receiver
     assert await desk.unchanged(task)
 
 
+@pytest.mark.nightly
 async def test_each_recipient_has_a_link_of_its_own(desk: Desk) -> None:
     await desk.hooks.create(kind=EMAIL, url="", email_addresses=[ANN, BOB], answer_links=True)
     task = await waiting(desk.replica)
@@ -261,6 +264,7 @@ async def test_each_recipient_has_a_link_of_its_own(desk: Desk) -> None:
     assert (await desk.answer(tokens[ANN], decision="deny")).code == "WAIT_OVER"
 
 
+@pytest.mark.nightly
 async def test_a_recipient_that_was_refused_gets_its_link_later(desk: Desk) -> None:
     replies = {BOB: ["451 later"]}
     desk.mails.rcpt = lambda address: replies[address].pop() if replies.get(address) else ""
@@ -274,6 +278,7 @@ async def test_a_recipient_that_was_refused_gets_its_link_later(desk: Desk) -> N
     assert (await resolution(desk.replica, task.task_id)).actor == f"link/{BOB}"
 
 
+@pytest.mark.nightly
 async def test_slack_gets_two_buttons(desk: Desk) -> None:
     async with HttpStub(lambda _: page("ok")) as slack:
         await desk.hooks.create(kind=SLACK, url=slack.url("/services/T0/B0/secret"), answer_links=True)
@@ -287,6 +292,7 @@ async def test_slack_gets_two_buttons(desk: Desk) -> None:
     assert (await desk.replica.get(task.task_id)).state == QUEUED
 
 
+@pytest.mark.nightly
 async def test_a_question_is_answered_in_a_form(desk: Desk) -> None:
     await desk.hooks.create(kind=EMAIL, url="", email_addresses=[ANN], answer_links=True)
     question = task_pb2.Wait(call_id="1.0", kind=task_pb2.WAIT_KIND_QUESTION, question="Which colour?")
@@ -316,11 +322,13 @@ class TestApprovers:
         await desk.group("finance", ANN)
         assert (await desk.answer(token, decision="approve")).status == 200
 
+    @pytest.mark.nightly
     async def test_a_caller_who_is_a_member_answers(self, desk: Desk) -> None:
         await desk.group("finance", "key/abc")
         task = await waiting(desk.replica, policy=task_pb2.TaskPolicy(approvers=["group:finance"]))
         assert (await say(desk.replica, task, actor="key/abc", decision="approve")).state == QUEUED
 
+    @pytest.mark.nightly
     async def test_an_escalation_lets_a_further_group_answer(self, desk: Desk) -> None:
         await desk.group("leads", "user/lead")
         steps = policy(step(1, approver="group:leads"), step(900))
@@ -336,6 +344,7 @@ class TestApprovers:
                 await desk.replica.create(policy=task_pb2.TaskPolicy(approvers=approvers))
 
 
+@pytest.mark.nightly
 async def test_a_reminder_goes_to_the_webhook_that_it_names(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     lead, other = await webhook_receiver(), await webhook_receiver()
     for name, receiver in (("lead", lead), ("other", other)):
@@ -349,6 +358,7 @@ async def test_a_reminder_goes_to_the_webhook_that_it_names(desk: Desk, webhook_
     assert (await desk.answer(token_in(reminded.text), decision="approve")).status == 200
 
 
+@pytest.mark.nightly
 async def test_links_need_the_public_url_and_the_wish(
     checkpoint: MakeCheckpoint, mail_server: MakeMailServer, webhook_receiver: MakeReceiver
 ) -> None:
@@ -373,6 +383,7 @@ async def test_links_are_sent_to_no_other_machine_in_clear_text(checkpoint: Make
     await hooks.create(name="links", url="https://example.com/hook", answer_links=True)
 
 
+@pytest.mark.nightly
 async def test_a_late_message_about_a_wait_has_no_link(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     receiver = await webhook_receiver()
     replies = [Reply(503), Reply(503)]
@@ -388,7 +399,7 @@ async def test_a_late_message_about_a_wait_has_no_link(desk: Desk, webhook_recei
     assert TOKENS.search(late.text) is None
 
 
-async def test_the_token_is_nowhere(
+async def test_link_token_is_not_stored_or_logged(
     desk: Desk, webhook_receiver: MakeReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the endpoint repeats what it got."""
@@ -424,6 +435,7 @@ async def _everything(dsn: str) -> str:
     )
 
 
+@pytest.mark.nightly
 async def test_old_links_are_forgotten_as_fast_as_they_are_made(
     desk: Desk, webhook_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ async def test_webhooks_on_two_replicas_share_the_quota(
     assert recipients(mails) == 35, "five e-mails to seven: a sixth would be more than 40"
 
 
+@pytest.mark.faults
 async def test_a_killed_ledger_sends_no_more_than_the_quota(
     checkpoint_process: MakeCheckpointProcess, mails: MailServer
 ) -> None:
@@ -143,6 +144,7 @@ async def test_a_killed_ledger_sends_no_more_than_the_quota(
     assert recipients(mails) == 40
 
 
+@pytest.mark.nightly
 async def test_addresses_that_are_refused_count_too(hooks: WebhookClient, mails: MailServer) -> None:
     """Otherwise a tenant could try addresses at the server without limit."""
     mails.rcpt = lambda _address: "550 no such user"
@@ -170,7 +172,8 @@ async def test_a_retry_counts_only_the_remaining_recipients(hooks: WebhookClient
     assert (await window_use(hooks.replica, EMAILS)).used == 11
 
 
-async def test_the_quota_holds_nothing_but_the_tenants_e_mail(
+@pytest.mark.nightly
+async def test_quota_delays_only_e_mail_of_the_tenant(
     hooks: WebhookClient, mails: MailServer, webhook_receiver: MakeReceiver
 ) -> None:
     await limit(hooks.replica, EMAILS, 20, DELAY)
@@ -189,6 +192,7 @@ async def test_the_quota_holds_nothing_but_the_tenants_e_mail(
     assert mails.took[-1].recipients == ("other@example.com",)
 
 
+@pytest.mark.nightly
 async def test_a_tenant_has_200_e_mails_an_hour_by_default(hooks: WebhookClient, mails: MailServer) -> None:
     use = await window_use(hooks.replica, EMAILS)
     assert (use.quota.most, use.quota.policy, use.is_default) == (200, DELAY, True)
@@ -200,6 +204,7 @@ async def test_a_tenant_has_200_e_mails_an_hour_by_default(hooks: WebhookClient,
     assert recipients(mails) == 200
 
 
+@pytest.mark.nightly
 async def test_without_the_quota_all_is_sent(hooks: WebhookClient, mails: MailServer) -> None:
     await limit(hooks.replica, EMAILS, 0, DELAY)
     await mail_webhook(hooks, addresses=[f"p{number}@example.com" for number in range(MAX_EMAIL_ADDRESSES)])
@@ -210,10 +215,11 @@ async def test_without_the_quota_all_is_sent(hooks: WebhookClient, mails: MailSe
     assert (await window_use(hooks.replica, EMAILS)).used == 220, "counted before there was a quota"
 
 
-@pytest.mark.parametrize(("most", "policy"), [(19, DELAY), (10**6 + 1, DELAY), (50, REFUSE)])
-async def test_a_quota_that_could_never_send_is_refused(checkpoint: MakeCheckpoint, most: int, policy: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"quotas\[0\]"):
-        await limit(await checkpoint(), EMAILS, most, policy)
+async def test_unusable_quota_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    for most, policy in ((19, DELAY), (10**6 + 1, DELAY), (50, REFUSE)):
+        with pytest.raises(InvalidRequest, match=r"quotas\[0\]"):
+            await limit(replica, EMAILS, most, policy)
 
 
 async def test_pending_tests_of_a_webhook_are_bounded(checkpoint: MakeCheckpoint, mails: MailServer) -> None:

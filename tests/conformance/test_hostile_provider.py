@@ -45,6 +45,9 @@ from tests.support.model_clients import model_client
 
 ANSWERS = int(os.environ.get("TENURE_HOSTILE_ANSWERS", "1000"))
 ATTEMPT = facts.ModelAttempt(1, "sim-hostile", 1000, 4096, 5096)
+FEW = 60
+"""Those of `make test`."""
+
 GOAL = "Do what is to be done."
 MAX_MESSAGE_CHARACTERS = 10 * MAX_FAILURE_CHARACTERS
 """Escapes make a message longer."""
@@ -67,7 +70,6 @@ class HostileWorld:
         self.runner = asyncio.Runner()
         self.simulator = self.runner.run(ModelSimulator().start())
         self.client = self.runner.run(self.new_client())
-        self.told = 0
 
     async def new_client(self) -> Any:
         return model_client(self.simulator.url)
@@ -181,9 +183,12 @@ each_vendor = pytest.mark.parametrize(("model", "hostile_answer_of"), VENDORS, i
 
 
 @each_vendor
-def test_each_hostile_answer_is_kept_or_fails_typed(try_answer: Any, model: str, hostile_answer_of: Any) -> None:
+@pytest.mark.parametrize("examples", [FEW, pytest.param(ANSWERS, marks=pytest.mark.faults)])
+def test_each_hostile_answer_is_kept_or_fails_typed(
+    try_answer: Any, model: str, hostile_answer_of: Any, examples: int
+) -> None:
     @settings(
-        max_examples=ANSWERS,
+        max_examples=examples,
         database=None,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
@@ -196,6 +201,7 @@ def test_each_hostile_answer_is_kept_or_fails_typed(try_answer: Any, model: str,
 
 
 @each_vendor
+@pytest.mark.faults
 def test_seeded_answers_too(try_answer: Any, model: str, hostile_answer_of: Any) -> None:
     """A seeded stream of chance goes where hypothesis' short ones seldom go: long answers with several changes."""
     for number in range(ANSWERS):

@@ -31,6 +31,7 @@ from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
 
+pytestmark = pytest.mark.faults
 TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "24"))
 AT_ONCE = TaskPolicy(retry=RetryPolicy(max_attempts=0))
 """A task that failed five times with one call is not tried again."""

@@ -24,8 +24,8 @@ from tests.support.patience import CALL_SECONDS
 Get = Callable[..., Awaitable[Any]]
 
 
-class Door:
-    """The door of a gateway over a ledger."""
+class A2AEndpoint:
+    """The A2A endpoint of a gateway over a ledger."""
 
     def __init__(self, replica: Checkpoint, stub: Any, http: httpx2.AsyncClient) -> None:
         self.replica, self.stub, self.http = replica, stub, http
@@ -55,11 +55,11 @@ class Door:
 
 
 @pytest.fixture
-async def door(checkpoint: MakeCheckpoint, gateway: Serve) -> AsyncIterator[Door]:
+async def a2a_endpoint(checkpoint: MakeCheckpoint, gateway: Serve) -> AsyncIterator[A2AEndpoint]:
     replica = await checkpoint()
     stub = await gateway(replica.address, http="127.0.0.1:0")
     async with httpx2.AsyncClient(base_url=stub.http, timeout=CALL_SECONDS, trust_env=False) as http:
-        yield Door(replica, stub, http)
+        yield A2AEndpoint(replica, stub, http)
 
 
 def conversation(name: str, **fields: Any) -> task_pb2.Source:
@@ -72,24 +72,24 @@ async def ended(replica: Checkpoint, **spec: Any) -> str:
     return owner.task.task_id
 
 
-async def test_the_task_whose_status_is_newest_is_first(door: Door) -> None:
-    first, second, third = [(await door.replica.create()).task_id for _ in range(3)]
-    assert await door.ids() == [third, second, first]
-    await door.replica.cancel(first)
-    assert (await door.ids())[0] == first
-    owner = await door.replica.claim(second)
+async def test_the_task_whose_status_is_newest_is_first(a2a_endpoint: A2AEndpoint) -> None:
+    first, second, third = [(await a2a_endpoint.replica.create()).task_id for _ in range(3)]
+    assert await a2a_endpoint.ids() == [third, second, first]
+    await a2a_endpoint.replica.cancel(first)
+    assert (await a2a_endpoint.ids())[0] == first
+    owner = await a2a_endpoint.replica.claim(second)
     await owner.end()
-    page = await door.listed(pageSize=2)
+    page = await a2a_endpoint.listed(pageSize=2)
     assert ([task.id for task in page.tasks], page.page_size, page.total_size) == ([second, first], 2, 3)
-    rest = await door.get("tasks", pageSize=2, pageToken=page.next_page_token)
+    rest = await a2a_endpoint.get("tasks", pageSize=2, pageToken=page.next_page_token)
     assert [task["id"] for task in rest["tasks"]] == [third]
     assert (rest["nextPageToken"], rest["totalSize"]) == ("", 3)
     assert "artifacts" not in rest["tasks"][0]
     assert "history" not in rest["tasks"][0]
 
 
-async def test_a_list_has_what_its_filters_say(door: Door) -> None:
-    replica = door.replica
+async def test_a_list_has_what_its_filters_say(a2a_endpoint: A2AEndpoint) -> None:
+    replica = a2a_endpoint.replica
     queued, waits = (await replica.create()).task_id, (await waiting(replica)).task_id
     done, cancelled = await ended(replica), (await replica.create()).task_id
     await replica.cancel(cancelled)
@@ -103,28 +103,29 @@ async def test_a_list_has_what_its_filters_say(door: Door) -> None:
         "REJECTED": [],
         "AUTH_REQUIRED": [],
     }
-    assert {name: await door.ids(status=f"TASK_STATE_{name}") for name in by_state} == by_state
-    whole = await door.get("tasks", includeArtifacts="true", status="TASK_STATE_COMPLETED")
+    assert {name: await a2a_endpoint.ids(status=f"TASK_STATE_{name}") for name in by_state} == by_state
+    whole = await a2a_endpoint.get("tasks", includeArtifacts="true", status="TASK_STATE_COMPLETED")
     assert whole["tasks"][0]["artifacts"][0]["parts"] == [{"text": "done"}]
-    at = (await door.get(f"tasks/{done}"))["status"]["timestamp"]
-    assert queued not in await door.ids(statusTimestampAfter=at)
-    assert done in await door.ids(statusTimestampAfter=at)
+    at = (await a2a_endpoint.get(f"tasks/{done}"))["status"]["timestamp"]
+    assert queued not in await a2a_endpoint.ids(statusTimestampAfter=at)
+    assert done in await a2a_endpoint.ids(statusTimestampAfter=at)
     later = datetime.fromisoformat(at) + timedelta(days=1)
-    assert await door.ids(statusTimestampAfter=later.isoformat()) == []
+    assert await a2a_endpoint.ids(statusTimestampAfter=later.isoformat()) == []
 
 
-async def test_a_context_is_a_conversation_or_a_tree(door: Door) -> None:
-    replica, name = door.replica, str(uuid4())
+@pytest.mark.nightly
+async def test_a_context_is_a_conversation_or_a_tree(a2a_endpoint: A2AEndpoint) -> None:
+    replica, name = a2a_endpoint.replica, str(uuid4())
     first = await ended(replica, source=conversation(name, exclusive=True))
     alone = (await replica.create()).task_id
     second = (await replica.create(source=conversation(name, exclusive=True))).task_id
-    assert await door.ids(contextId=name) == [second, first]
-    assert await door.ids(contextId=alone) == [alone]
+    assert await a2a_endpoint.ids(contextId=name) == [second, first]
+    assert await a2a_endpoint.ids(contextId=alone) == [alone]
     follow_up = (await replica.create(source=conversation(alone, exclusive=True))).task_id
-    assert await door.ids(contextId=alone) == [follow_up, alone]
-    assert (await door.listed(contextId=alone)).total_size == 2
-    assert await door.ids(contextId=first) == []  # its context is the conversation
-    assert await door.ids(contextId="nobody's") == []
+    assert await a2a_endpoint.ids(contextId=alone) == [follow_up, alone]
+    assert (await a2a_endpoint.listed(contextId=alone)).total_size == 2
+    assert await a2a_endpoint.ids(contextId=first) == []  # its context is the conversation
+    assert await a2a_endpoint.ids(contextId="unknown") == []
 
 
 async def test_a_list_has_nothing_of_other_tenants(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
@@ -139,7 +140,8 @@ async def test_a_list_has_nothing_of_other_tenants(checkpoint: MakeCheckpoint, g
             assert (others.json()["tasks"], others.json()["totalSize"]) == ([], 0)
 
 
-async def test_wrong_parameters_are_named(door: Door) -> None:
+@pytest.mark.nightly
+async def test_wrong_parameters_are_named(a2a_endpoint: A2AEndpoint) -> None:
     wrong = {
         "pageSize": "150",
         "historyLength": "-5",
@@ -148,68 +150,71 @@ async def test_wrong_parameters_are_named(door: Door) -> None:
         "statusTimestampAfter": "yesterday",
         "includeArtifacts": "yes",
     }
-    reason, told = await door.refused("tasks", **wrong)
+    reason, message = await a2a_endpoint.refused("tasks", **wrong)
     assert reason == "INVALID_PARAMS"
-    assert [name for name in wrong if name not in told] == []
+    assert [name for name in wrong if name not in message] == []
     for name, texts in {"pageSize": ("0", "ten"), "statusTimestampAfter": ("2026-01-01T00:00:00",)}.items():
         for text in texts:
-            assert name in (await door.refused("tasks", **{name: text}))[1]
-    task_id = (await door.replica.create()).task_id
-    assert "historyLength" in (await door.refused(f"tasks/{task_id}", historyLength="-1"))[1]
+            assert name in (await a2a_endpoint.refused("tasks", **{name: text}))[1]
+    task_id = (await a2a_endpoint.replica.create()).task_id
+    assert "historyLength" in (await a2a_endpoint.refused(f"tasks/{task_id}", historyLength="-1"))[1]
 
 
-async def test_a_list_that_cannot_be_sorted_is_refused(door: Door) -> None:
-    old = await ended(door.replica)
+@pytest.mark.nightly
+async def test_a_list_that_cannot_be_sorted_is_refused(a2a_endpoint: A2AEndpoint) -> None:
+    old = await ended(a2a_endpoint.replica)
     gate = asyncio.Semaphore(50)
 
     async def made() -> None:
         async with gate:
-            await door.replica.create()
+            await a2a_endpoint.replica.create()
 
     await asyncio.gather(*(made() for _ in range(a2a_list.MAX_TASKS)))
-    assert (await door.refused("tasks"))[0] == "UNSUPPORTED_OPERATION"
-    page = await door.listed(status="TASK_STATE_SUBMITTED", pageSize=100)
+    assert (await a2a_endpoint.refused("tasks"))[0] == "UNSUPPORTED_OPERATION"
+    page = await a2a_endpoint.listed(status="TASK_STATE_SUBMITTED", pageSize=100)
     assert (len(page.tasks), page.total_size) == (100, a2a_list.MAX_TASKS)
-    assert await door.ids(status="TASK_STATE_COMPLETED") == [old]
-    assert await door.ids(contextId=old) == [old]
+    assert await a2a_endpoint.ids(status="TASK_STATE_COMPLETED") == [old]
+    assert await a2a_endpoint.ids(contextId=old) == [old]
 
 
-async def test_the_history_has_what_both_sides_said(door: Door) -> None:
-    owner = await door.replica.claim((await door.replica.create(goal="Ship it.")).task_id)
+async def test_history_has_the_messages_of_both_sides(a2a_endpoint: A2AEndpoint) -> None:
+    owner = await a2a_endpoint.replica.claim((await a2a_endpoint.replica.create(goal="Ship it.")).task_id)
     task_id = owner.task.task_id
-    assert await door.history(task_id) == [("USER", "Ship it.")]
+    assert await a2a_endpoint.history(task_id) == [("USER", "Ship it.")]
     await owner.commit(reserve=reserve())
     await owner.commit(answer(text="I ask first."), words("the worker's own"), intent(), transition=move(approval()))
     begun = [("USER", "Ship it."), ("AGENT", "I ask first.")]
-    assert await door.history(task_id) == begun  # the question is the message of the status
-    asked = (await door.get(f"tasks/{task_id}"))["status"]["message"]
-    await say(door.replica, await door.replica.get(task_id), reply="Only on Monday.")
-    assert asked in (await door.get(f"tasks/{task_id}"))["history"]
+    assert await a2a_endpoint.history(task_id) == begun  # the question is the message of the status
+    asked = (await a2a_endpoint.get(f"tasks/{task_id}"))["status"]["message"]
+    await say(a2a_endpoint.replica, await a2a_endpoint.replica.get(task_id), reply="Only on Monday.")
+    assert asked in (await a2a_endpoint.get(f"tasks/{task_id}"))["history"]
     talk = [*begun, ("AGENT", "Ship it?"), ("USER", "Only on Monday.")]
-    assert await door.history(task_id) == talk
-    assert await door.history(task_id, historyLength=2) == talk[-2:]
-    assert "history" not in await door.get(f"tasks/{task_id}", historyLength=0)
-    (listed,) = (await door.listed(historyLength=1)).tasks
+    assert await a2a_endpoint.history(task_id) == talk
+    assert await a2a_endpoint.history(task_id, historyLength=2) == talk[-2:]
+    assert "history" not in await a2a_endpoint.get(f"tasks/{task_id}", historyLength=0)
+    (listed,) = (await a2a_endpoint.listed(historyLength=1)).tasks
     assert [one.parts[0].text for one in listed.history] == ["Only on Monday."]
 
 
-async def test_a_long_history_is_read_from_its_end(door: Door) -> None:
-    task_id = (await door.replica.create(goal="begin")).task_id
+@pytest.mark.nightly
+async def test_a_long_history_is_read_from_its_end(a2a_endpoint: A2AEndpoint) -> None:
+    task_id = (await a2a_endpoint.replica.create(goal="begin")).task_id
     for number in range(300):
-        await door.replica.say(task_id, f"message {number}")
-    texts = [text for _, text in await door.history(task_id)]
+        await a2a_endpoint.replica.say(task_id, f"message {number}")
+    texts = [text for _, text in await a2a_endpoint.history(task_id)]
     assert texts == [f"message {number}" for number in range(200, 300)]
-    owner = await door.replica.claim(task_id)
+    owner = await a2a_endpoint.replica.claim(task_id)
     for _ in range(5):
         await owner.commit(*[words() for _ in range(100)])
-    assert [text for _, text in await door.history(task_id, historyLength=2)] == ["message 298", "message 299"]
+    assert [text for _, text in await a2a_endpoint.history(task_id, historyLength=2)] == ["message 298", "message 299"]
 
 
-async def test_the_history_of_a_fork_is_its_own(door: Door) -> None:
-    owner = await door.replica.claim((await door.replica.create(goal="first")).task_id)
+@pytest.mark.nightly
+async def test_the_history_of_a_fork_is_its_own(a2a_endpoint: A2AEndpoint) -> None:
+    owner = await a2a_endpoint.replica.claim((await a2a_endpoint.replica.create(goal="first")).task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer(text="done"))
     await owner.end()
     fork = api.ForkTaskRequest(task_id=owner.task.task_id, message="and now?", without_files=True, request_id="f")
-    forked = (await door.stub.ForkTask(fork)).task.task_id
-    assert await door.history(forked) == [("USER", "and now?")]
+    forked = (await a2a_endpoint.stub.ForkTask(fork)).task.task_id
+    assert await a2a_endpoint.history(forked) == [("USER", "and now?")]

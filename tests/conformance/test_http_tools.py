@@ -19,9 +19,10 @@ from tests.support.certificates import issue
 from tests.support.fix_tools import Grants, StartTools
 from tests.support.patience import CALL_SECONDS
 from tests.support.scripted_http import answer, scripted_http
+from tests.support.sweeps import first, one_of_each
 
 DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
-REPEATABLE = [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED]
+REPEATABLE = [EffectClass.KEYED, EffectClass.PURE, EffectClass.IDEMPOTENT]
 ID = {"type": "object", "properties": {"id": {}}, "required": ["id"]}
 
 
@@ -47,13 +48,13 @@ async def test_arguments_are_the_body_and_headers_name_the_call() -> None:
     assert values.items() <= request.headers.items()
 
 
-async def test_the_token_is_sent_to_those_only_who_are_to_have_it() -> None:
+async def test_token_is_sent_only_with_send_token() -> None:
     async with scripted_http(answer(200)) as http:
         await call(http.url, {})
     assert "x-fencing-token" not in http.requests[0].headers
 
 
-async def test_arguments_in_the_url_stay_the_piece_they_are() -> None:
+async def test_url_arguments_are_escaped() -> None:
     async with scripted_http(answer(200)) as http:
         arguments = {"id": "a b/ü?x=1&y#z", "tags": ["p&q", 2], "flag": True, "none": None}
         await call(f"{http.url}/customers/{{id}}?v=1", arguments, method="GET", input_schema=ID)
@@ -61,8 +62,8 @@ async def test_arguments_in_the_url_stay_the_piece_they_are() -> None:
     assert (http.requests[0].line, http.requests[0].body) == (f"GET {path} HTTP/1.1", b"")
 
 
-@pytest.mark.parametrize("value", ["..", ".", "", "../../admin", "a/../b", "..\\b"])
-async def test_an_argument_that_leads_to_another_path_is_refused(value: str) -> None:
+@pytest.mark.parametrize("value", first(["../../admin", "..", ".", "", "a/../b", "..\\b"]))
+async def test_argument_that_changes_the_path_is_refused(value: str) -> None:
     async with scripted_http(answer(200)) as http:
         with pytest.raises(ToolFailure, match="cannot be put into"):
             await call(f"{http.url}/customers/{{id}}", {"id": value}, input_schema=ID)
@@ -71,17 +72,20 @@ async def test_an_argument_that_leads_to_another_path_is_refused(value: str) -> 
 
 @pytest.mark.parametrize(
     ("raw", "detail", "expected"),
-    [
-        (answer(404, "no such customer"), "HTTP_404", "The server of crm answered HTTP 404: no such customer"),
-        (answer(501, "what?"), "HTTP_501", "The server of crm answered HTTP 501: what?"),
-        (answer(425, "too early"), "HTTP_425", "HTTP 425: too early"),
-        (answer(429, "busy"), "HTTP_429", "HTTP 429: busy"),
-        (answer(307, location="http://127.0.0.1:1/"), "HTTP_307", "redirects are not followed"),
-        (answer(409, "other"), "HTTP_409", "HTTP 409: other"),
-        (answer(409, '{"reason": "STALE_EPOCH"}'), "STALE_EPOCH", "Nothing was done."),
-        (answer(412, x_fencing_refusal="STALE_EPOCH"), "STALE_EPOCH", "it has seen a newer claim of this task"),
-        (answer(400, '{"reason": "STALE_EPOCH"}'), "HTTP_400", "STALE_EPOCH"),
-    ],
+    one_of_each(
+        [
+            (answer(404, "no such customer"), "HTTP_404", "The server of crm answered HTTP 404: no such customer"),
+            (answer(501, "what?"), "HTTP_501", "The server of crm answered HTTP 501: what?"),
+            (answer(425, "too early"), "HTTP_425", "HTTP 425: too early"),
+            (answer(429, "busy"), "HTTP_429", "HTTP 429: busy"),
+            (answer(307, location="http://127.0.0.1:1/"), "HTTP_307", "redirects are not followed"),
+            (answer(409, "other"), "HTTP_409", "HTTP 409: other"),
+            (answer(409, '{"reason": "STALE_EPOCH"}'), "STALE_EPOCH", "Nothing was done."),
+            (answer(412, x_fencing_refusal="STALE_EPOCH"), "STALE_EPOCH", "it has seen a newer claim of this task"),
+            (answer(400, '{"reason": "STALE_EPOCH"}'), "HTTP_400", "STALE_EPOCH"),
+        ],
+        kind=lambda case: case[1][:5],
+    ),
 )
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
 async def test_a_refusal_is_an_answer(raw: Any, detail: str, expected: str, effect_class: Any) -> None:
@@ -92,18 +96,18 @@ async def test_a_refusal_is_an_answer(raw: Any, detail: str, expected: str, effe
     assert len(http.requests) == 1
 
 
-@pytest.mark.parametrize("status", [302, 303, 500])
-@pytest.mark.parametrize("effect_class", REPEATABLE)
+@pytest.mark.parametrize("status", first([500, 302, 303]))
+@pytest.mark.parametrize("effect_class", first(REPEATABLE))
 async def test_an_ambiguous_answer_is_taken_where_repeats_are_safe(status: int, effect_class: Any) -> None:
     async with scripted_http(answer(status, "bug")) as http:
         refused = await call(http.url, {}, effect_class=effect_class)
     assert (refused.status, refused.detail, len(http.requests)) == (FAILED, f"HTTP_{status}", 1)
 
 
-@pytest.mark.parametrize("effect_class", REPEATABLE)
-@pytest.mark.parametrize("first", [None, answer(503, retry_after="0"), answer(429, retry_after="0"), answer(502)])
-async def test_what_may_be_repeated_is_sent_again_with_the_same_key(effect_class: Any, first: Any) -> None:
-    async with scripted_http(first, answer(200, "done")) as http:
+@pytest.mark.parametrize("effect_class", first(REPEATABLE))
+@pytest.mark.parametrize("lost", [None, answer(503, retry_after="0"), answer(429, retry_after="0"), answer(502)])
+async def test_repeatable_call_is_sent_again_with_its_key(effect_class: Any, lost: Any) -> None:
+    async with scripted_http(lost, answer(200, "done")) as http:
         done = await call(http.url, {"a": 1}, effect_class=effect_class)
     assert (done.status, done.content) == (DONE, "done")
     assert [one.headers["idempotency-key"] for one in http.requests] == ["t/1.0", "t/1.0"]
@@ -122,8 +126,10 @@ async def test_an_unsafe_call_with_a_lost_answer_is_in_doubt(lost: Any) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"retry_after": "0"}])
-@pytest.mark.parametrize("status", [302, 303, 408, 499, 500, 502, 503, 504, 520, 524])
-async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_no(status: int, headers: Any) -> None:
+@pytest.mark.parametrize(
+    "status", one_of_each([302, 303, 408, 499, 500, 502, 503, 504, 520, 524], lambda status: status // 100)
+)
+async def test_unsafe_call_with_an_ambiguous_status_is_in_doubt(status: int, headers: Any) -> None:
     async with scripted_http(answer(status, "half of it is done", **headers)) as http:
         expected = f"does not show whether the call was carried out: HTTP {status}: half of it"
         with pytest.raises(ToolInDoubt, match=expected):
@@ -131,19 +137,19 @@ async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_no(status: int,
     assert len(http.requests) == 1
 
 
-async def test_an_unsafe_call_that_came_too_often_was_not_carried_out() -> None:
+async def test_rate_limited_unsafe_call_failed() -> None:
     async with scripted_http(answer(429, "busy", retry_after="0")) as http:
         response = await call(http.url, {}, effect_class="UNSAFE")
     assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_429", 1)
 
 
-async def test_nobody_waits_longer_than_the_call_may_take() -> None:
+async def test_retry_after_beyond_the_timeout_is_not_waited_for() -> None:
     async with scripted_http(answer(503, "busy", retry_after="3600")) as http:
         response = await call(http.url, {})
     assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_503", 1)
 
 
-async def test_a_call_that_always_breaks_is_not_sent_for_ever() -> None:
+async def test_resends_of_a_failing_call_are_bounded() -> None:
     async with scripted_http(None) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
             await call(http.url, {}, effect_class="KEYED")
@@ -151,7 +157,7 @@ async def test_a_call_that_always_breaks_is_not_sent_for_ever() -> None:
 
 
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class: Any, closed_port: int) -> None:
+async def test_unreachable_server_got_no_request(effect_class: Any, closed_port: int) -> None:
     with pytest.raises(ToolFailure, match="Nothing was done") as failed:
         await call(f"http://127.0.0.1:{closed_port}/", {}, effect_class=effect_class, connect_seconds=5.0)
     assert failed.value.detail == "UNREACHABLE"
@@ -169,7 +175,7 @@ async def test_an_unsafe_call_never_uses_a_kept_connection() -> None:
             assert http.connections == connections
 
 
-async def test_what_is_too_long_is_cut_while_it_is_read() -> None:
+async def test_long_answer_is_cut() -> None:
     async with scripted_http(answer(200, b"x" * (MAX_ANSWER_BYTES + 1))) as http:
         done = await call(http.url, {})
     assert (done.truncated, len(done.content)) == (True, MAX_ANSWER_BYTES)
@@ -188,7 +194,7 @@ async def test_what_is_too_long_is_cut_while_it_is_read() -> None:
         (answer(204), ""),
     ],
 )
-async def test_what_is_no_text_is_described(raw: Any, expected: str) -> None:
+async def test_binary_answer_is_described(raw: Any, expected: str) -> None:
     async with scripted_http(raw) as http:
         assert (await call(http.url, {})).content == expected
 
@@ -216,7 +222,7 @@ async def test_private_addresses_are_the_operators_to_forbid() -> None:
         ({"url": "http://crm.example/", "input_schema": {"$ref": "http://127.0.0.1/"}}, "another document"),
     ],
 )
-def test_a_tool_that_cannot_work_is_a_mistake_of_the_file(fields: Any, expected: str) -> None:
+def test_invalid_http_tool_is_refused(fields: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         HttpToolSettings(**{"description": "d", **fields})
 
@@ -249,7 +255,7 @@ async def test_an_unreadable_answer_leaves_an_unsafe_call_in_doubt(monkeypatch: 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "other.invalid"])
-async def test_a_server_has_to_be_who_it_says_it_is(host: str, tmp_path: Path) -> None:
+async def test_server_certificate_is_verified(host: str, tmp_path: Path) -> None:
     """With the operator's own authority; nothing is sent to another."""
     authority = issue("authority")
     authority_file = tmp_path / "ca.pem"

@@ -65,7 +65,7 @@ def targets(
     return {**listening, "files": list(map(str, files)), "folders": [str(outside.workspaces), str(tmp_path)]}
 
 
-async def test_a_confined_program_reaches_nothing_of_the_service(
+async def test_confined_program_cannot_reach_the_service(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -105,6 +105,7 @@ async def test_a_confined_program_without_network_has_none(
     assert (await attacked(tools, owner, outside, SIGKILL, **targets))["reached"] == []
 
 
+@pytest.mark.nightly
 async def test_an_unconfined_program_has_the_services_rights(
     tool_service: StartTools,
     grants: Grants,
@@ -138,6 +139,7 @@ async def test_a_program_that_cannot_be_confined_is_not_started(
     assert "unconfined: true" in sources["odd"].last_error
 
 
+@pytest.mark.nightly
 async def test_a_command_that_is_not_visible_is_named(
     tool_service: StartTools, mcp_servers: McpServers, tools_config: Configure, own: Path
 ) -> None:

@@ -30,9 +30,14 @@ def an_error(own_id: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "answer", "expected"),
     [
-        (400, an_error, OutcomeStatus.FAILED),
         (400, lambda _: {"error": "a gateway's"}, OutcomeStatus.IN_DOUBT),
-        (200, lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}}, OutcomeStatus.IN_DOUBT),
+        pytest.param(400, an_error, OutcomeStatus.FAILED, marks=pytest.mark.faults),
+        pytest.param(
+            200,
+            lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}},
+            OutcomeStatus.IN_DOUBT,
+            marks=pytest.mark.faults,
+        ),
     ],
 )
 async def test_an_answer_after_the_effect_never_repeats_it(
@@ -50,7 +55,7 @@ async def test_an_answer_after_the_effect_never_repeats_it(
         assert "othing was done" not in outcome.content
 
 
-async def test_a_runners_end_proves_nothing_about_its_server(
+async def test_runner_exit_does_not_prove_the_end_of_a_server_call(
     tool_service: StartTools,
     grants: Grants,
     mcp_servers: McpServers,

@@ -50,7 +50,7 @@ async def test_a_changed_tool_is_held_until_it_is_accepted(
     with pytest.raises(WrongState) as other:
         await accept(tools, "odd", "meta", change.sha256[::-1])
     assert other.value.reason == "OTHER_DEFINITION"
-    with pytest.raises(NotFound, match="there is no MCP server even with pinned tools"):
+    with pytest.raises(NotFound):
         await accept(tools, "even", "meta", change.sha256)
     assert "odd__meta" not in await definitions(tools, owner)
 
@@ -61,6 +61,7 @@ async def test_a_changed_tool_is_held_until_it_is_accepted(
     assert await held(tools) == {}
 
 
+@pytest.mark.nightly
 async def test_a_new_tool_of_a_known_server_is_held(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ async def test_a_new_tool_of_a_known_server_is_held(
     assert "odd__news" in await definitions(tools, owner)
 
 
+@pytest.mark.nightly
 async def test_replicas_agree_on_the_accepted_tools(
     tool_service: StartTools,
     grants: Grants,
@@ -93,7 +95,7 @@ async def test_replicas_agree_on_the_accepted_tools(
     await withdrawn(one, owner, "odd__meta")
     await accept(one, "odd", "meta", (await held(one))["meta"].sha256)
 
-    # The other replica's server still has the first description, which is no longer the accepted one.
+    # The other replica's server still has the first description, which the accepted one has replaced.
     other = await tool_service(config_file=config)
     assert "odd__meta" not in await offered(other, owner, "odd__look")
     await accept(other, "odd", "meta", (await held(other))["meta"].sha256)

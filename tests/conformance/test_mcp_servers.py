@@ -1,4 +1,4 @@
-"""Tools of real MCP servers: listed, called, and told apart by what they may do."""
+"""Tools of real MCP servers: listed, called, and classified by their annotations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 from pathlib import Path
+
+import pytest
 
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
@@ -63,7 +65,8 @@ async def test_a_programs_tools_have_classes_from_their_annotations(
     assert "denied" in refused.content
 
 
-async def test_every_kind_of_answer_is_told_over_either_transport(
+@pytest.mark.nightly
+async def test_every_kind_of_answer_over_either_transport(
     tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     async with mcp_servers.everything_over_http() as port:
@@ -111,6 +114,7 @@ async def test_calls_carry_key_and_epoch_and_lists_are_followed(
         assert (seen["meta"]["tenure/call_id"], seen["meta"]["tenure/epoch"]) == ("1.0", 17)
 
 
+@pytest.mark.nightly
 async def test_a_program_has_its_configured_environment_and_tools(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:

@@ -117,7 +117,7 @@ async def test_a_platform_answers_as_anthropic_does(server: PlatformServer, plat
 
 
 @pytest.mark.parametrize("platform", [BEDROCK, VERTEX])
-async def test_a_refusal_of_a_platform_has_its_class(server: PlatformServer, platform: str) -> None:
+async def test_platform_refusal_has_its_class(server: PlatformServer, platform: str) -> None:
     server.status, server.body = 429, b'{"message": "Too many requests"}'
     with pytest.raises(ModelCallFailed) as failed:
         await answer_of(platform, server)
@@ -144,7 +144,7 @@ async def test_malformed_frames_may_be_tried_again(server: PlatformServer, body:
     assert failed.value.retryable, failed.value
 
 
-def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_extra(BEDROCK) is None
     monkeypatch.setattr(platforms, "find_spec", lambda _: None)
     assert "pip install 'tenure[bedrock]'" in str(missing_extra(BEDROCK))

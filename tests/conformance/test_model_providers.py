@@ -205,7 +205,7 @@ async def test_a_cancelled_call_has_a_bill(client: Any, simulator: Any, prefix: 
     assert call.usage.output_tokens > 0
 
 
-async def test_a_model_without_provider_says_what_to_set() -> None:
+async def test_model_without_provider_names_the_setting() -> None:
     async with ModelClient({}, timeout_seconds=CALL_SECONDS) as client:
         failure = await failure_of(client, "openai/gpt-5")
     assert (failure.error_class, failure.retryable) == ("NOT_FOUND", False)
@@ -359,7 +359,7 @@ def own_models(prefix: str) -> tuple[str, str]:
     return (OWN_MODEL, OWN_MODEL) if OWN_MODEL else (f"{prefix}sim-hello", f"{prefix}sim-parallel-tools")
 
 
-async def test_own_server_answers_in_words(own_client: Any, own_models: tuple[str, str]) -> None:
+async def test_own_server_answers_in_text(own_client: Any, own_models: tuple[str, str]) -> None:
     call, heard = new_call()
     messages = [{"role": "user", "content": [text_block("Say hello.")]}]
     answer = await own_client.answer(request_of(own_models[0], messages, tools=()), call)

@@ -74,7 +74,7 @@ async def test_output_counts_when_it_is_written(client: ModelClient, simulator: 
 
 
 async def test_a_refused_connection_sent_nothing(prefix: str) -> None:
-    """Then another endpoint may be asked: nobody can have been billed."""
+    """Then another endpoint may be asked: the call cannot have been billed."""
     with socket.socket() as taken:  # bound and not listening: it refuses
         taken.bind(("127.0.0.1", 0))
         async with model_client(f"http://127.0.0.1:{taken.getsockname()[1]}") as client:

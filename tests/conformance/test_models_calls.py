@@ -9,7 +9,7 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, WrongState
 from tenure.v1 import model_service_pb2 as pb
-from tests.support.fix_models import StartModels, generate_request
+from tests.support.fix_models import ModelRunnerClient, StartModels, generate_request
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 
@@ -23,9 +23,8 @@ def slow(simulator: SimulatorControl, milliseconds: int = 3000) -> None:
 
 
 async def test_a_call_is_answered_and_recorded(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
-    runner = await model_runner()
     owner = grants.claim()
     call = runner.generate(owner)
     end = await call.ended()
@@ -38,15 +37,14 @@ async def test_a_call_is_answered_and_recorded(
     assert call.text in end.answer.content_json
     (request,) = simulator.calls()
     assert request["attempt"] == f"{owner.task_id}/1/1"
-    ((state, ended),) = await models_database("select state, ended from generations")
+    ((state, ended),) = await models_database("select state, ended from generations where task_id = %s", owner.task_id)
     assert (state, bytes(ended)) == ("FINISHED", end.SerializeToString())
 
 
 async def test_a_higher_epoch_joins_with_the_text_so_far(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator)
-    runner = await model_runner()
     owner = grants.claim()
     first = await runner.generate(owner, **SLOW).speaking()
     had = first.text
@@ -61,10 +59,9 @@ async def test_a_higher_epoch_joins_with_the_text_so_far(
 
 
 async def test_a_stale_claim_starts_joins_and_cancels_nothing(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator)
-    runner = await model_runner()
     stale = grants.claim()
     same_epoch = grants.claim(stale.task_id, epoch=11)  # as a restored etcd may grant twice
     newest = grants.claim(stale.task_id, epoch=11)
@@ -97,9 +94,8 @@ async def test_the_record_gives_the_same_answer_byte_for_byte(
 
 
 async def test_a_later_attempt_replaces_the_earlier_one(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
-    runner = await model_runner()
     owner = grants.claim()
     await runner.generate(owner, 1).ended()
     await runner.generate(owner, 1, 2).ended()
@@ -109,14 +105,13 @@ async def test_a_later_attempt_replaces_the_earlier_one(
             await runner.generate(owner, step, attempt_number).ended()
         assert refused.value.reason == "ATTEMPT_SUPERSEDED"
     assert len(simulator.calls()) == 3
-    assert await models_database("select count(*) from generations") == [(1,)]
+    assert await models_database("select count(*) from generations where task_id = %s", owner.task_id) == [(1,)]
 
 
 async def test_the_provider_is_asked_once_under_repeats(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator, 1500)
-    runner = await model_runner()
     owner = grants.claim()
     calls = [runner.generate(owner, **SLOW) for _ in range(20)]
     await calls[0].speaking()
@@ -129,11 +124,10 @@ async def test_the_provider_is_asked_once_under_repeats(
 
 
 async def test_parts_that_are_ready_travel_together(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
     """A worker of an earlier version reads no bundles, and gets each part in a message of its own."""
     slow(simulator)
-    runner = await model_runner()
     owner = grants.claim()
     await runner.generate(owner, **SLOW).speaking()
     joining = runner.generate(owner, **SLOW)

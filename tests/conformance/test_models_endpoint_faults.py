@@ -44,7 +44,7 @@ async def hasty(endpoints: ModelEndpoints, seconds: float) -> ModelCallFailed:
     return failed.value
 
 
-async def test_a_tenant_in_a_hurry_closes_no_endpoint(silent_url: str) -> None:
+async def test_short_timeouts_of_a_tenant_close_no_endpoint(silent_url: str) -> None:
     async with opened([settings_of("one", silent_url)]) as endpoints:
         for _ in range(4):
             assert (await hasty(endpoints, 0.1)).error_class is FailureClass.TIMEOUT
@@ -64,7 +64,7 @@ async def test_an_endpoint_that_is_silent_is_closed(silent_url: str) -> None:
 
 
 async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
-    """The other endpoint seems free, and waits for the answer to its probe: nobody may take the sent call over."""
+    """The other endpoint seems free, and waits for the answer to its probe: no runner may take the sent call over."""
     async with contextlib.AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]
         first.faults.order(fault_from({"status": 529}, None), count=1, endpoint="messages", model=None)
@@ -84,7 +84,7 @@ async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
         probe.end(None)
 
 
-async def test_a_model_that_fails_closes_no_endpoint_to_others() -> None:
+async def test_failing_model_keeps_the_endpoint_open_for_others() -> None:
     """Any task may name a model that its provider cannot serve at the moment."""
     async with contextlib.AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]

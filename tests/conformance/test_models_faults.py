@@ -40,10 +40,11 @@ async def test_a_clock_that_jumps_loses_no_call(
     assert len(simulator.calls()) == 1
 
 
-async def test_a_frozen_runner_that_wakes_declares_nobody_dead(
+@pytest.mark.faults
+async def test_thawed_runner_does_not_declare_others_gone(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
-    """While it stood still nobody could have renewed, as far as it knows: it looks again before it decides."""
+    """It cannot know who renewed while it was frozen: it looks again before it decides."""
     slow(simulator, 12_000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
@@ -56,6 +57,7 @@ async def test_a_frozen_runner_that_wakes_declares_nobody_dead(
     assert await first.ended() == joined
 
 
+@pytest.mark.faults
 async def test_a_reader_of_a_call_taken_over_finds_it_there(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
@@ -108,7 +110,7 @@ async def test_the_row_of_a_call_in_flight_is_not_swept(
     assert (await call.ended()).HasField("answer")
 
 
-async def test_a_tenants_flood_leaves_places_to_others(
+async def test_one_tenant_cannot_take_all_calls(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator, 60_000)
@@ -122,6 +124,7 @@ async def test_a_tenants_flood_leaves_places_to_others(
         await runner.generate(grants.claim(tenant="other"), **SLOW).begun()
 
 
+@pytest.mark.faults
 async def test_prompts_that_wait_for_postgres_are_bounded(
     model_runner: StartModels, grants: Grants, own_postgres: PostgresProcess
 ) -> None:
@@ -135,6 +138,7 @@ async def test_prompts_that_wait_for_postgres_are_bounded(
     assert "QUEUE_FULL" in {end.reason for end in ends if isinstance(end, TryLater)}
 
 
+@pytest.mark.faults
 async def test_prompts_beyond_the_memory_are_refused(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

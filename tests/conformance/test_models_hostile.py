@@ -14,7 +14,7 @@ from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import tool_pb2
 from tenure.wire.token import sign_claims
 from tests.conformance.test_models_calls import SLOW, slow
-from tests.support.fix_models import HELLO, StartModels, generate_request
+from tests.support.fix_models import HELLO, ModelRunnerClient, StartModels, generate_request
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 from tests.support.patience import CALL_SECONDS
@@ -40,10 +40,9 @@ PROMPTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_prompts_that_nobody_may_be_sent_are_refused(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
+async def test_invalid_prompts_are_refused(
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
-    runner = await model_runner()
     owner = grants.claim()
     for prompt in PROMPTS.values():
         with pytest.raises(InvalidRequest):
@@ -57,13 +56,12 @@ async def test_prompts_that_nobody_may_be_sent_are_refused(
         with pytest.raises(InvalidRequest):
             await runner.send(request).ended()
     assert simulator.calls() == []
-    assert await models_database("select count(*) from generations") == [(0,)]
+    assert await models_database("select count(*) from generations where task_id = %s", owner.task_id) == [(0,)]
 
 
 async def test_a_request_larger_than_a_message_is_refused(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    runner = await model_runner()
     large = json.dumps({"role": "user", "content": "x" * (34 * 1024 * 1024)})
     with pytest.raises(TenureError):
         await runner.generate(grants.claim(), messages_json=[large]).ended()
@@ -72,8 +70,7 @@ async def test_a_request_larger_than_a_message_is_refused(
     assert len(simulator.calls()) <= 1
 
 
-async def test_tokens_of_others_are_refused(model_runner: StartModels, grants: Grants) -> None:
-    runner = await model_runner()
+async def test_forged_token_is_refused(runner: ModelRunnerClient, grants: Grants) -> None:
     broken = grants.claim()
     broken.token.signature = b"x" * 64
     with pytest.raises(Unauthenticated):
@@ -103,14 +100,13 @@ async def test_more_calls_than_the_runner_makes_are_refused(
     with pytest.raises(LimitReached) as refused:
         await runner.generate(grants.claim(), **SLOW).ended()
     assert refused.value.reason == "TOO_MANY_CALLS"
-    await runner.generate(owner, **SLOW).speaking()  # to join needs no place
+    await runner.generate(owner, **SLOW).speaking()  # a join takes no slot
     assert len(simulator.running()) == 1
 
 
 async def test_the_provider_counts_a_prompt(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    runner = await model_runner()
     owner = grants.claim()
     request = pb.CountInputTokensRequest(token=owner.token, prompt=generate_request(owner).prompt)
     counted = await runner.stub.CountInputTokens(request, timeout=CALL_SECONDS)

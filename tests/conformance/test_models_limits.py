@@ -96,7 +96,7 @@ async def test_calls_wait_and_are_not_refused(simulators: list[ModelSimulator]) 
     assert (answered(first), first.rate.refused) == (42, 0)
 
 
-async def test_a_herd_meets_one_refusal_each_and_one_probe(simulators: list[ModelSimulator]) -> None:
+async def test_waiting_calls_send_one_probe_after_a_refusal(simulators: list[ModelSimulator]) -> None:
     """Nothing is known before the first refusal; afterwards one call goes alone."""
     first = simulators[0]
     refuse(first, 10, status=429, retry_after_seconds=3)
@@ -111,7 +111,7 @@ async def test_a_herd_meets_one_refusal_each_and_one_probe(simulators: list[Mode
 
 
 async def test_waiting_calls_go_in_fair_order(simulators: list[ModelSimulator]) -> None:
-    """Tenants take turns, HIGH goes first, and a call that leaves the line gives up its place."""
+    """Tenants alternate, HIGH goes first, and a cancelled call leaves the line."""
     first = simulators[0]
     order: list[str] = []
     async with opened([settings_of("one", first.url)]) as endpoints:
@@ -210,7 +210,7 @@ async def test_a_refused_request_does_not_move(simulators: list[ModelSimulator])
     assert len(second.log.calls) == 0
 
 
-async def test_the_last_refusal_is_told(simulators: list[ModelSimulator]) -> None:
+async def test_last_refusal_is_returned(simulators: list[ModelSimulator]) -> None:
     first, second, _ = simulators
     refuse(first, status=529)
     refuse(second, status=500)
@@ -368,7 +368,7 @@ def test_the_file_of_endpoints_is_read(tmp_path: Path) -> None:
         ("[[endpoint", "TENURE_MODELS_ENDPOINTS_FILE"),
     ],
 )
-def test_a_wrong_file_is_refused_with_a_reason(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_endpoints_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_endpoints(written(tmp_path, text), allows_insecure=False)
     assert problem in str(refused.value)

@@ -13,13 +13,13 @@ from services.models.statements import SCHEMA
 from tenure.domain.errors import StaleEpoch, TryLater
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tests.conformance.test_models_calls import SLOW, slow
-from tests.support.fix_models import ModelReplica, ReadCall, StartModels
+from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def ended_at_last(runner: ModelReplica, owner: Owner) -> Any:
+async def ended_at_last(runner: ModelRunnerClient, owner: Owner) -> Any:
     """The end of a call, asked for again as a worker does while its runner may be alive."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -81,6 +81,7 @@ async def _asked(simulator: SimulatorControl, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.faults
 async def test_a_runner_that_restarts_replaces_its_former_life(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
@@ -117,7 +118,7 @@ async def stale_end(call: ReadCall) -> Any:
         return None
 
 
-async def test_the_row_outlives_no_promise(
+async def test_generation_is_deleted_after_its_retention(
     model_runner: StartModels, grants: Grants, models_database: Any, simulator: SimulatorControl
 ) -> None:
     runner = await model_runner()

@@ -106,6 +106,7 @@ async def test_a_drained_runner_reports_before_it_ends(
     assert (await ledger.next())[:2] == (1, 1)
 
 
+@pytest.mark.faults
 async def test_a_drained_runner_reports_calls_that_later_ones_replaced(
     model_runner: StartModels, grants: Grants, ledger: ReportReceiver
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.conformance.test_ledger_usage_reports import bills
 from tests.conformance.test_models_calls import SLOW, slow
-from tests.conformance.test_models_ends import until
+from tests.conformance.test_models_outcomes import until
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, reserve
 from tests.support.fix_checkpoint import Owner as LedgerOwner
 from tests.support.fix_models import ModelReplica, ReadCall, StartModels
@@ -83,6 +83,7 @@ async def test_a_call_is_stopped_though_a_stale_owner_reads_it(
     assert (await call.ended()).failure.error_class == "INTERRUPTED"
 
 
+@pytest.mark.faults
 async def test_an_open_or_unknown_call_is_not_stopped(
     checkpoint: MakeCheckpoint, model_runner: StartModels, simulator: SimulatorControl, grants: Grants
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.v1 import model_service_pb2 as pb
 from tests.conformance.test_models_replicas import ended_at_last
-from tests.support.fix_models import ModelReplica, ReadCall, StartModels
+from tests.support.fix_models import ModelReplica, ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
 
@@ -19,7 +19,7 @@ LONG_SECONDS = 250
 
 
 async def at_its_limit(model_runner: StartModels, grants: Grants, simulator: SimulatorControl) -> ModelReplica:
-    """A replica whose provider has told it to wait: it is the only one that knows."""
+    """A replica that a provider has rate-limited; the other replicas do not know."""
     runner = await model_runner()
     simulator.order_fault(status=429, retry_after_seconds=LONG_SECONDS, count=1)
     failure = (await runner.generate(grants.claim()).ended()).failure
@@ -27,7 +27,7 @@ async def at_its_limit(model_runner: StartModels, grants: Grants, simulator: Sim
     return runner
 
 
-async def accepted(runner: ModelReplica, owner: Owner) -> ReadCall:
+async def accepted(runner: ModelRunnerClient, owner: Owner) -> ReadCall:
     """A call that waits."""
     call = await runner.generate(owner).begun()
     assert call.state.kind == pb.GenerationState.KIND_ACCEPTED
@@ -56,6 +56,7 @@ async def test_a_waiting_call_is_cancelled_and_never_sent(
             assert (await call.ended()).failure == response.failure
 
 
+@pytest.mark.faults
 async def test_a_drained_runner_gives_its_waiting_calls_away(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
@@ -86,6 +87,7 @@ async def test_a_killed_runners_waiting_call_is_taken_over(
     assert attempts(simulator, owner) == [f"{owner.task_id}/1/1"]
 
 
+@pytest.mark.faults
 async def test_a_frozen_runners_waiting_call_is_sent_by_one(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

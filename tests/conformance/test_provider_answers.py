@@ -200,7 +200,7 @@ async def test_a_refusal_is_an_answer_whatever_the_class(
         outcome(pb.PROVIDER_STATUS_IN_DOUBT, "who knows"),
     ],
 )
-async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first: Any) -> None:
+async def test_repeatable_call_is_sent_again_with_its_key(first: Any) -> None:
     scripted = Scripted(first, GOOD)
     assert (await called(scripted)).content == "done"
     assert [one.idempotency_key for one in scripted.requests] == [f"{TASK}/1.0"] * 2
@@ -264,14 +264,14 @@ async def test_a_provider_with_a_bug_is_not_asked_again(answering: Any) -> None:
     assert len(scripted.requests) == 1
 
 
-async def test_a_call_that_breaks_every_time_is_not_sent_for_ever() -> None:
+async def test_resends_of_a_failing_call_are_bounded() -> None:
     scripted = Scripted(ends(grpc.StatusCode.UNAVAILABLE))
     with pytest.raises(ToolInDoubt):
         await called(scripted)
     assert len(scripted.requests) == 5
 
 
-async def test_a_stale_epoch_after_a_lost_answer_proves_nothing() -> None:
+async def test_stale_epoch_after_a_lost_answer_is_in_doubt() -> None:
     answer = await called(Scripted(ends(grpc.StatusCode.UNAVAILABLE), stale))
     assert answer.detail == "STALE_EPOCH"
     assert answer.content.endswith(

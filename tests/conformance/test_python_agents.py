@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devstack import Stack
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
 from tenure.domain.in_doubt import Happened
@@ -23,13 +21,13 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
 from tenure.wire.tool import decision_to_wire
-from tests.conformance.test_worker_waits import answer
-from tests.support.fix_simulator import REPOSITORY, SimulatorControl
-from tests.support.fix_worker import WorkerBench
+from tests.support.fix_simulator import REPOSITORY
+from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-MODULE = "tests.support.python_agents"
+CONTROL_MODULE = "tests.support.python_agents"
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 
 
@@ -42,7 +40,7 @@ class Agents:
     async def worker(self, failpoints: str = "") -> ServiceProcess:
         """A worker of the test's own."""
         self.queue = self.bench.queue
-        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=MODULE)
+        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=CONTROL_MODULE)
 
     async def submit(
         self,
@@ -106,30 +104,13 @@ class Agents:
         assert task.budget.reserved_tokens == 0
 
 
-@pytest.fixture(scope="module")
-def agents_queue(worker_stack: Stack, worker_simulator: SimulatorControl) -> Iterator[str]:
-    """Served by one worker for all tests that break nothing."""
-    worker = worker_stack.add_worker(
-        {
-            "TENURE_WORKER_QUEUES": "python-agents",
-            "TENURE_WORKER_LOOPS": "control",
-            "TENURE_WORKER_CONTROL_MODULES": MODULE,
-            "PYTHONPATH": str(REPOSITORY),
-            "ANTHROPIC_API_KEY": "sk-test",
-            "ANTHROPIC_BASE_URL": worker_simulator.url,
-            "OPENAI_BASE_URL": f"{worker_simulator.url}/v1",
-        }
-    )
-    yield "python-agents"
-    worker.kill()
-    assert "unexpected error" not in worker.log()
-
-
 @pytest.fixture
-def agents(bench: WorkerBench, agents_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
+def agents(
+    bench: WorkerBench, shared_worker: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Agents:
     add = bench.stack.add_worker
     monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, "PYTHONPATH": str(REPOSITORY)}))
-    return Agents(bench, tmp_path, agents_queue)
+    return Agents(bench, tmp_path, SHARED_QUEUE)
 
 
 async def test_an_agent_s_calls_and_tools_are_recorded_and_billed(agents: Agents) -> None:
@@ -141,7 +122,7 @@ async def test_an_agent_s_calls_and_tools_are_recorded_and_billed(agents: Agents
     await agents.check_budget(task_id, calls=2)
 
 
-@pytest.mark.parametrize("at", ["worker.before_model=1", "worker.after_model=1", "worker.after_model=2"])
+@pytest.mark.parametrize("at", first(["worker.after_model=1", "worker.before_model=1", "worker.after_model=2"]))
 async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, at: str) -> None:
     dying = await agents.worker(f"{at}#kill9")
     task_id = await agents.submit("support")
@@ -153,6 +134,7 @@ async def test_a_kill_in_a_model_call_repeats_at_most_that_call(agents: Agents, 
     await agents.check_budget(task_id, calls=2)
 
 
+@pytest.mark.faults
 async def test_a_kill_in_a_keyed_tool_repeats_it_with_its_key(agents: Agents) -> None:
     killed = await agents.worker()
     task_id = await agents.submit("support", gated=True)
@@ -193,7 +175,7 @@ async def test_a_tool_waits_for_its_approval_without_a_worker(agents: Agents) ->
     task_id = await agents.submit("careful")
     task = await agents.bench.in_state(task_id, TaskState.WAITING_USER)
     assert (task.wait.tool, task.owner, agents.made()) == ("send", "", [])
-    await answer(agents.bench, task, "allow")
+    await agents.bench.answer(task, "allow")
     await agents.succeeded(task_id)
     assert [line[0] for line in agents.made()] == ["send"]
     assert len(agents.bench.model_calls(task_id)) == 2
@@ -227,6 +209,7 @@ async def test_an_input_that_does_not_fit_ends_the_task(agents: Agents) -> None:
     assert "does not fit compare" in task.message
 
 
+@pytest.mark.nightly
 async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
     task_id = await agents.submit("editor")
     await agents.succeeded(task_id)
@@ -234,6 +217,7 @@ async def test_a_sub_agent_shares_the_budget(agents: Agents) -> None:
     await agents.check_budget(task_id, calls=3)
 
 
+@pytest.mark.faults
 async def test_a_kill_in_a_sub_agent_s_call_repeats_only_that_call(agents: Agents) -> None:
     dying = await agents.worker("worker.after_model=2#kill9")
     task_id = await agents.submit("editor")
@@ -268,6 +252,7 @@ async def test_text_is_live_and_a_cancelled_call_is_billed(agents: Agents) -> No
     assert task.budget.reserved_tokens == 0
 
 
+@pytest.mark.nightly
 async def test_an_agent_of_the_openai_sdk(agents: Agents) -> None:
     killed = await agents.worker()
     task_id = await agents.submit("helper", gated=True)

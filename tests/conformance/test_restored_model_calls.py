@@ -10,7 +10,7 @@ import pytest
 
 from tenure.v1 import model_service_pb2 as pb
 from tests.conformance.test_models_calls import SLOW
-from tests.conformance.test_models_ends import until
+from tests.conformance.test_models_outcomes import until
 from tests.conformance.test_models_settled import of_runner
 from tests.conformance.test_restored_records import serve
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve

@@ -74,7 +74,7 @@ async def last_call(simulator: Any) -> Any:
 @pytest.mark.parametrize(
     "model", ["sim-hello", "sim-parallel-tools", "sim-refusal", "sim-max-tokens", "claude-opus-4-8"]
 )
-async def test_a_stream_tells_the_same_as_a_whole_answer(client: Any, model: str) -> None:
+async def test_stream_has_the_content_of_a_whole_answer(client: Any, model: str) -> None:
     whole, streamed = await ask(client, model), await stream(client, model)
     assert shape_of(whole) == shape_of(streamed)
     assert whole.usage.output_tokens == streamed.usage.output_tokens
@@ -104,7 +104,7 @@ async def test_the_bill_is_what_the_answer_said(simulator: Any, client: Any, ans
     assert [call["answered"] for call in simulator.calls()] == [True, True]
 
 
-async def test_a_counted_request_costs_what_was_counted(simulator: Any, client: Any) -> None:
+async def test_count_equals_the_bill(simulator: Any, client: Any) -> None:
     counted = await client.messages.count_tokens(model="sim-hello", messages=GOAL, tools=TOOLS, system="Be brief.")
     message = await ask(client, "sim-hello", tools=TOOLS, system="Be brief.")
     assert counted.input_tokens == message.usage.input_tokens
@@ -130,12 +130,12 @@ async def test_research_is_played_to_its_end_through_every_resume(simulator: Any
     assert "did web_search" in sources["content"]
 
 
-async def test_echo_says_what_was_said(client: Any) -> None:
+async def test_echo_returns_the_goal(client: Any) -> None:
     messages = [*GOAL, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "ä \U0001f600 \x00 end"}]
     assert text_of(await ask(client, "sim-echo", messages)) == "ä \U0001f600 \x00 end"
 
 
-async def test_a_thousand_steps_stay_in_turn(client: Any) -> None:
+async def test_a_thousand_steps_stay_in_order(client: Any) -> None:
     messages: list[dict[str, Any]] = list(GOAL)
     for step in range(1000):
         messages.append(
@@ -201,7 +201,7 @@ async def test_a_scenario_may_refuse_for_ever(client: Any) -> None:
             await ask(client, "sim-error-400")
 
 
-async def test_a_broken_stream_raises_and_is_billed_for_what_came(simulator: Any, client: Any) -> None:
+async def test_broken_stream_is_billed_for_the_received_part(simulator: Any, client: Any) -> None:
     seen = []
 
     async def watch() -> None:
@@ -233,6 +233,7 @@ async def test_an_error_in_the_stream_is_the_providers(client: Any) -> None:
     assert text_of(await stream(client, "sim-overloaded-stream"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("answer", [ask, stream])
 async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator: Any, answer: Any) -> None:
     simulator.order_fault(drip_ms=1200)
@@ -297,19 +298,19 @@ async def test_an_answer_is_cut_at_max_tokens(client: Any) -> None:
     assert 36 < len(text_of(message)) <= 40
 
 
-async def test_a_paused_turn_goes_on_when_it_is_sent_back(client: Any) -> None:
+async def test_paused_answer_continues_when_it_is_sent_back(client: Any) -> None:
     paused = await ask(client, "sim-pause-turn")
     assert paused.stop_reason == "pause_turn"
     resumed = await ask(client, "sim-pause-turn", [*GOAL, {"role": "assistant", "content": paused.content}])
     assert text_of(resumed) == "And here is the rest of it."
 
 
-async def test_no_other_answer_may_be_begun_for_the_model(client: Any) -> None:
+async def test_prefilled_answer_is_refused(client: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="must end with a user message"):
         await ask(client, "sim-hello", [*GOAL, {"role": "assistant", "content": "Well,"}])
 
 
-async def test_a_refusal_says_so(client: Any) -> None:
+async def test_refusal_has_its_stop_reason(client: Any) -> None:
     message = await stream(client, "sim-refusal")
     assert (message.stop_reason, message.stop_details.type) == ("refusal", "refusal")
 
@@ -327,7 +328,7 @@ async def test_a_key_is_needed(simulator: Any) -> None:
             await ask(client, "sim-hello")
 
 
-async def test_an_unknown_scenario_is_no_model(client: Any) -> None:
+async def test_unknown_scenario_is_not_found(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="model: sim-nobody"):
         await ask(client, "sim-nobody")
 
@@ -379,7 +380,7 @@ def test_a_stopped_simulator_has_logged_what_it_cut(tmp_path: Path) -> None:
     assert (line["ending"], line["answered"], line["output_tokens"]) == ("abandoned", False, 1)
 
 
-def test_the_simulator_says_which_scenario_is_wrong(tmp_path: Path) -> None:
+def test_invalid_scenario_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("- text: fine\n- words: not fine")
     command = [sys.executable, "-m", "devstack.simulator", "--scenarios", str(tmp_path)]
     done = subprocess.run(
@@ -434,7 +435,7 @@ async def test_a_prompt_beyond_the_window_is_refused(client: Any, simulator: Any
     assert (refused["status"], refused["input_tokens"], answered["status"]) == (400, 0, 200)
 
 
-async def test_the_log_tells_equal_prompts_from_others(client: Any, simulator: Any) -> None:
+async def test_call_log_has_a_digest_of_the_prompt(client: Any, simulator: Any) -> None:
     for messages in (GOAL, GOAL, [{"role": "user", "content": "something else"}]):
         await ask(client, "sim-hello", messages)
     one, same, other = (call["prompt_hash"] for call in simulator.calls())

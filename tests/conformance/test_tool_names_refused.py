@@ -15,7 +15,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import Serve
-from tests.support.fix_tools import StartTools
+from tests.support.fix_tools import ToolClient
 from tests.support.patience import CALL_SECONDS
 
 MISTAKEN, RIGHT = (task_pb2.ToolAllowlist(names=[name]) for name in ("raed_file", "read_file"))
@@ -23,9 +23,9 @@ HINT = "there is no tool 'raed_file'; did you mean read_file"
 
 
 @pytest.fixture
-async def doors(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve) -> AsyncIterator[Any]:
+async def stubs(checkpoint: MakeCheckpoint, tools: ToolClient, gateway: Serve) -> AsyncIterator[Any]:
     """TaskService and ScheduleService of one gateway."""
-    replica, tools = await checkpoint(), await tool_service()
+    replica = await checkpoint()
     async with served_by(await gateway(replica.address, tools=tools.address)) as stubs:
         yield stubs
 
@@ -39,13 +39,13 @@ async def served_by(stub: Any) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def before_and_after(
-    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve
+    checkpoint: MakeCheckpoint, tools: ToolClient, gateway: Serve
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The services while any tool may exist, because no tool service answers, and when only the built-in tools exist.
 
     So the tool of MISTAKEN is one that is gone in the second.
     """
-    replica, tools = await checkpoint(), await tool_service()
+    replica = await checkpoint()
     async with (
         served_by(await gateway(replica.address)) as before,
         served_by(await gateway(replica.address, tools=tools.address)) as after,
@@ -71,8 +71,8 @@ async def submitted(tasks: Any, loop: str = "") -> str:
     return task_id
 
 
-async def test_a_submit_and_a_fork_are_refused(doors: Any) -> None:
-    tasks, _ = doors
+async def test_a_submit_and_a_fork_are_refused(stubs: Any) -> None:
+    tasks, _ = stubs
     request = api.SubmitTaskRequest(goal="a", agent=spec(MISTAKEN).agent)
     refused = await refusal_of(tasks.SubmitTask(request))
     assert refused.keys() == {"agent.tools.names", "agent.approve_tools"}
@@ -85,16 +85,16 @@ async def test_a_submit_and_a_fork_are_refused(doors: Any) -> None:
     assert (await tasks.ForkTask(fork)).task.spec.agent.tools == RIGHT
 
 
-async def test_a_fork_of_another_loop_may_name_unknown_tools(doors: Any) -> None:
-    tasks, _ = doors
+async def test_a_fork_of_another_loop_may_name_unknown_tools(stubs: Any) -> None:
+    tasks, _ = stubs
     task_id = await submitted(tasks, loop="mine")
     fork = api.ForkTaskRequest(task_id=task_id, overrides=task_pb2.ForkOverrides(tools=MISTAKEN))
     assert (await tasks.ForkTask(fork)).task.spec.agent.tools == MISTAKEN
 
 
-async def test_a_control_function_may_name_tools_of_its_own(doors: Any) -> None:
+async def test_a_control_function_may_name_tools_of_its_own(stubs: Any) -> None:
     """Its worker brings them with their calls: the tool service does not know them before."""
-    tasks, _ = doors
+    tasks, _ = stubs
     control = task_pb2.ControlWork(function="month_end")
     submit = api.SubmitTaskRequest(control=control, agent=task_pb2.AgentSpec(tools=MISTAKEN))
     task = (await tasks.SubmitTask(submit)).task
@@ -103,8 +103,8 @@ async def test_a_control_function_may_name_tools_of_its_own(doors: Any) -> None:
     assert (await tasks.ForkTask(fork)).task.spec.agent.tools == MISTAKEN
 
 
-async def test_a_schedule_with_an_unknown_tool_is_refused(doors: Any) -> None:
-    _, schedules = doors
+async def test_a_schedule_with_an_unknown_tool_is_refused(stubs: Any) -> None:
+    _, schedules = stubs
     create = schedule_service_pb2.CreateScheduleRequest(name="nightly", cron="0 0 1 1 *", spec=spec(MISTAKEN))
     refused = await refusal_of(schedules.CreateSchedule(create))
     assert refused.keys() == {"spec.agent.tools.names", "spec.agent.approve_tools"}

@@ -23,7 +23,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
 MOVE, COUNT, READ, SHIP = "stock__move_stock", "stock__count_stock", "stock__read_stock", "stock__ship"
 LATE_MS = 3_600_000
-"""An answer that nobody will ever get."""
+"""An answer that never arrives."""
 
 
 @pytest.fixture
@@ -91,7 +91,8 @@ async def test_it_refuses_a_token_that_is_none_of_ours(
     assert provider.moves() == []
 
 
-async def test_a_call_that_is_run_again_moves_nothing_twice(behind: Any, grants: Grants) -> None:
+@pytest.mark.nightly
+async def test_rerun_call_has_one_effect(behind: Any, grants: Grants) -> None:
     provider, dying = await behind(failpoints="tools.after_effect=kill9")
     owner = grants.claim(epoch=10)
     with pytest.raises(Unavailable):
@@ -126,7 +127,7 @@ async def test_the_providers_table_refuses_calls_after_a_takeover(
     assert provider.rows("select amount from stock") == [(2,)]
 
 
-async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Grants) -> None:
+async def test_provider_refusal_by_epoch_has_its_detail(behind: Any, grants: Grants) -> None:
     provider, tools = await behind()
     owner = grants.claim(epoch=10)
     provider.rows("insert into fences (task, epoch) values (?, 11)", owner.task_id)
@@ -136,7 +137,8 @@ async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Gra
     assert provider.shipments() == 0
 
 
-async def test_a_harmless_call_is_repeated_after_the_provider_died(
+@pytest.mark.faults
+async def test_repeatable_call_is_rerun_after_the_provider_died(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
@@ -177,9 +179,8 @@ async def test_an_unsafe_call_is_in_doubt_after_the_provider_died(
     assert provider.shipments() == 1
 
 
-async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(
-    behind: Any, node_provider: StartProvider, grants: Grants
-) -> None:
+@pytest.mark.nightly
+async def test_shorter_caller_timeout_is_kept(behind: Any, node_provider: StartProvider, grants: Grants) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider)
     owner = grants.claim()
@@ -199,13 +200,14 @@ async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(
 
 
 async def stands(tools: Any, linked: bool) -> Any:
-    """Returns what is told of the provider as soon as it is there, or is away."""
+    """Returns the source of the provider once it is linked, or is not."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (source := (await listed_sources(tools))["stock"]).linked is not linked:
             await asyncio.sleep(0.05)
         return source
 
 
+@pytest.mark.faults
 async def test_an_absent_provider_is_reported_and_found_again(behind: Any, grants: Grants) -> None:
     provider, tools = await behind(connect_seconds=0.3, bearer_token="hush-hush-hush", tenants=["default"])
     owner = grants.claim()
@@ -230,6 +232,7 @@ async def test_an_absent_provider_is_reported_and_found_again(behind: Any, grant
     assert back.change_time.ToNanoseconds() >= back.last_error_time.ToNanoseconds()
 
 
+@pytest.mark.faults
 async def test_a_provider_that_comes_later_is_waited_for(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
@@ -246,6 +249,7 @@ async def test_a_provider_that_comes_later_is_waited_for(
     assert (await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)).status is DONE
 
 
+@pytest.mark.faults
 async def test_a_started_call_without_its_tool_ends_if_repeatable(
     behind: Any, tool_service: StartTools, node_provider: StartProvider, grants: Grants
 ) -> None:

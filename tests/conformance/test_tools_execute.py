@@ -17,7 +17,7 @@ from tenure.domain.fencing import Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.token import sign_claims
-from tests.support.fix_tools import Grants, Outside, Owner, StartTools, execute_request, offered
+from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient, execute_request, offered
 from tests.support.patience import CALL_SECONDS
 
 ALL_TOOLS = [
@@ -37,10 +37,9 @@ ALL_TOOLS = [
 ]
 
 
-async def test_a_call_is_executed_once_and_says_how_it_goes(
-    tool_service: StartTools, grants: Grants, outside: Outside
+async def test_call_is_executed_once_and_its_events_are_sent(
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim()
     events = await tools.events(owner, "1.0", "append_record", file="a", line="x")
     assert [event.WhichOneof("event") for event in events] == ["started", "outcome"]
@@ -48,8 +47,7 @@ async def test_a_call_is_executed_once_and_says_how_it_goes(
     assert outside.lines("a") == [{"key": f"{owner.task_id}/1.0", "epoch": owner.epoch, "line": "x"}]
 
 
-async def test_a_repeat_is_answered_from_the_record(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
+async def test_a_repeat_is_answered_from_the_record(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     first = await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x")
     events = await tools.events(owner, "1.0", "append_record_unsafe", file="a", line="x")
@@ -72,10 +70,7 @@ async def test_repeats_of_a_running_call_join_it(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_caller_that_goes_away_stops_nothing(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_disconnect_does_not_stop_a_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     call = tools.stub.Execute(
         execute_request(owner, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 300}'),
@@ -89,10 +84,7 @@ async def test_a_caller_that_goes_away_stops_nothing(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_call_id_cannot_be_used_for_another_call(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_a_call_id_cannot_be_used_for_another_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
     for tool, line in (("append_record", "y"), ("append_record_unsafe", "x")):
@@ -116,9 +108,8 @@ async def test_a_call_id_cannot_be_used_for_another_call(
     ],
 )
 async def test_arguments_that_do_not_fit_are_a_readable_outcome(
-    tool_service: StartTools, grants: Grants, tool: str, arguments: Any, words: str
+    tools: ToolClient, grants: Grants, tool: str, arguments: Any, words: str
 ) -> None:
-    tools = await tool_service()
     request = execute_request(grants.claim(), "1.0", tool, arguments)
     for _ in range(2):
         events = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
@@ -127,10 +118,7 @@ async def test_arguments_that_do_not_fit_are_a_readable_outcome(
         assert words in events[0].outcome.content
 
 
-async def test_only_allowed_tools_are_listed_and_run(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_only_allowed_tools_are_listed_and_run(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     for allowed, expected in ((None, ALL_TOOLS), ((), []), (("read_file", "unknown"), ["read_file"])):
         owner = grants.claim(tools=allowed)
         answer = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=owner.token), timeout=CALL_SECONDS)
@@ -140,8 +128,7 @@ async def test_only_allowed_tools_are_listed_and_run(
     assert len(outside.lines("a")) == 1
 
 
-async def test_each_tenant_has_records_of_its_own(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
+async def test_each_tenant_has_records_of_its_own(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     for tenant in ("acme", "other"):
         await tools.outcome(grants.claim(tenant=tenant), "1.0", "append_record", file="a", line=tenant)
     assert {tenant: [one["line"] for one in outside.lines("a", tenant)] for tenant in ("acme", "other", "default")} == {
@@ -157,8 +144,7 @@ async def test_records_need_the_setting(tool_service: StartTools, grants: Grants
     assert not [tool for tool in await offered(tools, "default") if tool.definition.name.startswith("append")]
 
 
-async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_every_tool_has_a_complete_definition(tools: ToolClient, grants: Grants) -> None:
     answer = await tools.stub.ListTools(
         tool_service_pb2.ListToolsRequest(token=grants.claim().token), timeout=CALL_SECONDS
     )
@@ -170,10 +156,7 @@ async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service:
         assert tool.output_limit_bytes > 0
 
 
-async def test_a_token_that_is_not_ours_opens_nothing(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_forged_token_is_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     owner.token.claims = grants.claim().token.claims
     with pytest.raises(Unauthenticated):
@@ -186,10 +169,7 @@ async def test_a_token_that_is_not_ours_opens_nothing(
     assert outside.lines("a") == []
 
 
-async def test_a_token_of_another_resource_than_a_task_calls_nothing(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_token_of_another_resource_is_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1")
     owner = Owner("backup", 10, sign_claims(grants.signer, claims, datetime.now(UTC)))
     for request in (
@@ -220,10 +200,7 @@ async def test_calls_beyond_all_slots_are_refused_before_they_run(
     assert (await tools.outcome(owner, "1.1", "append_record", file="b", line="second")).status == "SUCCEEDED"
 
 
-async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+async def test_file_beyond_the_limit_is_read_in_part(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="big.txt", content="ü" * 100_000)
     outcome = await tools.outcome(owner, "1.1", "read_file", path="big.txt")
@@ -233,9 +210,8 @@ async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(
 
 
 async def test_nul_and_invalid_utf8_are_output_like_any_other(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim()
     workspace = outside.workspace(owner)
     workspace.mkdir(parents=True)
@@ -246,9 +222,8 @@ async def test_nul_and_invalid_utf8_are_output_like_any_other(
 
 
 async def test_many_calls_of_many_tasks_are_each_executed_once(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    tools = await tool_service()
     owners = [grants.claim() for _ in range(20)]
     calls = [(owner, f"1.{index}") for owner in owners for index in range(10)]
     outcomes = await asyncio.gather(
@@ -260,7 +235,7 @@ async def test_many_calls_of_many_tasks_are_each_executed_once(
     )
 
 
-async def test_a_call_without_a_place_in_its_lane_is_not_started(
+async def test_call_beyond_max_running_stays_accepted(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     tools = await tool_service(max_running=1, failpoints=f"tools.before_effect=wait({tmp_path}/go)")
@@ -279,9 +254,9 @@ async def test_a_call_without_a_place_in_its_lane_is_not_started(
 
 
 async def test_an_unsafe_call_is_accepted_before_it_is_started(
-    tool_service: StartTools, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
+    tools: ToolClient, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
-    tools, owner = await tool_service(), grants.claim()
+    owner = grants.claim()
     for call_id, tool in (("1.0", "append_record"), ("1.1", "append_record_unsafe")):
         await tools.outcome(owner, call_id, tool, file="a", line="x")
     query = "select call_id, started_at - accepted_at < interval '20 microseconds' from calls where task_id = %s"

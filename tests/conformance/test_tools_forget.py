@@ -12,7 +12,7 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
@@ -37,10 +37,9 @@ async def gone(path: Path) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_calls_refusals_and_files_go_and_a_zombie_stays_refused(
-    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
+async def test_forget_deletes_records_and_files_and_keeps_the_fence(
+    tools: ToolClient, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
-    tools = await tool_service()
     first = grants.claim(epoch=10)
     owner = grants.claim(first.task_id, epoch=11)
     await tools.outcome(owner, "1.0", "write_file", path="notes/a.txt", content="x")
@@ -67,9 +66,8 @@ async def test_calls_refusals_and_files_go_and_a_zombie_stays_refused(
 
 
 async def test_a_task_that_never_called_a_tool_is_fenced_as_well(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim(epoch=10)
     await forget(tools, owner)
     with pytest.raises(StaleEpoch):
@@ -78,9 +76,8 @@ async def test_a_task_that_never_called_a_tool_is_fenced_as_well(
 
 
 async def test_running_calls_stop_first_and_a_stale_claim_forgets_none(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim(epoch=10)
     running = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)
     await tools.started(owner)
@@ -93,7 +90,8 @@ async def test_running_calls_stop_first_and_a_stale_claim_forgets_none(
     await gone(outside.workspace(owner))
 
 
-async def test_a_death_at_any_point_leaves_nothing_behind(
+@pytest.mark.faults
+async def test_crash_during_forget_leaves_no_files_or_records(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -110,7 +108,7 @@ async def test_a_death_at_any_point_leaves_nothing_behind(
         if was_told:
             await tool_service()  # a replica looks through the directories when it starts
         else:
-            await forget(other, owner)  # whoever was not told asks again
+            await forget(other, owner)  # a caller without an answer asks again
         await gone(outside.workspace(owner))
         assert await tools_database("select 1 from calls where task_id = %s", owner.task_id) == []
 
@@ -130,10 +128,8 @@ async def test_a_task_restored_with_its_ledger_keeps_its_files(
     assert (await tools.outcome(back, "5.1", "read_file", path="a.txt")).content == "x"
 
 
-async def test_many_files_are_removed_beside_what_others_ask_for(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    tools = await tool_service()
+@pytest.mark.faults
+async def test_removal_of_many_files_delays_no_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner, other = grants.claim(epoch=10), grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "write_file", path="a.txt", content="x")
     await asyncio.to_thread(fill, outside.workspace(owner), 20_000)

@@ -1,4 +1,4 @@
-"""The list of calls in doubt: what people are told who are to settle them."""
+"""The list of calls in doubt, for the people who settle them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tenure.runtime.postgres import open_pool
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as pb
-from tests.support.fix_tools import Grants, Outside, StartTools, appear
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, appear
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
@@ -95,9 +95,9 @@ async def test_a_proven_end_is_shown_and_a_late_outcome_ends_the_doubt(
             await asyncio.sleep(0.05)
 
 
-async def test_a_page_size_beyond_the_bound_is_refused(tool_service: StartTools) -> None:
+async def test_a_page_size_beyond_the_bound_is_refused(tools: ToolClient) -> None:
     with pytest.raises((InvalidRequest, grpc.aio.AioRpcError)):
-        await listed(await tool_service(), page_size=501)
+        await listed(tools, page_size=501)
 
 
 async def test_every_way_into_doubt_is_counted(

@@ -11,15 +11,14 @@ import pytest
 from tenure.domain.outputs import OutputState, TaskOutput
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.fix_tools import Grants, Outside, ToolClient
 from tests.support.patience import CALL_SECONDS
 
 SECRET = "not for agents"
 DIGEST = f"sha256:{hashlib.sha256(b'text').hexdigest()}"
 
 
-async def test_a_file_is_read_by_the_tool_service(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_a_file_is_read_by_the_tool_service(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="a/note.md", content="text")
     made = await tools.outcome(owner, "1.1", "record_output", kind="note", path="./a//note.md", description="mine")
@@ -30,8 +29,7 @@ async def test_a_file_is_read_by_the_tool_service(tool_service: StartTools, gran
     assert again.output == made.output, "a repeat gets the recorded outcome"
 
 
-async def test_a_uri_is_recorded_as_it_is_stated(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_a_uri_is_recorded_as_it_is_stated(tools: ToolClient, grants: Grants) -> None:
     made = await tools.outcome(
         grants.claim(), "1.0", "record_output", kind="row", uri="db:orders/7", digest="sha256:00112233", size_bytes=9
     )
@@ -57,10 +55,9 @@ async def test_a_uri_is_recorded_as_it_is_stated(tool_service: StartTools, grant
         {"kind": "", "uri": "db:a"},
     ],
 )
-async def test_what_is_no_output_is_refused(
-    tool_service: StartTools, grants: Grants, outside: Outside, arguments: dict[str, Any]
+async def test_invalid_output_is_refused(
+    tools: ToolClient, grants: Grants, outside: Outside, arguments: dict[str, Any]
 ) -> None:
-    tools = await tool_service()
     owner = grants.claim()
     workspace = outside.workspace(owner)
     (workspace / "dir").mkdir(parents=True)
@@ -73,8 +70,7 @@ async def test_what_is_no_output_is_refused(
     assert refused.output is None
 
 
-async def test_digests_are_of_the_claims_own_files(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_digests_are_of_the_claims_own_files(tools: ToolClient, grants: Grants) -> None:
     owner, other = grants.claim(), grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="f", content="text")
     paths = ["f", "missing", "../f", "."]

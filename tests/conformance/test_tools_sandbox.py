@@ -15,7 +15,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.tool import outcome_to_domain
-from tests.support.fix_tools import Grants, StartTools, execute_request
+from tests.support.fix_tools import Grants, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 
 _Status = health_pb2.HealthCheckResponse
@@ -84,9 +84,8 @@ async def test_a_service_without_bubblewrap_serves_the_other_tools(tool_service:
 
 
 async def test_an_outcome_says_what_its_program_used(
-    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+    tools: ToolClient, grants: Grants, sandbox_detection: Detection
 ) -> None:
-    tools = await tool_service()
     code = (
         "import time\nx = bytearray(40 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     )
@@ -105,7 +104,7 @@ async def test_an_outcome_says_what_its_program_used(
 async def test_a_stopped_program_is_recorded_with_cause_and_usage(
     tool_service: StartTools, grants: Grants, sandbox_detection: Detection, ended_by: str
 ) -> None:
-    """A stale owner's call and one that its own owner stopped are told apart for ever."""
+    """The record says whether a stale owner's call was fenced or its own owner stopped it."""
     tools = await tool_service(python_wall_seconds=120)
     owner = grants.claim(epoch=10)
     call = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)

@@ -39,7 +39,7 @@ def answered(content: Any, status: str = "200 OK", **headers: Any) -> Any:
 
 
 async def search(stranger: Any, provider: str = "brave", *, settings: Any = None, **arguments: Any) -> Any:
-    """What the model is told."""
+    """The content for the model."""
     usual = {"url": stranger.url("/search"), "api_key": KEY, "allow_private": True, "timeout_seconds": CALL_SECONDS}
     async with Searcher.open(WebSearchSettings(provider=provider, **{**usual, **(settings or {})})) as searcher:
         (tool,) = search_tools(searcher)
@@ -99,7 +99,7 @@ class TestFormats:
         assert "authorization" not in seen.headers
 
     @pytest.mark.parametrize("provider", ["brave", "tavily", "serper", "searxng"])
-    async def test_strangers_are_not_told_which_call_it_is(self, provider: str) -> None:
+    async def test_search_request_does_not_name_the_call(self, provider: str) -> None:
         answers = {"brave": BRAVE, "tavily": TAVILY, "serper": SERPER, "searxng": SEARXNG}
         async with HttpStub(lambda _: answered(answers[provider])) as stranger:
             await search(stranger, provider)
@@ -115,11 +115,11 @@ class TestFormats:
             ("plain", {"results": ["no result", 7]}),
         ],
     )
-    async def test_nothing_found_is_an_answer(self, provider: str, answer: Any) -> None:
+    async def test_search_without_results_succeeds(self, provider: str, answer: Any) -> None:
         async with HttpStub(lambda _: answered(answer)) as stranger:
             assert await search(stranger, provider) == "Nothing was found."
 
-    async def test_what_a_result_says_stays_in_its_line_and_is_cut(self) -> None:
+    async def test_search_result_is_one_line_and_cut(self) -> None:
         title = "a<b>b</b>\n2. forged\x1b[2J &lt;i&gt; 1 < 2 > 0"
         results = [{"title": title, "url": "https://e/", "snippet": "x" * 10_000}]
         async with HttpStub(lambda _: answered({"results": results})) as stranger:
@@ -143,7 +143,7 @@ class TestSettings:
             ("{provider: brave, api_key: x, max_results: 50}", "web_search.max_results: Input should be less than"),
         ],
     )
-    def test_a_mistake_is_told_with_its_place(self, tmp_path: Path, section: str, expected: str) -> None:
+    def test_invalid_setting_is_named(self, tmp_path: Path, section: str, expected: str) -> None:
         path = tmp_path / "tools.yaml"
         path.write_text(f"web_search: {section}")
         with pytest.raises(ConfigurationError) as raised:
@@ -151,7 +151,7 @@ class TestSettings:
         (problem,) = raised.value.problems
         assert problem.startswith(f"{path}: {expected}")
 
-    def test_the_key_is_shown_by_nothing(self, tmp_path: Path) -> None:
+    def test_key_is_not_in_repr_or_log(self, tmp_path: Path) -> None:
         path = tmp_path / "tools.yaml"
         path.write_text("web_search: {provider: brave, api_key: '${SEARCH_KEY}'}")
         config = read_config(path, {"SEARCH_KEY": KEY})
@@ -186,24 +186,22 @@ class TestSettings:
 
 class TestRefusals:
     @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
-    async def test_a_refused_key_is_told_and_logged_without_the_key(
-        self, status: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_refused_key_is_reported_without_the_key(self, status: str, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.DEBUG)
-        async with HttpStub(lambda _: answered({"message": f"{KEY} is no key"}, status)) as stranger:
+        async with HttpStub(lambda _: answered({"message": f"{KEY} is not a key"}, status)) as stranger:
             failed = await failure(stranger)
         assert failed.detail == "KEY_REFUSED"
         assert len(stranger.seen) == 1
         assert "receive_response_headers" in caplog.text
         assert KEY not in caplog.text
 
-    async def test_an_instance_that_forbids_json_is_told_as_that(self) -> None:
+    async def test_searxng_without_json_has_its_detail(self) -> None:
         async with HttpStub(lambda _: page("", "403 Forbidden")) as stranger:
             failed = await failure(stranger, "searxng", api_key=None)
         assert failed.detail == "HTTP_403"
         assert "search.formats" in failed.message
 
-    async def test_a_busy_service_is_asked_again_when_it_says(self) -> None:
+    async def test_busy_service_is_retried_at_its_retry_after(self) -> None:
         answers = [answered({}, "429 Too Many Requests", retry_after="0"), answered({}, "503 x"), answered(PLAIN)]
         async with HttpStub(lambda _: answers.pop(0)) as stranger:
             match = await search(stranger, "plain")
@@ -252,7 +250,7 @@ class TestRefusals:
         ) as s:
             assert (await search(s, "plain")).startswith("1. T0")
 
-    async def test_a_service_that_says_nothing_is_given_up(self) -> None:
+    async def test_silent_search_service_times_out(self) -> None:
         async with HttpStub(never) as stranger:
             assert (await failure(stranger, timeout_seconds=0.3)).detail == "TIMEOUT"
 

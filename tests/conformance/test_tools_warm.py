@@ -42,10 +42,3 @@ async def test_a_program_begins_in_a_prepared_sandbox(
             calls += 1
             await asyncio.sleep(0.1)  # until the next one waits: the service's own proof used one
     assert (outside.workspace(owner) / "kept").read_text() == "x" * calls
-
-
-async def test_none_is_started_ahead_when_none_is_wanted(
-    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
-) -> None:
-    tools = await tool_service(sandbox_warm=0)
-    assert not await _is_older_than_its_call(tools, grants.claim(), 1)

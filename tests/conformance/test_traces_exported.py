@@ -34,6 +34,7 @@ from tests.support.fix_checkpoint import (
 )
 from tests.support.fix_collector import Collector, ExportedSpan
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 HEADER = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -129,9 +130,9 @@ def hide_hush(name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("redact", ["nowhere", "no.such.module:f", "json:no_such", "json:__name__"])
-def test_a_redaction_that_does_not_exist_is_refused(redact: str) -> None:
+def test_unknown_redaction_is_refused(redact: str) -> None:
     environment = {"TENURE_CHECKPOINT_TRACES_CONTENT": "true", "TENURE_CHECKPOINT_TRACES_REDACT": redact}
-    with pytest.raises(ConfigurationError, match="REDACT is no module:function"):
+    with pytest.raises(ConfigurationError, match="REDACT"):
         load(TraceSettings, environment, prefix="TENURE_CHECKPOINT_TRACES_")
 
 
@@ -140,7 +141,7 @@ def test_a_redaction_without_content_is_refused() -> None:
         load(TraceSettings, {"TENURE_CHECKPOINT_TRACES_REDACT": "json:dumps"}, prefix="TENURE_CHECKPOINT_TRACES_")
 
 
-async def test_an_unreachable_collector_delays_and_loses_nothing(
+async def test_unreachable_collector_loses_no_span(
     checkpoint: MakeCheckpoint, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SPANS_A_BATCH", 3)
@@ -160,7 +161,7 @@ async def test_an_unreachable_collector_delays_and_loses_nothing(
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("status", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL])
+@pytest.mark.parametrize("status", first([grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL]))
 async def test_a_span_that_the_collector_refuses_is_left_out(
     checkpoint: MakeCheckpoint, collector: Collector, monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode
 ) -> None:
@@ -178,7 +179,7 @@ async def test_a_span_that_the_collector_refuses_is_left_out(
     assert len(await ended(collector, await worked_off(ledger, 1))) == 4
 
 
-async def test_a_collector_that_asks_for_time_loses_no_span(
+async def test_retry_after_of_a_collector_loses_no_span(
     checkpoint: MakeCheckpoint, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is over its rate: OTLP says so by RESOURCE_EXHAUSTED with a RetryInfo."""
@@ -225,7 +226,7 @@ async def none_is_held_back(ledger: Checkpoint) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_reading_what_is_exported_keeps_the_turn(
+async def test_row_lease_is_kept_while_an_export_is_read(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that begins with long tasks reads them again, longer than a turn: it must come up for air."""
@@ -251,7 +252,8 @@ async def worked_off(ledger: Checkpoint, steps: int) -> str:
     return task_id
 
 
-async def test_a_replica_killed_within_an_export_loses_nothing(
+@pytest.mark.faults
+async def test_replica_killed_within_an_export_loses_no_span(
     checkpoint_process: MakeCheckpointProcess, collector: Collector
 ) -> None:
     doomed = await checkpoint_process(environment=collector.environment)
@@ -304,7 +306,7 @@ async def test_traces_of_pruned_tasks_are_forgotten(checkpoint: MakeCheckpoint, 
             await asyncio.sleep(0.1)
 
 
-async def test_a_lost_turn_writes_nothing(checkpoint: MakeCheckpoint, collector: Collector) -> None:
+async def test_lost_row_lease_refuses_writes(checkpoint: MakeCheckpoint, collector: Collector) -> None:
     ledger = await checkpoint(traces=settings_of(collector))
     task_id = await worked_off(ledger, 1)
     await ended(collector, task_id)

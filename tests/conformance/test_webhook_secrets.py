@@ -110,7 +110,7 @@ async def test_secrets_from_before_there_was_a_key_are_used_and_sealed(
     assert read_secret(receiver.secrets[0]) not in kept
 
 
-async def test_a_secret_moved_to_another_webhook_signs_nothing(
+async def test_secret_moved_to_another_webhook_is_unusable(
     checkpoint: MakeCheckpoint, keys: Path, webhook_receiver: MakeReceiver
 ) -> None:
     hooks, receiver = await hooks_of(checkpoint, keys), await webhook_receiver()

@@ -91,9 +91,7 @@ class TestDelivery:
         task = (await hooks.replica.stub.AppendForeign(answered, timeout=TIMEOUT_SECONDS)).task
         assert task.state == task_pb2.TASK_STATE_QUEUED
 
-    async def test_only_what_is_wanted_is_told_and_what_was_before_is_not(
-        self, hooks: WebhookClient, receiver: Receiver
-    ) -> None:
+    async def test_only_subscribed_later_events_are_delivered(self, hooks: WebhookClient, receiver: Receiver) -> None:
         await hooks.finish()
         wanted = task_pb2.TaskFilter(labels={"team": "a"})
         await hooks.create(receiver, event_types=["task.*"], filter=wanted)
@@ -105,7 +103,7 @@ class TestDelivery:
         assert types(receiver.came) == ["task.queued", "task.running", "task.succeeded"]
         assert {one.task_id for one in receiver.came} == {task_id}
 
-    async def test_a_request_to_end_is_no_second_arrival(self, hooks: WebhookClient, receiver: Receiver) -> None:
+    async def test_cancel_request_sends_no_second_delivery(self, hooks: WebhookClient, receiver: Receiver) -> None:
         await hooks.create(receiver, event_types=["task.running", "task.cancel_requested", "task.cancelled"])
         owner = await hooks.replica.claim((await hooks.replica.create()).task_id)
         await hooks.replica.cancel(owner.task.task_id)
@@ -130,7 +128,7 @@ class TestDelivery:
         (delivery,) = await hooks.deliveries()
         assert delivery.attempts >= 3
 
-    async def test_of_an_answer_no_more_than_its_beginning_is_read(
+    async def test_long_answer_of_an_endpoint_is_not_read_to_its_end(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
@@ -193,9 +191,7 @@ class TestOrder:
         await well.until(12)
         assert not silent.took
 
-    async def test_what_waits_is_bounded_and_the_feed_keeps_the_rest(
-        self, checkpoint: MakeCheckpoint, receiver: Receiver
-    ) -> None:
+    async def test_pending_deliveries_are_bounded(self, checkpoint: MakeCheckpoint, receiver: Receiver) -> None:
         settings = WebhookSettings(**{**HERE, "max_pending": 1, "max_attempts": 100})
         hooks = WebhookClient(await checkpoint(webhook=settings))
         healthy = asyncio.Event()
@@ -240,13 +236,11 @@ class TestMethods:
         with pytest.raises(LimitReached):
             await hooks.create(name="another")
 
-    @pytest.mark.parametrize(
-        "host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]"]
-    )
-    async def test_only_public_or_allowed_addresses_are_reached(self, checkpoint: MakeCheckpoint, host: str) -> None:
+    async def test_only_public_or_allowed_addresses_are_reached(self, checkpoint: MakeCheckpoint) -> None:
         hooks = WebhookClient(await checkpoint())
-        with pytest.raises(InvalidRequest, match="public"):
-            await hooks.create(url=f"http://{host}:8080/")
+        for host in ("127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]"):
+            with pytest.raises(InvalidRequest, match="public"):
+                await hooks.create(url=f"http://{host}:8080/")
 
     async def test_clear_text_to_other_machines_needs_the_setting(self, checkpoint: MakeCheckpoint) -> None:
         hooks = WebhookClient(await checkpoint())
@@ -258,7 +252,7 @@ class TestMethods:
     async def test_a_disguised_inside_address_is_refused_when_sent(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
-        """A number of the old kind is no address to look at, and the resolver leads it to the loopback."""
+        """The host is a decimal number, which the resolver would lead to the loopback."""
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_attempts=1, allow_insecure=True)))
         await hooks.create(url=receiver.url.replace("127.0.0.1", "2130706433"))
         await hooks.call("TestWebhook")

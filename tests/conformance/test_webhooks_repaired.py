@@ -43,7 +43,7 @@ async def receiver(webhook_receiver: MakeReceiver) -> Receiver:
 
 
 class TestDeadLetters:
-    async def test_a_delivery_is_dead_after_the_last_failure(
+    async def test_delivery_is_dead_after_the_last_failure(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         settings = WebhookSettings(**{**HERE, "max_attempts": 2})
@@ -98,6 +98,7 @@ class TestDeadLetters:
         await hooks.until(lambda hook: hook.delivered == 2)
         await hooks.counts_are_those_of_the_deliveries()
 
+    @pytest.mark.faults
     async def test_too_many_dead_deliveries_pause_the_webhook(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
@@ -138,9 +139,7 @@ class TestSecrets:
         await hooks.finish()
         assert (await receiver.until(3))[2].valid == 0
 
-    async def test_a_secret_is_shown_by_what_made_it_and_by_nothing_else(
-        self, hooks: WebhookClient, receiver: Receiver
-    ) -> None:
+    async def test_secret_is_shown_once(self, hooks: WebhookClient, receiver: Receiver) -> None:
         await hooks.create(receiver)
         listed = await hooks.stub.ListWebhooks(pb.ListWebhooksRequest(), timeout=TIMEOUT_SECONDS)
         assert [hook.name for hook in listed.webhooks] == ["hook"]
@@ -163,7 +162,7 @@ class TestStops:
         assert not (await hooks.call("ResumeWebhook")).webhook.paused
         await receiver.until(1)
 
-    async def test_what_happened_during_a_pause_is_told_afterwards(
+    async def test_events_during_a_pause_are_delivered_afterwards(
         self, hooks: WebhookClient, receiver: Receiver
     ) -> None:
         await hooks.create(receiver)
@@ -201,9 +200,7 @@ class TestStops:
         await hooks.call("ResumeWebhook")
         assert (await receiver.until(1))[0].task_id == other
 
-    async def test_changes_that_were_no_longer_kept_are_told_as_missed(
-        self, hooks: WebhookClient, receiver: Receiver
-    ) -> None:
+    async def test_pruned_changes_are_sent_as_missed(self, hooks: WebhookClient, receiver: Receiver) -> None:
         await hooks.create(receiver)
         await hooks.call("PauseWebhook", reason="for long")
         await hooks.finish()
@@ -230,7 +227,7 @@ class TestStops:
             ("update ledger.webhooks set xid = '4611686018427387904'", pb.WEBHOOK_GAP_REASON_PUT_BACK),
         ],
     )
-    async def test_a_ledger_that_was_copied_or_put_back_is_told_too(
+    async def test_restored_or_copied_ledger_sends_changes_missed(
         self, hooks: WebhookClient, receiver: Receiver, change: str, reason: Any
     ) -> None:
         await hooks.create(receiver)
@@ -245,6 +242,7 @@ class TestStops:
 
 
 class TestTurns:
+    @pytest.mark.faults
     async def test_a_sender_killed_before_the_record_repeats_a_delivery(
         self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
     ) -> None:
@@ -259,7 +257,7 @@ class TestTurns:
         assert (first.webhook_id, first.text, first.task_id) == (second.webhook_id, second.text, task_id)
         assert (first.valid, second.valid) == (1, 1)
 
-    async def test_a_superseded_sender_changes_nothing(
+    async def test_superseded_sender_cannot_record(
         self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
     ) -> None:
         """It is frozen with a receipt in its hand. The other one sends the same again, and goes on."""
@@ -283,7 +281,7 @@ class TestTurns:
         assert (before.pending_deliveries, after.pending_deliveries) == (0, 0)
         await hooks.counts_are_those_of_the_deliveries()
 
-    async def test_a_turn_that_another_took_over_writes_nothing_more(
+    async def test_sender_without_the_row_lease_cannot_write(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         """As one that slept with an answer in its hand: the cursor, the counts and the delivery stay the other's."""
@@ -302,13 +300,13 @@ class TestTurns:
         assert not after.HasField("last_failed_time")
         assert [one.webhook_id for one in receiver.came] == [receiver.came[0].webhook_id] * 2
 
-    async def test_a_turn_that_is_over_moves_no_cursor(self, hooks: WebhookClient) -> None:
+    async def test_expired_row_lease_moves_no_cursor(self, hooks: WebhookClient) -> None:
         """The cursor that it read stands where another turn left it: nothing is written down twice, or left out."""
         webhook = await hooks.create()
         await hooks.call("PauseWebhook", reason="so that only this test reads")
         await hooks.finish()
         statement = "select feed_id::text, xid::text::bigint, position, turn from ledger.webhooks"
-        ((*place, turn),) = await hooks.replica.query(statement)
+        ((*cursor, turn),) = await hooks.replica.query(statement)
         async with open_pool(hooks.replica.dsn, schema=SCHEMA) as pool:
             stale, held = (
                 SenderLeaseKey(webhook.webhook_id, "default", turn - 1),
@@ -316,12 +314,12 @@ class TestTurns:
             )
             wanted = task_pb2.TaskFilter()
             reader = FeedReader(pool, held, "hook", [], wanted)
-            assert not await FeedReader(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*place))
+            assert not await FeedReader(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*cursor))
             assert await hooks.deliveries() == []
-            await reader.read_on(ChangeCursor(*place))
+            await reader.read_on(ChangeCursor(*cursor))
             ((*moved, _),) = await hooks.replica.query(statement)
-            await reader.read_on(ChangeCursor(*place))  # as one that did not notice that it had done so
-        assert moved > place
+            await reader.read_on(ChangeCursor(*cursor))  # as one that did not notice that it had done so
+        assert moved > cursor
         assert await hooks.replica.query(statement) == [(*moved, turn)]
         assert [one.event_type for one in await hooks.deliveries()] == ["task.succeeded"]
         await hooks.counts_are_those_of_the_deliveries()

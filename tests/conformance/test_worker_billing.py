@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import grpc
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
+from tenure.domain.states import TaskState
+from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import model_service_pb2 as models_pb
 from tenure.wire.common import state_name
+from tests.conformance.test_worker_model_runner import SENT, ScriptedRunner, answer
+from tests.conformance.test_worker_model_runner import served as serving
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -98,7 +110,8 @@ async def test_a_worker_that_lost_its_task_reports_its_usage(bench: WorkerBench)
     assert (await bench.task(task_id)).budget.used_tokens == counted
 
 
-async def test_a_chat_call_killed_while_it_speaks_is_billed(bench: WorkerBench) -> None:
+@pytest.mark.faults
+async def test_chat_call_of_a_killed_worker_is_billed(bench: WorkerBench) -> None:
     """A chat server states the input at the end, so the lost call is billed by its reservation, never below."""
     victim = await bench.start_worker()
     bench.simulator.order_fault(drip_ms=400)
@@ -116,3 +129,75 @@ async def test_a_chat_call_killed_while_it_speaks_is_billed(bench: WorkerBench) 
     assert sum(getattr(ledger[lost].usage, count) for count in INPUT) >= calls[lost]["input_tokens"]
     for name in ledger.keys() - {lost}:
         assert [getattr(ledger[name].usage, count) for count in COUNTS] == [calls[name][count] for count in COUNTS]
+
+
+async def never_ends(_context: Any) -> AsyncIterator[models_pb.GenerateResponse]:
+    yield SENT
+    await asyncio.Event().wait()
+
+
+async def cancelled_task(bench: WorkerBench, runner: ScriptedRunner) -> list[facts.Entry]:
+    """The ledger of a task that was cancelled while its call ran at the runner."""
+    async with serving(runner) as address:
+        await bench.start_worker(models_address=address)
+        task_id = await bench.submit("sim-1")
+        await bench.reached(task_id, facts.ModelAttempt)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not runner.requests:
+                await asyncio.sleep(0.05)
+        await bench.cancel(task_id)
+        task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.CANCELLED
+    assert task.budget.reserved_tokens == 0
+    return await bench.entries(task_id)
+
+
+async def test_an_answer_before_the_cancel_is_kept(bench: WorkerBench) -> None:
+    """The provider was paid for it, so it is in the ledger; its tool calls are not made."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "append_record", "input": {"file": "f", "line": "l"}}
+    content = [{"type": "text", "text": "I write."}, use]
+    kept = answer()
+    kept.attempt_number, kept.content_json, kept.stop_reason = 1, json.dumps(content), "tool_use"
+    runner = ScriptedRunner([never_ends], models_pb.CancelGenerationResponse(answer=kept))
+    bodies = [entry.body for entry in await cancelled_task(bench, runner)]
+    (message,) = [body for body in bodies if isinstance(body, facts.AssistantMessage)]
+    assert (message.usage, message.provider_request_id) == (TokenUsage(7, 3), "req_1")
+    (outcome,) = [body for body in bodies if isinstance(body, facts.ToolOutcome)]
+    assert outcome.outcome.status is OutcomeStatus.NOT_RUN
+    assert isinstance(bodies[-1], facts.Transition)
+    assert bodies[-1].result == "I write."
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION])
+async def test_a_cancel_that_no_runner_hears_ends_the_task(bench: WorkerBench, status: grpc.StatusCode) -> None:
+    """The ledger settles the call as lost; the runner reports what it used as soon as it is back.
+
+    FAILED_PRECONDITION: the runners have a later call of the task, as after a restore of the ledger alone.
+    """
+    runner = ScriptedRunner([never_ends], cancel_status=status)
+    bodies = [entry.body for entry in await cancelled_task(bench, runner)]
+    assert runner.cancels >= 1
+    assert [type(body) for body in bodies if isinstance(body, facts.AttemptLost | facts.ModelFailure)] == [
+        facts.AttemptLost
+    ]
+
+
+async def test_every_owner_names_the_epoch_of_the_reservation(bench: WorkerBench) -> None:
+    """By it a runner knows, after a restore, whether its recorded call is the one that the ledger means."""
+    runner = ScriptedRunner([never_ends], models_pb.CancelGenerationResponse())
+    async with serving(runner) as address:
+        first = await bench.start_worker(models_address=address)
+        task_id = await bench.submit("sim-1")
+        for requests in (1, 2):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while len(runner.requests) < requests:
+                    await asyncio.sleep(0.05)
+            if requests == 1:
+                first.kill()
+                await bench.start_worker(models_address=address)
+        joined_under = (await bench.task(task_id)).epoch
+        await bench.cancel(task_id)
+        await bench.ended(task_id)
+    (reserved,) = [one.epoch for one in await bench.entries(task_id) if isinstance(one.body, facts.ModelAttempt)]
+    assert [request.reserved_epoch for request in runner.requests] == [reserved, reserved]
+    assert reserved < joined_under

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devstack import Stack
 from devstack.child_process import ServiceDied
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
@@ -25,10 +23,10 @@ from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
 from tests.support.fix_simulator import REPOSITORY
-from tests.support.fix_worker import WorkerBench
+from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-MODULE = "tests.support.control_functions"
+CONTROL_MODULE = "tests.support.control_functions"
 OFTEN = TaskPolicy(retry=RetryPolicy(max_attempts=100, initial_seconds=0.5, factor=1.0, cap_seconds=0.5))
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 EFFECTS = ["keyed", "last", "total 6"]
@@ -41,7 +39,9 @@ class Functions:
         self.bench, self.folder, self.queue = bench, folder, queue
         self.file = f"record-{uuid.uuid4().hex}"
 
-    async def worker(self, *, failpoints: str = "", modules: str = MODULE, loops: str = "control") -> ServiceProcess:
+    async def worker(
+        self, *, failpoints: str = "", modules: str = CONTROL_MODULE, loops: str = "control"
+    ) -> ServiceProcess:
         """One of the test's own, that has the functions and no model."""
         self.queue = self.bench.queue
         return await self.bench.start_worker(failpoints=failpoints, loops=loops, control_modules=modules)
@@ -90,27 +90,13 @@ class Functions:
         return sorted(json.loads(line)["line"] for line in path.read_text().splitlines()) if path.exists() else []
 
 
-@pytest.fixture(scope="module")
-def functions_queue(worker_stack: Stack) -> Iterator[str]:
-    """Served by one worker for all tests that break nothing."""
-    worker = worker_stack.add_worker(
-        {
-            "TENURE_WORKER_QUEUES": "functions",
-            "TENURE_WORKER_LOOPS": "control",
-            "TENURE_WORKER_CONTROL_MODULES": MODULE,
-            "PYTHONPATH": str(REPOSITORY),
-        }
-    )
-    yield "functions"
-    worker.kill()
-    assert "unexpected error" not in worker.log()
-
-
 @pytest.fixture
-def functions(bench: WorkerBench, functions_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Functions:
+def functions(
+    bench: WorkerBench, shared_worker: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Functions:
     add = bench.stack.add_worker
     monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, "PYTHONPATH": str(REPOSITORY)}))
-    return Functions(bench, tmp_path, functions_queue)
+    return Functions(bench, tmp_path, SHARED_QUEUE)
 
 
 async def test_a_function_is_run_to_its_result(functions: Functions) -> None:
@@ -124,7 +110,7 @@ async def test_a_function_is_run_to_its_result(functions: Functions) -> None:
     assert functions.bench.model_calls(task_id) == []
 
 
-async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: Functions) -> None:
+async def test_killed_workers_are_replaced_without_a_second_effect(functions: Functions) -> None:
     """One is killed in a step, which is made again; the next when the outcomes of its calls were known to it alone.
 
     The first moment after an execute is that of its step.
@@ -205,8 +191,7 @@ async def test_a_resumed_function_has_its_sub_agents_once(
     assert len(await functions.bench.bodies(task_id, facts.ToolOutcome)) == 1
 
 
-async def test_a_function_cannot_give_sub_agents_unknown_tools(functions: Functions) -> None:
-    await functions.worker()
+async def test_sub_agents_with_unknown_tools_are_refused(functions: Functions) -> None:
     task_id = await functions.submit("spawning", functions.given(goals=["hello"], tools=["raed_file"]))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
@@ -246,7 +231,7 @@ async def test_a_passed_deadline_ends_a_function(functions: Functions) -> None:
     assert (state_name(task.state), task.reason) == (TaskState.TIMED_OUT, "DEADLINE_PASSED")
 
 
-async def test_a_failure_is_retried_and_what_was_lived_with_stays(functions: Functions) -> None:
+async def test_retry_keeps_caught_failures(functions: Functions) -> None:
     task_id = await functions.submit("failing", functions.given(how="retry"), policy=OFTEN)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while functions.made().count("last") < 2:
@@ -262,7 +247,7 @@ async def test_a_failure_is_retried_and_what_was_lived_with_stays(functions: Fun
     assert {(failure.error_class, failure.retryable) for failure in failed} == {("TryAgain", True)}
 
 
-async def test_a_mistake_fails_the_task_and_says_which(functions: Functions) -> None:
+async def test_exception_fails_the_task_with_its_class(functions: Functions) -> None:
     task_id = await functions.submit("failing", functions.given(how="bug"))
     task = await functions.bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
@@ -297,7 +282,7 @@ async def test_a_function_that_changed_fails_by_name(functions: Functions) -> No
     ],
     ids=str,
 )
-async def test_what_a_function_returns_is_kept_or_refused(
+async def test_result_of_a_function_is_checked(
     functions: Functions, given: Any, state: TaskState, expected: str
 ) -> None:
     task_id = await functions.submit("returning", given, limits=Limits(max_steps=4))
@@ -308,7 +293,7 @@ async def test_what_a_function_returns_is_kept_or_refused(
         assert json.loads(task.result) == given
 
 
-async def test_only_who_has_a_function_is_given_its_tasks(functions: Functions) -> None:
+async def test_only_workers_with_the_function_get_its_tasks(functions: Functions) -> None:
     await functions.bench.start_worker()
     functions.queue = functions.bench.queue
     task_id = await functions.submit("returning", 7)

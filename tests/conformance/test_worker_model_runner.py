@@ -17,20 +17,15 @@ from services.worker import model_runner
 from services.worker.interrupts import TrustGate
 from services.worker.model_runner import RunnerModels
 from services.worker.models import CallEvents, ClaimedAttempt
-from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.retry import FailureClass
-from tenure.domain.states import TaskState
-from tenure.domain.tools import OutcomeStatus
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
-from tenure.wire.common import duration, state_name
-from tests.support.fix_worker import WorkerBench
-from tests.support.patience import PATIENCE_SECONDS
+from tenure.wire.common import duration
 
 SENT = pb.GenerateResponse(state=pb.GenerationState(kind=pb.GenerationState.KIND_SENT))
 JOINED = pb.GenerateResponse(state=pb.GenerationState(kind=pb.GenerationState.KIND_SENT, joined=True))
@@ -97,7 +92,7 @@ def parts(*messages: pb.GenerateResponse, then: grpc.StatusCode | None = None) -
 
 @dataclass
 class Heard:
-    """What a call told its worker."""
+    """The events of a call at its worker."""
 
     texts: list[tuple[int, str]] = field(default_factory=list)
     usages: int = 0
@@ -182,7 +177,7 @@ async def test_a_broken_stream_is_joined_without_a_gap() -> None:
     assert len({request.SerializeToString(deterministic=True) for request in runner.requests}) == 1
 
 
-async def test_a_gap_in_the_text_asks_for_the_call_again() -> None:
+async def test_gap_in_the_text_requests_the_call_again() -> None:
     runner = ScriptedRunner(
         [
             parts(SENT, piece("world", 6), pb.GenerateResponse(answer=answer())),
@@ -224,7 +219,7 @@ async def test_a_stale_claim_is_fenced() -> None:
     assert len(runner.requests) == 1
 
 
-async def test_a_runner_that_is_away_too_long_gives_the_task_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_is_released_when_no_runner_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 4.0)
     runner = ScriptedRunner([parts(then=grpc.StatusCode.UNAVAILABLE)])
     with pytest.raises(Unavailable):
@@ -258,7 +253,7 @@ async def test_a_worker_without_a_runner_is_out_of_reach(monkeypatch: pytest.Mon
         assert not models.in_reach
 
 
-async def test_a_call_that_waits_for_its_turn_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_call_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "STILL_WAITING_SECONDS", 0.05)
     heard = Heard()
 
@@ -289,81 +284,6 @@ async def test_a_cancel_returns_how_the_call_ended() -> None:
     assert (failed.value.usage, failed.value.was_answered) == (TokenUsage(0, 4), True)
 
 
-async def test_a_count_that_fails_is_none() -> None:
+async def test_failed_count_returns_none() -> None:
     async with models_of(ScriptedRunner([])) as models:
         assert await models.count(ATTEMPT, REQUEST) is None
-
-
-async def never_ends(_context: Any) -> AsyncIterator[pb.GenerateResponse]:
-    yield SENT
-    await asyncio.Event().wait()
-
-
-async def cancelled_task(bench: WorkerBench, runner: ScriptedRunner) -> list[facts.Entry]:
-    """The ledger of a task that was cancelled while its call ran at the runner."""
-    async with served(runner) as address:
-        await bench.start_worker(models_address=address)
-        task_id = await bench.submit("sim-1")
-        await bench.reached(task_id, facts.ModelAttempt)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not runner.requests:
-                await asyncio.sleep(0.05)
-        await bench.cancel(task_id)
-        task = await bench.ended(task_id)
-    assert state_name(task.state) == TaskState.CANCELLED
-    assert task.budget.reserved_tokens == 0
-    return await bench.entries(task_id)
-
-
-@pytest.mark.server
-async def test_an_answer_before_the_cancel_is_kept(bench: WorkerBench) -> None:
-    """The provider was paid for it, so it is in the ledger; its tool calls are not made."""
-    use = {"type": "tool_use", "id": "toolu_1", "name": "append_record", "input": {"file": "f", "line": "l"}}
-    content = [{"type": "text", "text": "I write."}, use]
-    kept = answer()
-    kept.attempt_number, kept.content_json, kept.stop_reason = 1, json.dumps(content), "tool_use"
-    runner = ScriptedRunner([never_ends], pb.CancelGenerationResponse(answer=kept))
-    bodies = [entry.body for entry in await cancelled_task(bench, runner)]
-    (message,) = [body for body in bodies if isinstance(body, facts.AssistantMessage)]
-    assert (message.usage, message.provider_request_id) == (TokenUsage(7, 3), "req_1")
-    (outcome,) = [body for body in bodies if isinstance(body, facts.ToolOutcome)]
-    assert outcome.outcome.status is OutcomeStatus.NOT_RUN
-    assert isinstance(bodies[-1], facts.Transition)
-    assert bodies[-1].result == "I write."
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION])
-async def test_a_cancel_that_no_runner_hears_ends_the_task(bench: WorkerBench, status: grpc.StatusCode) -> None:
-    """The ledger settles the call as lost; the runner reports what it used as soon as it is back.
-
-    FAILED_PRECONDITION: the runners have a later call of the task, as after a restore of the ledger alone.
-    """
-    runner = ScriptedRunner([never_ends], cancel_status=status)
-    bodies = [entry.body for entry in await cancelled_task(bench, runner)]
-    assert runner.cancels >= 1
-    assert [type(body) for body in bodies if isinstance(body, facts.AttemptLost | facts.ModelFailure)] == [
-        facts.AttemptLost
-    ]
-
-
-@pytest.mark.server
-async def test_every_owner_names_the_epoch_of_the_reservation(bench: WorkerBench) -> None:
-    """By it a runner knows, after a restore, whether its recorded call is the one that the ledger means."""
-    runner = ScriptedRunner([never_ends], pb.CancelGenerationResponse())
-    async with served(runner) as address:
-        first = await bench.start_worker(models_address=address)
-        task_id = await bench.submit("sim-1")
-        for requests in (1, 2):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while len(runner.requests) < requests:
-                    await asyncio.sleep(0.05)
-            if requests == 1:
-                first.kill()
-                await bench.start_worker(models_address=address)
-        joined_under = (await bench.task(task_id)).epoch
-        await bench.cancel(task_id)
-        await bench.ended(task_id)
-    (reserved,) = [one.epoch for one in await bench.entries(task_id) if isinstance(one.body, facts.ModelAttempt)]
-    assert [request.reserved_epoch for request in runner.requests] == [reserved, reserved]
-    assert reserved < joined_under

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, OutOfRange, WrongState
-from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS
 
 KINDS = {
@@ -46,8 +45,7 @@ def workspace(grants: Grants, outside: Outside) -> Path:
     return path
 
 
-async def test_everything_is_listed_once_whatever_the_pages(tool_service: StartTools, workspace: Path) -> None:
-    tools = await tool_service()
+async def test_pages_list_every_file_once(tools: ToolClient, workspace: Path) -> None:
     for path in ("b/deep/er", "b-", "a", "b/x"):
         (workspace / path).mkdir(parents=True)
     for path in ("b/deep/er/file", "b-/file", "a/1", "a/2", "z"):
@@ -78,10 +76,7 @@ async def test_everything_is_listed_once_whatever_the_pages(tool_service: StartT
     assert [file.path for file in await listed(tools, workspace.name, "b/deep", page_size=1)] == ["er", "er/file"]
 
 
-async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(
-    tool_service: StartTools, workspace: Path
-) -> None:
-    tools = await tool_service()
+async def test_page_token_survives_removal_of_its_file(tools: ToolClient, workspace: Path) -> None:
     for number in range(6):
         (workspace / f"{number}").write_text("x")
     request = pb.ToolServiceListFilesRequest(task_id=workspace.name, page_size=3)
@@ -93,7 +88,7 @@ async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(
     assert [file.path for file in page.files] == ["2a", "3", "4"]
 
 
-async def test_the_first_page_tells_how_full_it_is(tool_service: StartTools, workspace: Path) -> None:
+async def test_first_page_has_the_usage(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service(workspace_bytes=1_000_000, workspace_files=10)
     (workspace / "file").write_bytes(b"x" * 100_000)
     page = await tools.stub.ListFiles(pb.ToolServiceListFilesRequest(task_id=workspace.name), timeout=CALL_SECONDS)
@@ -101,10 +96,7 @@ async def test_the_first_page_tells_how_full_it_is(tool_service: StartTools, wor
     assert 100_000 <= page.usage.used_bytes < 200_000
 
 
-async def test_a_name_that_is_no_utf8_is_told_and_cannot_be_asked_for(
-    tool_service: StartTools, workspace: Path
-) -> None:
-    tools = await tool_service()
+async def test_file_name_that_is_not_utf8_is_listed_and_not_readable(tools: ToolClient, workspace: Path) -> None:
     Path(os.fsdecode(os.fsencode(workspace) + b"/bad\xff\x1b[31m")).write_text("x")
     (file,) = await listed(tools, workspace.name)
     assert (file.path, file.unreadable_name) == ("bad\ufffd\x1b[31m", True)
@@ -113,8 +105,7 @@ async def test_a_name_that_is_no_utf8_is_told_and_cannot_be_asked_for(
     assert refused.value.reason == "FILE_NOT_FOUND"
 
 
-async def test_a_file_is_read_byte_by_byte_from_any_offset(tool_service: StartTools, workspace: Path) -> None:
-    tools = await tool_service()
+async def test_a_file_is_read_byte_by_byte_from_any_offset(tools: ToolClient, workspace: Path) -> None:
     content = os.urandom(700_001)
     (workspace / "dir").mkdir()
     (workspace / "dir" / "binary").write_bytes(content)
@@ -129,8 +120,7 @@ async def test_a_file_is_read_byte_by_byte_from_any_offset(tool_service: StartTo
         await read(tools, workspace.name, "dir/binary", offset=700_002)
 
 
-async def test_a_file_that_was_written_meanwhile_is_not_read_on(tool_service: StartTools, workspace: Path) -> None:
-    tools = await tool_service()
+async def test_changed_file_ends_the_read(tools: ToolClient, workspace: Path) -> None:
     (workspace / "file").write_bytes(b"x" * 1000)
     header, _ = await read(tools, workspace.name, "file")
     os.utime(workspace / "file", ns=(1, 1))
@@ -156,8 +146,7 @@ async def test_a_file_that_was_written_meanwhile_is_not_read_on(tool_service: St
     assert got < 8_000_000
 
 
-async def test_nothing_else_is_read(tool_service: StartTools, workspace: Path) -> None:
-    tools = await tool_service()
+async def test_only_regular_files_of_the_workspace_are_read(tools: ToolClient, workspace: Path) -> None:
     (workspace.parent / "secret").write_text("not for agents")
     (workspace / "dir").mkdir()
     (workspace / "file").write_text("x")
@@ -181,16 +170,16 @@ async def test_nothing_else_is_read(tool_service: StartTools, workspace: Path) -
             await listed(tools, workspace.name, path if path != "dir" else "file")
 
 
-async def test_another_tenants_files_are_none_and_asking_makes_none(
-    tool_service: StartTools, grants: Grants, workspace: Path, outside: Outside
+async def test_files_of_other_tenants_are_not_found(
+    tools: ToolClient, grants: Grants, workspace: Path, outside: Outside
 ) -> None:
-    tools = await tool_service()
     (workspace / "file").write_text("x")
-    with as_tenant("somebody-else"):
-        assert await listed(tools, workspace.name) == []
-        with pytest.raises(NotFound):
-            await read(tools, workspace.name, "file")
+    other = ToolClient(tools.address, "somebody-else")
+    assert await listed(other, workspace.name) == []
+    with pytest.raises(NotFound):
+        await read(other, workspace.name, "file")
+    await other.close()
     unknown = grants.claim().task_id
     assert await listed(tools, unknown) == []
-    assert [path.name for path in outside.workspaces.iterdir() if path.is_dir()] == [workspace.parent.name]
-    assert not (outside.workspaces / "default" / unknown).exists()
+    assert not (outside.workspaces / "somebody-else").exists()
+    assert not (workspace.parent / unknown).exists()

@@ -13,7 +13,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.common import state_name
-from tests.conformance.test_worker_in_doubt import say
+from tests.conformance.test_worker_outages import say
 from tests.fault.test_zombies import logged, stands_still, worker_stack
 from tests.support.fix_own_tools import REPEATABLE, Letters
 

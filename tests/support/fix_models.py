@@ -2,14 +2,17 @@
 
 runner = await model_runner()                        # another call starts another replica over the same database
 call = runner.generate(grants.claim(), 1)            # read its parts while it runs
+# The fixture `runner` is one that the tests of a module share; each test has a tenant of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,14 +20,14 @@ import pytest
 
 from devstack.child_process import freeze
 from services.models.statements import MIGRATIONS
-from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceStub
 from tenure.wire.model_service import MAX_MESSAGE_BYTES
 from tests.support.fix_simulator import SimulatorControl
-from tests.support.fix_tools import Grants, Owner
+from tests.support.fix_tools import TENANT, Grants, Owner, SharedService
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.support.service_process import ServiceProcess
+from tests.support.service_process import ServiceProcess, serving
 
 MODEL = "sim-hello"
 HELLO = json.dumps({"role": "user", "content": "Say hello."})
@@ -112,14 +115,13 @@ class ReadCall:
         await asyncio.gather(self.reading, return_exceptions=True)
 
 
-@dataclass
-class ModelReplica:
-    """One process of the model runner."""
+class ModelRunnerClient:
+    """Calls of a model runner at an address."""
 
-    process: ServiceProcess
-    channel: TenureChannel
-    stub: Any
-    calls: list[ReadCall] = field(default_factory=list)
+    def __init__(self, address: str, tenant: str = TENANT) -> None:
+        self.channel = open_channel(address, max_message_bytes=MAX_MESSAGE_BYTES, tenant=tenant)
+        self.stub: Any = ModelServiceStub(self.channel)
+        self.calls: list[ReadCall] = []
 
     def generate(self, owner: Owner, step: int = 1, attempt_number: int = 1, **prompt: Any) -> ReadCall:
         """A Generate on its way."""
@@ -136,13 +138,24 @@ class ModelReplica:
         response: pb.CancelGenerationResponse = await self.stub.CancelGeneration(request, timeout=CALL_SECONDS)
         return response
 
-    def freeze(self) -> None:
-        freeze(self.process.pid)
-
     async def close(self) -> None:
         for call in self.calls:
             await call.disconnect()
         await self.channel.close()
+
+
+class ModelReplica(ModelRunnerClient):
+    """One process of the model runner."""
+
+    def __init__(self, process: ServiceProcess) -> None:
+        super().__init__(process.address)
+        self.process = process
+
+    def freeze(self) -> None:
+        freeze(self.process.pid)
+
+    async def close(self) -> None:
+        await super().close()
         await self.process.kill()
 
 
@@ -162,17 +175,13 @@ async def model_runner(models_dsn: str, grants: Grants, simulator: SimulatorCont
 
     async def start(*, failpoints: str = "", **settings: object) -> ModelReplica:
         given = {
-            "LISTEN": "127.0.0.1:0",
-            "POSTGRES_DSN": models_dsn,
-            "VERIFYING_KEYS_FILE": str(grants.verifying_keys_file),
+            **_settings(models_dsn, grants.verifying_keys_file),
             "RUNNER_TTL_SECONDS": "3",  # short, so that the dead are known to be dead soon
             **{name.upper(): str(value) for name, value in settings.items()},
         }
-        provider = {"ANTHROPIC_BASE_URL": simulator.url, "ANTHROPIC_API_KEY": "sk-test"}
-        process = ServiceProcess("models", given, failpoints=failpoints, environment=provider)
+        process = ServiceProcess("models", given, failpoints=failpoints, environment=_provider(simulator))
         await process.start()
-        channel = open_channel(process.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        started.append(ModelReplica(process, channel, ModelServiceStub(channel)))
+        started.append(ModelReplica(process))
         return started[-1]
 
     yield start
@@ -180,10 +189,45 @@ async def model_runner(models_dsn: str, grants: Grants, simulator: SimulatorCont
         await replica.close()
 
 
+def _settings(dsn: str, verifying_keys_file: Path) -> dict[str, str]:
+    return {"LISTEN": "127.0.0.1:0", "POSTGRES_DSN": dsn, "VERIFYING_KEYS_FILE": str(verifying_keys_file)}
+
+
+def _provider(simulator: SimulatorControl) -> dict[str, str]:
+    return {"ANTHROPIC_BASE_URL": simulator.url, "ANTHROPIC_API_KEY": "sk-test"}
+
+
+@pytest.fixture(scope="module")
+def shared_model_runner(
+    shared_database: str,
+    token_keys: Path,
+    simulator_process: SimulatorControl,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SharedService]:
+    folder: Path = tmp_path_factory.mktemp("shared-models")
+    settings = _settings(shared_database, token_keys / "verifying.json")
+    environment = {f"TENURE_MODELS_{name}": value for name, value in settings.items()}
+    environment |= {"PATH": os.environ["PATH"], "TENURE_MODELS_MIGRATE": "auto", **_provider(simulator_process)}
+    with serving("services.models", environment, folder / "log") as address:
+        yield SharedService(address, shared_database, folder)
+
+
 @pytest.fixture
-async def models_database(models_dsn: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
-    """Runs a query in the service's schema."""
-    async with await psycopg.AsyncConnection.connect(models_dsn, autocommit=True) as postgres:
+async def runner(
+    shared_model_runner: SharedService, simulator: SimulatorControl, tenant: str
+) -> AsyncIterator[ModelRunnerClient]:
+    """The module's shared runner, for a tenant of the test's own."""
+    client = ModelRunnerClient(shared_model_runner.address, tenant)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def models_database(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
+    """Runs a query in the schema of the test's service."""
+    shared = "shared_model_runner" in request.fixturenames
+    dsn = request.getfixturevalue("shared_model_runner").dsn if shared else request.getfixturevalue("models_dsn")
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to models")
 
         async def query(statement: str, *parameters: object) -> list[Any]:

@@ -24,7 +24,7 @@ from tests.support.shared_stores import Served
 from tests.support.store_folder import store_folder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from psycopg.sql import Composed
 
@@ -94,6 +94,17 @@ async def databases(server: PostgresProcess, worker_id: str) -> AsyncIterator[Fr
     yield make
     for name in made:
         await _drop(server, name)
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres_server: PostgresProcess, worker_id: str) -> Iterator[str]:
+    """The DSN of an empty database for the tests of a module."""
+    name = f"shared_{worker_id}_{next(_numbers)}"
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as postgres:
+        postgres.execute(_create(name, EMPTY))
+    yield postgres_server.dsn(name)
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as postgres:
+        postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 async def _template(server: PostgresProcess, migrations: tuple[Migrations, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
+import os
 import sys
 import urllib.request
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.forked import launch
 from tests.support.patience import CALL_SECONDS
+from tests.support.service_process import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,15 +73,15 @@ class SimulatorControl:
 def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorControl]:
     """A simulator process of one's own, on a free port."""
     command = [sys.executable, "-m", "devstack.simulator", "--log", str(log_path), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
-        try:
-            assert process.stdout is not None
-            announced = process.stdout.readline()  # it listens once it says where
-            assert announced.startswith("model simulator on http://"), f"the simulator did not start: {announced!r}"
-            yield SimulatorControl(announced.split()[-1], log_path)
-        finally:
-            process.terminate()
-            process.wait(timeout=CALL_SECONDS)
+    output = log_path.with_suffix(".out")
+    with output.open("wb") as file:
+        process = launch(command, environment=dict(os.environ), cwd=REPOSITORY, log=file)
+    try:
+        announced = first_line(process, output, "model simulator on http://")  # it listens once it says where
+        yield SimulatorControl(announced.split()[-1], log_path)
+    finally:
+        process.terminate()
+        process.wait(timeout=CALL_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Tool services as processes over one database, to be killed, frozen and asked over sockets.
 
 tools = await tool_service()                       # another call starts another replica over the same database
+# The fixture `tools` is a service that the tests of a module share; each test has a tenant of its own.
 outcome = await tools.outcome(token, "1.0", "append_record", file="a", line="x")
 lines = records.lines("a")                         # what truly happened, outside of the system
 """
@@ -13,8 +14,8 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
@@ -36,6 +37,7 @@ from tenure.wire.token import sign_task_claims
 from tenure.wire.tool import outcome_to_domain
 from tests.support.forked import Process, start_program
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.service_process import serving
 
 REPOSITORY = Path(__file__).parents[2]
 TENANT = "default"
@@ -56,6 +58,7 @@ class Grants:
 
     signer: Signer
     verifying_keys_file: Path
+    tenant: str = TENANT
 
     def claim(
         self,
@@ -64,12 +67,12 @@ class Grants:
         epoch: int = 10,
         claim_id: str = "",
         tools: tuple[str, ...] | None = None,
-        tenant: str = TENANT,
+        tenant: str = "",
     ) -> Owner:
         """A new task's claim, or the next one of a task."""
         task_id = task_id or str(uuid.uuid4())
         claims = Claims(
-            TASK_PREFIX + task_id, tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools,
+            TASK_PREFIX + task_id, tenant or self.tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools,
             installation=DEFAULT_INSTALLATION,
         )  # fmt: skip
         return Owner(task_id, epoch, sign_task_claims(self.signer, claims, datetime.now(UTC)))
@@ -81,27 +84,25 @@ class Outside:
 
     records: Path
     workspaces: Path
+    tenant: str = TENANT
 
-    def lines(self, file: str, tenant: str = TENANT) -> list[dict[str, Any]]:
+    def lines(self, file: str, tenant: str = "") -> list[dict[str, Any]]:
         """The record's lines: each is one effect that happened."""
-        path = self.records / tenant / f"{file}.jsonl"
+        path = self.records / (tenant or self.tenant) / f"{file}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def workspace(self, owner: Owner) -> Path:
-        return self.workspaces / TENANT / owner.task_id
+        return self.workspaces / self.tenant / owner.task_id
 
 
-@dataclass
-class ToolReplica:
-    """One process of the tool service."""
+class ToolClient:
+    """Calls of a tool service at an address."""
 
-    process: Process
-    address: str
-    log: list[dict[str, Any]]
-    channel: TenureChannel
-    stub: Any
-    reading: asyncio.Task[None]
-    calls: list[asyncio.Task[Any]] = field(default_factory=list)
+    def __init__(self, address: str, tenant: str = TENANT) -> None:
+        self.address = address
+        self.channel = open_channel(address, tenant=tenant)
+        self.stub: Any = ToolServiceStub(self.channel)
+        self.calls: list[asyncio.Task[Any]] = []
 
     async def events(self, owner: Owner, call_id: str, tool: str, **arguments: Any) -> list[Any]:
         """All responses of one Execute."""
@@ -141,6 +142,20 @@ class ToolReplica:
             while wanted != ((call := (await self.fence(owner))[call_id]).state, call.call_attempt):
                 await asyncio.sleep(0.02)
 
+    async def close(self) -> None:
+        for call in self.calls:
+            call.cancel()
+        await asyncio.gather(*self.calls, return_exceptions=True)
+        await self.channel.close()
+
+
+class ToolReplica(ToolClient):
+    """One process of the tool service."""
+
+    def __init__(self, process: Process, address: str, log: list[dict[str, Any]], reading: asyncio.Task[None]) -> None:
+        super().__init__(address)
+        self.process, self.log, self.reading = process, log, reading
+
     def freeze(self) -> None:
         freeze(self.process.pid)
 
@@ -166,10 +181,7 @@ class ToolReplica:
         return [line for line in self.log if line.get("message") == message]
 
     async def close(self) -> None:
-        for call in self.calls:
-            call.cancel()
-        await asyncio.gather(*self.calls, return_exceptions=True)
-        await self.channel.close()
+        await super().close()
         if self.process.returncode is None:
             self.thaw()
             await self.kill()
@@ -189,14 +201,14 @@ def execute_request(
     return tool_service_pb2.ExecuteRequest(token=owner.token, call_id=call_id, tool=tool, arguments_json=arguments_json)
 
 
-async def listed_sources(tools: ToolReplica, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
+async def listed_sources(tools: ToolClient, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
     """Returns the sources of tools that the replica lists for this tenant, by name."""
     with as_tenant(tenant):
         list_sources = await tools.stub.ListSources(tool_service_pb2.ListSourcesRequest(), timeout=CALL_SECONDS)
     return {source.name: source for source in list_sources.sources}
 
 
-async def offered(tools: ToolReplica, tenant: str) -> list[tool_pb2.OfferedTool]:
+async def offered(tools: ToolClient, tenant: str) -> list[tool_pb2.OfferedTool]:
     """The tools that tasks of this tenant may be given, as the replica lists them without a token."""
     with as_tenant(tenant):
         answer = await tools.stub.ListOfferedTools(tool_service_pb2.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
@@ -207,15 +219,59 @@ StartTools = Callable[..., Awaitable[ToolReplica]]
 
 
 @pytest.fixture(scope="session")
-def grants(tmp_path_factory: pytest.TempPathFactory) -> Grants:
-    directory = tmp_path_factory.mktemp("keys")
+def token_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the keys that sign and verify tokens."""
+    directory: Path = tmp_path_factory.mktemp("keys")
     write_key_pair(directory / "signing.json", directory / "verifying.json", "test-key")
-    return Grants(Signer.load(directory / "signing.json"), directory / "verifying.json")
+    return directory
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Outside:
-    return Outside(tmp_path / "records", tmp_path / "workspaces")
+def tenant(request: pytest.FixtureRequest) -> str:
+    """The tenant of the test's claims: one of its own where the test uses a shared service."""
+    shared = {"shared_tool_service", "shared_model_runner"}
+    return f"tenant-{uuid.uuid4().hex}" if shared & set(request.fixturenames) else TENANT
+
+
+@pytest.fixture
+def grants(token_keys: Path, tenant: str) -> Grants:
+    return Grants(Signer.load(token_keys / "signing.json"), token_keys / "verifying.json", tenant)
+
+
+@pytest.fixture
+def outside(request: pytest.FixtureRequest, tmp_path: Path, tenant: str) -> Outside:
+    shared = "shared_tool_service" in request.fixturenames
+    folder: Path = request.getfixturevalue("shared_tool_service").folder if shared else tmp_path
+    return Outside(folder / "records", folder / "workspaces", tenant)
+
+
+@dataclass(frozen=True)
+class SharedService:
+    """A process that serves all tests of a module that neither stop it nor need settings of their own."""
+
+    address: str
+    dsn: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def shared_tool_service(
+    shared_database: str, token_keys: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedService]:
+    folder: Path = tmp_path_factory.mktemp("shared-tools")
+    keys = token_keys / "verifying.json"
+    environment = _environment(shared_database, keys, Outside(folder / "records", folder / "workspaces"))
+    environment |= {"PATH": os.environ["PATH"], "TENURE_TOOLS_MIGRATE": "auto"}
+    with serving("services.tools", environment, folder / "log") as address:
+        yield SharedService(address, shared_database, folder)
+
+
+@pytest.fixture
+async def tools(shared_tool_service: SharedService, tenant: str) -> AsyncIterator[ToolClient]:
+    """The module's shared service, for a tenant of the test's own."""
+    client = ToolClient(shared_tool_service.address, tenant)
+    yield client
+    await client.close()
 
 
 @pytest.fixture
@@ -233,12 +289,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
 
     async def start(*, failpoints: str = "", module: str = "services.tools", **settings: object) -> ToolReplica:
         environment = {
-            "TENURE_TOOLS_LISTEN": "127.0.0.1:0",
-            "TENURE_TOOLS_POSTGRES_DSN": tools_dsn,
-            "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(grants.verifying_keys_file),
-            "TENURE_TOOLS_WORKSPACE_ROOT": str(outside.workspaces),
-            "TENURE_TOOLS_RECORDS_DIR": str(outside.records),
-            "TENURE_TOOLS_SANDBOX_WARM": "0",  # most services of tests run no program
+            **_environment(tools_dsn, grants.verifying_keys_file, outside),
             # Short, so that the dead are known to be dead soon.
             "TENURE_TOOLS_RUNNER_TTL_SECONDS": "2",
             "TENURE_TOOLS_RUNNER_MARGIN_SECONDS": "0.4",
@@ -255,6 +306,17 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
         await replica.close()
 
 
+def _environment(dsn: str, verifying_keys_file: Path, outside: Outside) -> dict[str, str]:
+    return {
+        "TENURE_TOOLS_LISTEN": "127.0.0.1:0",
+        "TENURE_TOOLS_POSTGRES_DSN": dsn,
+        "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(verifying_keys_file),
+        "TENURE_TOOLS_WORKSPACE_ROOT": str(outside.workspaces),
+        "TENURE_TOOLS_RECORDS_DIR": str(outside.records),
+        "TENURE_TOOLS_SANDBOX_WARM": "0",  # most services of tests run no program
+    }
+
+
 async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
     process = await start_program(
         [sys.executable, "-m", module], environment={"PATH": os.environ["PATH"], **environment}
@@ -264,8 +326,7 @@ async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
     reading = asyncio.create_task(_read_log(process, log, listening))
     async with asyncio.timeout(PATIENCE_SECONDS):
         address = await listening
-    channel = open_channel(address)
-    return ToolReplica(process, address, log, channel, ToolServiceStub(channel), reading)
+    return ToolReplica(process, address, log, reading)
 
 
 async def _read_log(process: Process, log: list[dict[str, Any]], listening: asyncio.Future[str]) -> None:
@@ -285,9 +346,11 @@ async def _read_log(process: Process, log: list[dict[str, Any]], listening: asyn
 
 
 @pytest.fixture
-async def tools_database(tools_dsn: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
-    """Runs a query in the service's schema."""
-    async with await psycopg.AsyncConnection.connect(tools_dsn, autocommit=True) as postgres:
+async def tools_database(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
+    """Runs a query in the schema of the test's service."""
+    shared = "shared_tool_service" in request.fixturenames
+    dsn = request.getfixturevalue("shared_tool_service").dsn if shared else request.getfixturevalue("tools_dsn")
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to tools")
 
         async def query(statement: str, *parameters: object) -> list[Any]:

@@ -1,6 +1,7 @@
 """Workers as processes, on a whole stack of real services and a simulator with scenarios made for them.
 
-Every test has a queue of its own, so that only the workers it started take its tasks:
+Every test of `bench` has a queue of its own, so that only the workers it started take its tasks. The tests of `served`
+share a worker:
 
     worker = await bench.start_worker(failpoints="worker.after_model=2#kill9")
     task_id = await bench.submit("sim-worker-effects")
@@ -101,7 +102,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "worker-unsafe": [
         {"text": "One call.", "calls": [_append("append_record_unsafe", "once")]},
-        {"text": "I was told what came of it."},
+        {"text": "I read its outcome."},
     ],
     # In its second turn one call of each effect class.
     "worker-classes": [
@@ -193,11 +194,8 @@ class WorkerBench:
     async def start_worker(self, *, failpoints: str = "", mutation: str = "", **settings: str) -> ServiceProcess:
         """A worker that takes this test's tasks, serving. `mutation`: one of its guards is missing."""
         environment = {
-            "TENURE_WORKER_QUEUES": self.queue,
+            **_environment(self.queue, self.simulator),
             "TENURE_FAILPOINTS": failpoints,
-            "ANTHROPIC_API_KEY": "sk-test",
-            "ANTHROPIC_BASE_URL": self.simulator.url,
-            "OPENAI_BASE_URL": f"{self.simulator.url}/v1",
             **{f"TENURE_WORKER_{name.upper()}": value for name, value in settings.items()},
         }
         worker = self.stack.add_worker(environment)
@@ -256,6 +254,11 @@ class WorkerBench:
 
     async def cancel(self, task_id: str) -> None:
         await self._say(task_id, cancel_request=ledger_pb2.CancelRequest(reason="no longer wanted"))
+
+    async def answer(self, task: task_pb2.Task, decision: str) -> None:
+        """The decision on the call that the task waits for."""
+        said = pb.WaitAnswer(wait_id=task.wait.wait_id, call_digest=task.wait.call_digest, decision=decision)
+        await self._say(task.task_id, wait_answer=said)
 
     async def tell(self, task_id: str, text: str) -> None:
         """Words for the agent."""
@@ -354,6 +357,15 @@ class WorkerBench:
         return [call for call in calls if (call["attempt"] or "").startswith(f"{task_id}/")]
 
 
+def _environment(queue: str, simulator: SimulatorControl) -> dict[str, str]:
+    return {
+        "TENURE_WORKER_QUEUES": queue,
+        "ANTHROPIC_API_KEY": "sk-test",
+        "ANTHROPIC_BASE_URL": simulator.url,
+        "OPENAI_BASE_URL": f"{simulator.url}/v1",
+    }
+
+
 @pytest.fixture(scope="module")
 def worker_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatorControl]:
     folder = tmp_path_factory.mktemp("worker-simulator")
@@ -402,3 +414,31 @@ async def bench(worker_stack: Stack, worker_simulator: SimulatorControl) -> Asyn
             worker.kill()
             assert "unhandled in the event loop" not in worker.log()
             assert "unexpected error" not in worker.log()
+
+
+SHARED_QUEUE: Final = "shared"
+
+
+@pytest.fixture(scope="module")
+def shared_worker(
+    request: pytest.FixtureRequest, worker_stack: Stack, worker_simulator: SimulatorControl
+) -> Iterator[ServiceProcess]:
+    """Serves the tests of a module that neither stop it nor need settings of their own.
+
+    The module's CONTROL_MODULE has the functions that it runs.
+    """
+    functions: str = getattr(request.module, "CONTROL_MODULE", "")
+    control = {"TENURE_WORKER_LOOPS": "control,messages", "TENURE_WORKER_CONTROL_MODULES": functions}
+    more = {**control, "PYTHONPATH": str(REPOSITORY), "MODEL_URL": worker_simulator.url} if functions else {}
+    worker = worker_stack.add_worker({**_environment(SHARED_QUEUE, worker_simulator), **more})
+    yield worker
+    worker.kill()
+    assert "unexpected error" not in worker.log()
+
+
+@pytest.fixture
+def served(bench: WorkerBench, shared_worker: ServiceProcess) -> WorkerBench:
+    """A bench whose tasks the shared worker takes."""
+    assert shared_worker.exit_code is None
+    bench.queue = SHARED_QUEUE
+    return bench

@@ -232,7 +232,8 @@ class _Server:
             "arguments": arguments,
             "environment": dict(environment),
             "cwd": str(cwd),
-            "with_agents": module == EXAMPLES,
+            "with_agents": module == EXAMPLES
+            or "python_agents" in environment.get("TENURE_WORKER_CONTROL_MODULES", ""),
         }
         exit_fd, theirs = os.pipe()
         with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):

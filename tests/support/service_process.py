@@ -1,4 +1,4 @@
-"""A service as a process of its own, to be stopped, killed and read."""
+"""A service as a process: of a test's own, to be stopped, killed and read; or one that serves many tests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from tests.support.forked import start_program
+from devstack.child_process import RunningProgram
+from tests.support.forked import REPOSITORY, launch, start_program
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -96,3 +100,28 @@ class ServiceProcess:
                 self.lines.append({"message": line.decode(errors="replace"), "level": "RAW"})
             self._log_grew.set()
         self._log_grew.set()
+
+
+@contextmanager
+def serving(module: str, environment: Mapping[str, str], log: Path) -> Iterator[str]:
+    """Yields the address of a service for many tests, which belongs to none of their event loops; then kills it."""
+    with log.open("wb") as file:
+        process = launch([sys.executable, "-m", module], environment=environment, cwd=REPOSITORY, log=file)
+    try:
+        yield str(json.loads(first_line(process, log, '"listening"'))["address"])
+    finally:
+        process.kill()
+        process.wait()
+    assert "unexpected error" not in log.read_text()
+
+
+def first_line(process: RunningProgram, log: Path, part: str) -> str:
+    """The first whole line of the log with this part, waited for."""
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        for line in log.read_text().splitlines(keepends=True):
+            if part in line and line.endswith("\n"):
+                return line
+        assert process.poll() is None, f"it ended:\n{log.read_text()}"
+        assert time.monotonic() < ends_at, f"it does not serve:\n{log.read_text()}"
+        time.sleep(0.02)

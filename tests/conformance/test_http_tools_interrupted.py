@@ -34,7 +34,7 @@ from tests.support.scripted_http import ScriptedHttp, answer, scripted_http
 
 KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
 NOT_TLS = b"\x17\x03\x03\x00\x20" + bytes(32)
-"""A record that nobody can decrypt."""
+"""A TLS record that cannot be decrypted."""
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def heard(http: ScriptedHttp) -> None:
 
 
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class: Any, pass_seconds: PassSeconds) -> None:
+async def test_silent_server_times_out(effect_class: Any, pass_seconds: PassSeconds) -> None:
     async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
         calling = asyncio.ensure_future(tool.run(context(), {}))
         await heard(http)
@@ -108,7 +108,7 @@ async def test_a_fenced_runner_sends_nothing_on_its_connection() -> None:
     vouch.assert_called_once_with()
 
 
-async def test_a_call_that_is_stopped_lets_go_of_its_connection() -> None:
+async def test_stopped_call_closes_its_connection() -> None:
     async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
         calling = asyncio.ensure_future(tool.run(context(), {}))
         await heard(http)
@@ -119,7 +119,7 @@ async def test_a_call_that_is_stopped_lets_go_of_its_connection() -> None:
             await http.left.wait()
 
 
-async def test_what_is_no_request_was_not_sent() -> None:
+async def test_invalid_request_is_not_sent() -> None:
     """The file's headers are checked; whatever else HTTP does not allow leaves no call in doubt."""
     async with scripted_http(answer(200)) as http:
         headers = {"X-Key": SecretStr("a blank at the end ")}
@@ -135,7 +135,7 @@ async def test_an_address_is_asked_for_as_it_is_written() -> None:
     assert http.requests[0].line == "POST /a;v=2/b;w=1?q=1 HTTP/1.1"
 
 
-async def test_a_header_of_blanks_holds_up_nothing() -> None:
+async def test_blank_header_delays_no_call() -> None:
     """Its reader once took the square of its length: 18 s of CPU time for this one."""
     before = time.process_time()
     blanks = b"HTTP/1.1 200 OK\r\nx:" + b" " * 95_000 + b"\0\r\n\r\n"
@@ -165,7 +165,7 @@ async def test_tls_broken_within_an_answer_is_a_lost_answer(effect_class: Any, b
 
 @asynccontextmanager
 async def breaking(begun: bytes, authority: Any, folder: Path) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server whose first answer ends in what is no TLS; its port, and what it was asked."""
+    """A server whose first answer ends in bytes that are not TLS; its port, and what it was asked."""
     byteses: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

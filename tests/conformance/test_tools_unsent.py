@@ -1,4 +1,4 @@
-"""Calls of tools that act elsewhere, stopped before anything was sent: nothing happened, and nobody is asked."""
+"""Calls of tools that act elsewhere, stopped before anything was sent: nothing happened, and no person is asked."""
 
 from __future__ import annotations
 

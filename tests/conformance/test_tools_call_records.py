@@ -15,7 +15,7 @@ from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import tool_service_pb2
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import NOBODYS, Serve
-from tests.support.fix_tools import Grants, StartTools
+from tests.support.fix_tools import Grants, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS
 
 
@@ -24,8 +24,7 @@ async def listed(tools: Any, owner: Any, after: str = "", page_size: int = 0) ->
     return await tools.stub.ListCalls(request, timeout=CALL_SECONDS)
 
 
-async def test_calls_are_told_with_their_trail_and_the_fence(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_calls_are_listed_with_their_record_and_the_fence(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim(epoch=10, claim_id="the-claim")
     outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
     page = await listed(tools, owner)
@@ -46,8 +45,7 @@ async def test_calls_are_told_with_their_trail_and_the_fence(tool_service: Start
     assert fence.changed_at <= call.accepted_at <= call.started_at <= call.finished_at
 
 
-async def test_a_closed_fence_says_when(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_closed_fence_has_a_time(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "list_files")
     await tools.fence(owner, close=True)
@@ -59,8 +57,7 @@ async def test_a_closed_fence_says_when(tool_service: StartTools, grants: Grants
     assert fence.changed_at > call.finished_at
 
 
-async def test_pages_follow_each_other_without_gap_or_repeat(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_pages_follow_each_other_without_gap_or_repeat(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     names = [f"{step}.{index}" for step in (1, 2, 10) for index in range(2)]
     for name in names:
@@ -74,8 +71,7 @@ async def test_pages_follow_each_other_without_gap_or_repeat(tool_service: Start
     assert seen == sorted(names)
 
 
-async def test_a_task_without_calls_and_a_strangers_have_none(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_calls_of_other_tenants_are_not_listed(tools: ToolClient, grants: Grants) -> None:
     stranger = grants.claim(tenant="somebody-else")
     await tools.outcome(stranger, "1.0", "list_files")
     for owner in (grants.claim(), stranger):

@@ -96,7 +96,7 @@ async def test_new_tasks_and_later_attempts_begin(kept: LostAnswers, models_data
         (Fence(11, "b"), Attempt(1, 9)),
     ],
 )
-async def test_what_is_not_new_is_left_to_the_rules(
+async def test_known_attempts_are_left_to_the_rules(
     kept: LostAnswers, models_database: Any, fence: Fence, attempt: Attempt
 ) -> None:
     task_id = uuid.uuid4()

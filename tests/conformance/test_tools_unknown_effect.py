@@ -1,4 +1,4 @@
-"""A tool that lost its answer says so: recorded under its attempt, told to all alike, settled by a person's word."""
+"""A tool that lost its answer: the doubt is recorded under its attempt, and a person settles it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_an_unsafe_call_of_unknown_effect_is_in_doubt(
     assert await outcome_of(executor, asking) == first
     recorded = "select state, call_attempt, doubted_at is not null, doubt_note from calls"
     assert await tools_database(recorded) == [("IN_DOUBT", 1, True, LOST.replace("\0", "\ufffd"))]
-    for unproven in (DidNotHappen(), DidNotHappen(runner_proven_gone=True)):  # what it said itself is no proof
+    for unproven in (DidNotHappen(), DidNotHappen(runner_proven_gone=True)):  # its own statement is not a proof
         refused = await outcome_of(executor, asking, Resolution(1, unproven, "I looked", "olga"))
         assert (refused.status, refused.detail, bank.payments) == (OutcomeStatus.IN_DOUBT, "RUNNER_NOT_GONE", 1)
     bank.answers = True
@@ -121,7 +121,7 @@ async def test_an_unsafe_call_of_unknown_effect_is_in_doubt(
     assert bank.payments == 2
 
 
-async def test_what_the_tool_did_not_know_a_person_may(executor: Executor, bank: Bank) -> None:
+async def test_person_resolves_an_unknown_effect(executor: Executor, bank: Bank) -> None:
     asking = request(bank)
     await outcome_of(executor, asking)
     response = await outcome_of(executor, asking, Resolution(1, Happened("receipt 7"), "I looked", "olga"))
@@ -159,7 +159,7 @@ async def test_a_resolution_of_a_call_with_a_lost_record_is_taken(
 
 
 @pytest.mark.parametrize("elsewhere", [(True, False), (False, True)])
-async def test_a_runners_end_proves_nothing_about_effects_elsewhere(
+async def test_runner_exit_does_not_prove_effects_elsewhere(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], elsewhere: Any
 ) -> None:
     """Its tool may have come from a provider, and be one of the service's own by now."""

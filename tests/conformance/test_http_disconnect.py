@@ -39,15 +39,15 @@ async def asked(url: str, head: str, body: bytes = b"") -> Any:
     return writer
 
 
-@pytest.mark.parametrize("door", ["v1", "a2a"])
-async def test_a_client_that_leaves_ends_its_watch(door: str, checkpoint: MakeCheckpoint, gateway: Serve) -> None:
+@pytest.mark.parametrize("protocol", ["v1", pytest.param("a2a", marks=pytest.mark.nightly)])
+async def test_a_client_that_leaves_ends_its_watch(protocol: str, checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stub, before = await gateway(replica.address, http=LOOPBACK), metrics.read("tenure_watchers")
-    if door == "v1":
+    if protocol == "v1":
         request = (f"GET /v1/tasks/{task.task_id}/wait?timeout_seconds=600", b"")
     else:
-        said = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Nobody works on this."}]}}
+        said = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "No worker takes this."}]}}
         request = ("POST /a2a/message:send", json.dumps(said).encode())
     leaving, staying = await asked(stub.http, *request), await asked(stub.http, *request)
     with closing(leaving), closing(staying):

@@ -73,7 +73,7 @@ async def database(tools_dsn: str) -> AsyncIterator[Database]:
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("current", FENCES)
-async def test_it_admits_what_the_rule_admits(
+async def test_statement_admits_as_the_rule_does(
     database: Database, current: Fence | None, closed: bool, starts: bool
 ) -> None:
     task_id = uuid.uuid4()

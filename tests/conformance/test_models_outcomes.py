@@ -13,7 +13,7 @@ from services.models.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.runtime.sql import migrate
 from tests.conformance.test_models_calls import SLOW, slow
-from tests.support.fix_models import StartModels
+from tests.support.fix_models import ModelRunnerClient, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 from tests.support.patience import PATIENCE_SECONDS
@@ -27,10 +27,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_a_cancelled_call_ends_with_its_usage(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator, 30_000)
-    runner = await model_runner()
     owner = grants.claim()
     call = await runner.generate(owner, **SLOW).speaking()
     response = await runner.cancel(owner)
@@ -44,9 +43,8 @@ async def test_a_cancelled_call_ends_with_its_usage(
 
 
 async def test_a_call_cancelled_before_it_began_is_never_sent(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    runner = await model_runner()
     owner = grants.claim()
     for _ in range(2):
         assert not (await runner.cancel(owner)).WhichOneof("end")
@@ -57,9 +55,8 @@ async def test_a_call_cancelled_before_it_began_is_never_sent(
 
 
 async def test_a_cancelled_call_that_had_ended_stays_as_it_is(
-    model_runner: StartModels, grants: Grants, simulator: SimulatorControl
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    runner = await model_runner()
     owner = grants.claim()
     answer = (await runner.generate(owner).ended()).answer
     assert (await runner.cancel(grants.claim(owner.task_id, epoch=11))).answer == answer
@@ -97,6 +94,7 @@ async def test_a_drained_runner_finishes_what_it_sent(
     assert await recorded.ended() == call.parts[-1]
 
 
+@pytest.mark.faults
 async def test_calls_longer_than_the_drain_are_lost_with_usage(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
@@ -112,6 +110,7 @@ async def test_calls_longer_than_the_drain_are_lost_with_usage(
     assert (await other.generate(owner, **SLOW).ended()).failure == failure
 
 
+@pytest.mark.faults
 async def test_an_end_waits_for_postgres(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, own_postgres: PostgresProcess
 ) -> None:

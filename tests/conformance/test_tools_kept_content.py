@@ -11,7 +11,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, NotFound, StaleEpoch, WrongState
 from tenure.domain.kept_content import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_as
 from tenure.v1 import tool_service_pb2 as pb
-from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolReplica
+from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS
 
 CONTENT = os.urandom(2 * MAX_PART_BYTES + 7)
@@ -19,7 +19,7 @@ KEPT = kept_as(CONTENT)
 PARTS = range(0, len(CONTENT), MAX_PART_BYTES)
 
 
-async def send(tools: ToolReplica, owner: Owner, at: int, content: bytes = CONTENT, **more: Any) -> Any:
+async def send(tools: ToolClient, owner: Owner, at: int, content: bytes = CONTENT, **more: Any) -> Any:
     stated = kept_as(content)
     fields = {
         "digest": stated.digest,
@@ -31,13 +31,13 @@ async def send(tools: ToolReplica, owner: Owner, at: int, content: bytes = CONTE
     return await tools.stub.KeepContent(pb.KeepContentRequest(token=owner.token, **fields), timeout=CALL_SECONDS)
 
 
-async def keep(tools: ToolReplica, owner: Owner, content: bytes = CONTENT) -> KeptContent:
+async def keep(tools: ToolClient, owner: Owner, content: bytes = CONTENT) -> KeptContent:
     for offset in range(0, len(content), MAX_PART_BYTES):
         answer = await send(tools, owner, offset, content)
     return KeptContent(answer.kept.path, answer.kept.digest, answer.kept.size_bytes)
 
 
-async def read(tools: ToolReplica, owner: Owner, path: str = KEPT.path) -> bytes:
+async def read(tools: ToolClient, owner: Owner, path: str = KEPT.path) -> bytes:
     content = b""
     while True:
         request = pb.ReadContentRequest(token=owner.token, path=path, offset=len(content))
@@ -47,8 +47,7 @@ async def read(tools: ToolReplica, owner: Owner, path: str = KEPT.path) -> bytes
         content += part
 
 
-async def test_content_is_kept_in_parts(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
+async def test_content_is_kept_in_parts(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     answers = [await send(tools, owner, offset) for offset in PARTS]
     assert [answer.HasField("kept") for answer in answers] == [False, False, True]
@@ -69,8 +68,7 @@ async def test_another_replica_goes_on(tool_service: StartTools, grants: Grants)
     assert await read(second, owner) == CONTENT
 
 
-async def test_a_stale_claim_writes_nothing(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
+async def test_a_stale_claim_writes_nothing(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     old = grants.claim()
     new = grants.claim(old.task_id, epoch=old.epoch + 1)
     await send(tools, old, 0)
@@ -85,16 +83,14 @@ async def test_a_stale_claim_writes_nothing(tool_service: StartTools, grants: Gr
     assert {call.method for call in listed.refused_calls} == {"KeepContent"}
 
 
-async def test_a_closed_fence_takes_nothing(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_closed_fence_refuses_content(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     await tools.fence(owner, close=True)
     with pytest.raises(StaleEpoch):
         await keep(tools, owner, b"late")
 
 
-async def test_parts_of_something_else_are_refused(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    tools = await tool_service()
+async def test_parts_with_another_digest_are_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     with pytest.raises(WrongState) as refused:
         await send(tools, owner, 0, b"text", part=b"tent")
@@ -129,24 +125,22 @@ async def test_no_part_is_written_without_those_before_it(
     assert list((outside.workspace(owner) / "outputs").iterdir()) == []
 
 
-async def test_a_part_of_content_that_is_kept_already_is_no_error(tool_service: StartTools, grants: Grants) -> None:
+async def test_part_of_kept_content_is_accepted_again(tools: ToolClient, grants: Grants) -> None:
     """Another writer of the same content was faster."""
-    tools = await tool_service()
     owner = grants.claim()
     await keep(tools, owner)
     answers = [await send(tools, owner, offset) for offset in PARTS[1:]]
     assert [answer.kept.path for answer in answers] == ["", KEPT.path]
 
 
-async def test_a_full_workspace_takes_nothing(tool_service: StartTools, grants: Grants) -> None:
+async def test_full_workspace_refuses_content(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service(workspace_bytes=MAX_PART_BYTES)
     with pytest.raises(WrongState) as refused:
         await keep(tools, grants.claim())
     assert refused.value.reason == "WORKSPACE_LIMIT"
 
 
-async def test_no_link_leads_out(tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path) -> None:
-    tools = await tool_service()
+async def test_no_link_leads_out(tools: ToolClient, grants: Grants, outside: Outside, tmp_path: Path) -> None:
     owner = grants.claim()
     outputs = outside.workspace(owner) / "outputs"
     outputs.mkdir(parents=True)
@@ -162,8 +156,7 @@ async def test_no_link_leads_out(tool_service: StartTools, grants: Grants, outsi
     assert await read(tools, owner) == CONTENT
 
 
-async def test_what_is_not_there_cannot_be_read(tool_service: StartTools, grants: Grants) -> None:
-    tools = await tool_service()
+async def test_missing_content_is_not_found(tools: ToolClient, grants: Grants) -> None:
     owner = grants.claim()
     with pytest.raises(NotFound):
         await read(tools, owner)
@@ -186,7 +179,6 @@ async def test_what_is_not_there_cannot_be_read(tool_service: StartTools, grants
         {"part": b"x" * (MAX_PART_BYTES + 1)},
     ],
 )
-async def test_an_invalid_part_is_refused(tool_service: StartTools, grants: Grants, wrong: dict[str, Any]) -> None:
-    tools = await tool_service()
+async def test_an_invalid_part_is_refused(tools: ToolClient, grants: Grants, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         await send(tools, grants.claim(), 0, b"text", **wrong)
