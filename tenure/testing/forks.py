@@ -180,5 +180,9 @@ def _seen_before_the_fork(program: str, environment: Mapping[str, str]) -> str:
     Tenure itself reads its settings behind the fork, so they count only where code of the user may read them.
     """
     has_code = bool(program or environment.get(MODULES))
-    names = sorted(name for name in environment if name not in OF_ONE_WORKER and (has_code or not name.startswith(OF_TENURE)))
-    return json.dumps([program, {name: environment[name] for name in names}])
+    seen = {
+        name: value
+        for name, value in sorted(environment.items())
+        if name not in OF_ONE_WORKER and (has_code or not name.startswith(OF_TENURE))
+    }
+    return json.dumps([program, seen])
