@@ -43,7 +43,7 @@ def forked(sock: socket.socket, may_fork: Callable[[], bool] = lambda: True) -> 
                 continue
             data, fds, _flags, _address = socket.recv_fds(sock, LARGEST_REQUEST_BYTES, 4)
             if not data:
-                sys.exit()
+                os._exit(0)  # whatever the program does at its end is for its workers
             if not may_fork():
                 _close_all(fds)
                 sock.send(bytes(PID_BYTES))

@@ -102,14 +102,16 @@ class ForkServer:
             )
 
     def is_ready(self) -> bool:
-        """Waits until the server says that it serves. Returns False if it does not, or has ended."""
+        """Waits until the server says that it serves. Returns False if it does not: then it gets no requests."""
         self._socket.settimeout(READY_SECONDS)
         try:
-            return self._socket.recv(len(READY)) == READY
+            is_ready = self._socket.recv(len(READY)) == READY
         except (ConnectionError, TimeoutError):
-            return False
-        finally:
-            self._socket.settimeout(None)
+            is_ready = False
+        self._socket.settimeout(None)
+        if not is_ready:
+            self._socket.close()
+        return is_ready
 
     def fork(self, request: Any, *, stdout: int, stderr: int, stdin: int | None = None) -> Forked | None:
         """Forks a child, with an empty stdin if none is given. Returns None if the server refuses, or has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tenure.testing import Tenure
+from tenure.testing.forks import WorkerForks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked where the kernel has pidfds")
 PATIENCE_SECONDS = 60.0
@@ -41,7 +43,7 @@ print(can_be_forked(sock), flush=True)
 os._exit(0)
 """
 HOLDER = """
-import os, sys
+import sys
 from pathlib import Path
 from tenure.server_packages import server_packages
 with server_packages("a test", extra="dev"):
@@ -80,7 +82,9 @@ def test_workers_share_imports_and_no_state(tenure: Tenure, program: Path) -> No
     (first, parent), (second, second_parent) = run(), run()
     assert (first, second) == ("old 1", "old 1")
     assert parent == second_parent != os.getpid()
-    bystander = tenure.worker(program=program, queues=["nobody"])
+    bystander = tenure.worker(program=program)
+    assert parent_of(bystander._process.pid) == parent
+    bystander.freeze()
     (program.parent / "name.txt").write_text("new")
     third, third_parent = run()
     assert third == "new 1"
@@ -97,6 +101,22 @@ def test_a_process_with_a_thread_or_an_open_file_is_not_forked(held: str, expect
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [("file = open(__file__)", -signal.SIGKILL), ("raise SystemExit('no shop')", 1)],
+)
+def test_a_program_that_cannot_be_forked_runs_itself(program: Path, before: str, code: int) -> None:
+    program.write_text(before + COUNTER)
+    forks, log = WorkerForks(), program.with_name("log")
+    with log.open("wb") as file:
+        worker = forks.launch([sys.executable, str(program)], environment={}, cwd=program.parent, log=file)
+    assert parent_of(worker.pid) == os.getpid()
+    if code < 0:
+        worker.kill()
+    assert worker.wait() == code
+    assert ("no shop" in log.read_text()) == (code == 1)
 
 
 def test_forked_workers_end_with_the_process_of_the_tests(program: Path) -> None:
