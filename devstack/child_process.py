@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, ClassVar, Final, Protocol
+from typing import IO, Any, BinaryIO, Final, Protocol
 
 from devstack import guard
 from devstack.listening import listens
@@ -155,7 +155,7 @@ def start_process(
 class ChildProcess(ABC):
     """A child process at one address. Only one thread may use it. It ends with the process that started it."""
 
-    launch: ClassVar[Callable[..., RunningProgram]] = staticmethod(start_process)
+    launch: Callable[..., RunningProgram] = staticmethod(start_process)
 
     def __init__(
         self, name: str, command: Sequence[str], address: str, environment: Mapping[str, str], log_path: Path

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, Self
 
-from devstack.child_process import ChildProcess, ServiceDied, StackError
+from devstack.child_process import ChildProcess, RunningProgram, ServiceDied, StackError
 from devstack.clock import install_clock, shift_defaults
 from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
@@ -134,10 +134,19 @@ class Stack:
     def _dialled(self, kind: str) -> str:
         return ",".join(replica.address for replica in self.replicas(kind))
 
-    def add_worker(self, extra: Mapping[str, str] | None = None, *, command: Sequence[str] = ()) -> ServiceProcess:
-        """Starts one more worker and does not wait until it serves. `command`: another program that runs a worker."""
+    def add_worker(
+        self,
+        extra: Mapping[str, str] | None = None,
+        *,
+        command: Sequence[str] = (),
+        launch: Callable[..., RunningProgram] | None = None,
+    ) -> ServiceProcess:
+        """Starts one more worker and does not wait until it serves. `command`: another program that runs a worker.
+
+        `launch`: starts its process instead of `child_process.start_process`.
+        """
         worker = self._service(f"worker-{next(self._worker_numbers)}", "worker")
-        worker.command = list(command) or worker.command
+        worker.command, worker.launch = list(command) or worker.command, launch or worker.launch
         worker.start(extra)
         self._write_targets()
         return worker

@@ -296,6 +296,7 @@ class Tenure:
                 self.stack.set_ahead(0.0)
         finally:
             self._remove_workers()
+            self.stack.forget_programs()
             self.sync_client.close()
             self._calls.run(self._gateway.close)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tenure.sdk.loop_thread import LoopCalls
 from tenure.server_packages import server_packages
+from tenure.testing.forks import WorkerForks
 from tenure.testing.script import SCRIPTED_MODEL
 from tenure.testing.session import Tenure
 
@@ -65,7 +66,7 @@ class Stack:
         given = environment or {}
         self._environment = {kind: {**QUICK.get(kind, {}), **given.get(kind, {})} for kind in {*QUICK, *given}}
         self._tools_config = tools_config
-        self._calls, self._sockets = LoopCalls(), itertools.count(1)
+        self._calls, self._sockets, self._forks = LoopCalls(), itertools.count(1), WorkerForks()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: Tenure | None = None
         self._folder: Path
@@ -107,6 +108,7 @@ class Stack:
         try:
             self._run(lambda: stack.__aexit__(None, None, None))
         finally:
+            self._forks.trim(0)
             if self._loop is not None:
                 self._loop.close()
                 self._loop = None
@@ -208,12 +210,16 @@ class Stack:
 
     def start_worker(self, environment: Mapping[str, str], command: Sequence[str]) -> ServiceProcess:
         """Starts a worker process and does not wait. `command`: a program of the user; empty: `tenure serve worker`."""
-        worker: ServiceProcess = self._stack.add_worker(environment, command=command)
+        worker: ServiceProcess = self._stack.add_worker(environment, command=command, launch=self._forks.launch)
         return worker
 
     def remove_worker(self, name: str) -> None:
         """Kills a worker."""
         self._stack.remove_worker(self._stack.services[name])
+
+    def forget_programs(self) -> None:
+        """Keeps the imports of the newest programs of workers only. No worker may run."""
+        self._forks.trim()
 
     def set_ahead(self, seconds: float) -> None:
         """Sets how far the clock of the ledger is ahead of the right time."""

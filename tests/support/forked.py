@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import os
-import select
 import signal
-import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,54 +21,16 @@ from pathlib import Path
 from typing import IO, Final
 
 from devstack import child_process
+from tenure.testing.forks import Forked, ForkServer
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli", "tests.testing.example_program")
-EXAMPLES: Final = "tests.testing.example_program"
-"""The program that runs examples of agents: their libraries take seconds to import."""
+FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli")
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
-EXIT_CODE_BYTES: Final = 8
 
 
 def pytest_configure() -> None:
     """Forks the programs of the embedded stack, too."""
     child_process.ChildProcess.launch = staticmethod(launch)
-
-
-class Forked:
-    """A forked program, with the part of `subprocess.Popen` that tests and the stack use."""
-
-    def __init__(self, pid: int, exit_fd: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self.exit_fd = exit_fd
-
-    def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-        if self.returncode is None and select.select([self.exit_fd], [], [], 0)[0]:
-            data = os.read(self.exit_fd, EXIT_CODE_BYTES)
-            os.close(self.exit_fd)
-            # Without a code the server was killed, and its children with it.
-            self.returncode = int.from_bytes(data, "little", signed=True) if data else -signal.SIGKILL
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code; subprocess.TimeoutExpired after `timeout` seconds."""
-        if self.returncode is None and not select.select([self.exit_fd], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 class ForkedProcess:
@@ -125,7 +83,7 @@ async def start_program(
         )
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as stderr:
-        forked = _server().fork(command, environment, cwd, stdout=1, stderr=stderr.fileno())
+        forked = _forked(command, environment, cwd, stdout=1, stderr=stderr.fileno())
     stream = asyncio.StreamReader(limit)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
@@ -147,7 +105,7 @@ async def run_program(
         given.write(stdin)
         given.seek(0)
         inherited = {"stdin": given.fileno(), "stdout": out_file.fileno(), "stderr": err_file.fileno()}
-        forked = ForkedProcess(_server().fork(command, environment, Path.cwd(), **inherited), asyncio.StreamReader())
+        forked = ForkedProcess(_forked(command, environment, Path.cwd(), **inherited), asyncio.StreamReader())
         try:
             code = await forked.wait()
         finally:
@@ -163,7 +121,7 @@ def launch(
     """Starts a program of the stack in place of `devstack.child_process.launch`, forked where that is possible."""
     if not _may_be_forked(command, environment):
         return child_process.start_process(command, environment=environment, cwd=cwd, log=log)
-    return _server().fork(command, environment, cwd, stdout=log.fileno(), stderr=log.fileno())
+    return _forked(command, environment, cwd, stdout=log.fileno(), stderr=log.fileno())
 
 
 def _may_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -181,8 +139,6 @@ def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
             return module, False, arguments
         case [sys.executable, "-P", "-m", module, *arguments]:
             return module, True, arguments
-        case [sys.executable, script] if script == str(REPOSITORY / f"{EXAMPLES.replace('.', '/')}.py"):
-            return EXAMPLES, False, []
     return None
 
 
@@ -197,60 +153,33 @@ def _path(environment: Mapping[str, str]) -> list[str]:
     return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
-class _Server:
-    """The client of `tests.support.fork_server`."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-
-    def fork(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        cwd: Path,
-        *,
-        stdout: int,
-        stderr: int,
-        stdin: int | None = None,
-    ) -> Forked:
-        """Starts the program, with an empty stdin if none is given."""
-        program = _module(command)
-        assert program is not None
-        module, safe_path, arguments = program
-        request = {
-            "module": module,
-            "path": [*([] if safe_path else [str(cwd)]), *_path(environment)],
-            "arguments": arguments,
-            "environment": dict(environment),
-            "cwd": str(cwd),
-            "with_agents": module == EXAMPLES
-            or "python_agents" in environment.get("TENURE_WORKER_CONTROL_MODULES", ""),
-        }
-        exit_fd, theirs = os.pipe()
-        with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):
-            inherited = [empty.fileno() if stdin is None else stdin, stdout, stderr, theirs]
-            socket.send_fds(self._socket, [json.dumps(request).encode()], inherited)
-            answer = self._socket.recv(8)
-        assert answer, "the server of forks has ended"
-        return Forked(int.from_bytes(answer, "little"), exit_fd)
-
-    def close(self) -> None:
-        """Ends the server, and with it the programs that still run."""
-        self._socket.close()
-        self._process.wait()
+def _forked(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    *,
+    stdout: int,
+    stderr: int,
+    stdin: int | None = None,
+) -> Forked:
+    """Starts the program, with an empty stdin if none is given."""
+    program = _module(command)
+    assert program is not None
+    module, safe_path, arguments = program
+    request = {
+        "module": module,
+        "path": [*([] if safe_path else [str(cwd)]), *_path(environment)],
+        "arguments": arguments,
+        "environment": dict(environment),
+        "cwd": str(cwd),
+    }
+    forked = _server().fork(request, stdout=stdout, stderr=stderr, stdin=stdin)
+    assert forked is not None, "the server of forks has ended"
+    return forked
 
 
 @cache
-def _server() -> _Server:
-    server = _Server()
+def _server() -> ForkServer:
+    server = ForkServer([sys.executable, "-m", "tests.support.fork_server"], cwd=REPOSITORY)
     atexit.register(server.close)
     return server

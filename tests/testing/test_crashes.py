@@ -29,6 +29,7 @@ def test_a_worker_dies_between_intent_and_call(tenure: Tenure) -> None:
     assert tenure.records("books") == ["tea"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "at",
     [
@@ -79,6 +80,7 @@ def test_the_point_is_where_it_says(tenure: Tenure) -> None:
     assert tenure.records("books") == ["tea", "milk"]
 
 
+@pytest.mark.faults
 def test_a_model_call_fails_and_the_worker_dies(tenure: Tenure) -> None:
     tenure.model.script([error(529, retry_after=0.01), "Done."])
     worker = tenure.worker()
@@ -141,6 +143,7 @@ def test_an_unknown_point_lists_the_points(tenure: Tenure) -> None:
     assert worker.is_running
 
 
+@pytest.mark.faults
 def test_a_point_that_is_not_reached_tells_the_story(tenure: Tenure) -> None:
     tenure.model.script([turn("Hello.")])
     worker = tenure.worker()
@@ -187,6 +190,7 @@ def test_a_function_dies_after_a_step(tenure: Tenure, tmp_path: Path) -> None:
     assert paid == {"refund": 1, "refund_with_a_random_key": 2}
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("at", ["after record 1", "after intent 2.0", "after outcome 2.0", "after step 3"])
 def test_a_function_dies_anywhere(tenure: Tenure, at: str) -> None:
     worker = tenure.worker(functions=FUNCTIONS)
@@ -197,6 +201,7 @@ def test_a_function_dies_anywhere(tenure: Tenure, at: str) -> None:
     assert tenure.records("books") == ["order 7"]
 
 
+@pytest.mark.faults
 def test_a_task_in_doubt_counts_as_begun(tenure: Tenure) -> None:
     """An UNSAFE call whose tool service died: it may have happened, so it is not made again."""
     tenure.model.script([tool("append_record_unsafe", file="books", line="tea", delay_ms=20_000), "Done."])
@@ -238,6 +243,7 @@ def test_a_task_that_runs_on_is_cancelled_at_the_end(tenure_stack: SharedStack) 
         assert tenure.model.requests == []
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("at", ["before own-tool 1.0", "after own-tool 1.0", "after intent 1.0", "after execute 1.0"])
 def test_an_own_tool_dies_with_its_worker(tenure: Tenure, tmp_path: Path, at: str) -> None:
     """Another worker runs it again with the key of the call: one payment, and one effect."""

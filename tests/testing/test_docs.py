@@ -103,6 +103,7 @@ def test_the_options_of_the_page_are_those_of_the_stack() -> None:
     assert Stack(**options).is_running is False
 
 
+@pytest.mark.nightly
 def test_the_stack_runs_without_pytest(tmp_path: Path) -> None:
     (code,) = (code for _, code in BLOCKS if "__main__" in code)
     program = tmp_path / "hello.py"

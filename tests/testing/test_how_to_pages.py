@@ -106,7 +106,7 @@ def press(port: int, message: Any, label: str) -> Any:
         return json.loads(answer.read())
 
 
-@pytest.mark.parametrize("label", ["Approve", "Deny"])
+@pytest.mark.parametrize("label", ["Approve", pytest.param("Deny", marks=pytest.mark.nightly)])
 def test_a_button_in_a_chat_approves(tenure: Tenure, tmp_path: Path, label: str) -> None:
     code = blocks("chat_approvals.md")
     for name in ("shop.py", "chat.py"):
