@@ -129,7 +129,7 @@ def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, d
     assert query(postgres, "select 1") == [(1,)]
 
 
-def test_a_server_and_its_sockets_go_with_the_process_that_started_it(data_directory: Any) -> None:
+def test_a_server_ends_with_the_process_that_started_it(data_directory: Any) -> None:
     with start_elsewhere(data_directory) as parent:
         pid = int(parent.stdout.readline().split()[0])
         sockets = Path((data_directory / "postmaster.pid").read_text().splitlines()[4])
@@ -143,7 +143,7 @@ def test_a_server_and_its_sockets_go_with_the_process_that_started_it(data_direc
     assert not (data_directory / "postmaster.pid").exists()  # it was shut down, not killed
 
 
-def test_the_next_start_ends_a_server_whose_parent_and_guard_were_killed(data_directory: Any) -> None:
+def test_the_next_start_ends_a_server_that_no_guard_ended(data_directory: Any) -> None:
     with start_elsewhere(data_directory) as parent:
         orphan_pid, orphan_dsn = parent.stdout.readline().split()
         os.kill(guard_of(parent.pid), signal.SIGKILL)

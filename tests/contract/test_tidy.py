@@ -20,6 +20,7 @@ MAY_SLEEP = {
     "services/tools/builtin/records.py",
     "services/tools/sandbox/uid_locks.py",
     "devstack/etcd.py",
+    "devstack/guard.py",
     "devstack/postgres_process.py",
     "tenure/cli/keys.py",
 }

@@ -121,7 +121,8 @@ def children(pid: int) -> dict[str, int]:
     """The services that a process started, by name."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in listed}
-    return {words[words.index(b"tenure.serve") + 1].decode(): child for child, words in commands.items()}
+    services = {child: words for child, words in commands.items() if b"tenure.serve" in words}  # without their guard
+    return {words[words.index(b"tenure.serve") + 1].decode(): child for child, words in services.items()}
 
 
 async def calls_of_the_runner(environment: Mapping[str, str]) -> int:
