@@ -190,8 +190,9 @@ class KeyLimiter:
     def wait_seconds(self, now: float, size: CallSize) -> float:
         """Returns how long the next call has to wait; 0: it may go; infinite: until a call in flight is answered."""
         self._forget(now)
-        if now < self._blocked_until:
-            return self._blocked_until - now
+        blocked = max(0.0, self._blocked_until - now)
+        if blocked and self._flights:
+            return blocked  # the end of a call in flight may free the buckets until then
         if self._is_probe_due and self._probe is not None:
             return math.inf
         if self._window is not None and not self._buckets and len(self._flights) >= self._window:
@@ -200,7 +201,7 @@ class KeyLimiter:
         wait = max((bucket.wait_seconds(now, amounts[kind]) for kind, bucket in self._buckets.items()), default=0.0)
         if wait and not self._flights:
             wait = min(wait, max(0.0, self._sent_at + LEARNING_PAUSE_SECONDS - now))
-        return wait
+        return max(blocked, wait)
 
     def send(self, now: float, size: CallSize) -> Flight:
         """Counts a call that is sent now."""

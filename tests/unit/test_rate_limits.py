@@ -6,7 +6,7 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tenure.domain.budget import TokenUsage
@@ -179,8 +179,16 @@ events = st.lists(
 )
 
 
+# A refusal that states a limit of a token a minute: the bucket is empty for longer than the key is blocked.
+EMPTY_AFTER_THE_BLOCK = [
+    *[("send", 0.0, {}, None, 0)] * 7,
+    ("refuse", 0.0, {LimitKind.INPUT_TOKENS: StatedLimit(1, 0, None)}, None, 0),
+]
+
+
 @settings(max_examples=60, deadline=None)
 @given(events)
+@example(EMPTY_AFTER_THE_BLOCK)
 def test_no_history_blocks_calls_for_ever(story: list[tuple[str, float, object, float | None, int]]) -> None:
     """A key stands still for the longest block at most, once the calls in flight have ended."""
     limiter, now, flights = KeyLimiter(), 0.0, []
