@@ -117,7 +117,7 @@ def _run(program: str, sock: socket.socket, files: ReadFiles) -> None:
         _fork(sock, files)
         run(worker)
 
-    Worker.run = run_forked  # type: ignore[method-assign]
+    Worker.run = run_forked  # type: ignore[assignment, method-assign]
     sys.argv[:] = [program]
     sys.path.insert(0, str(Path(program).resolve().parent))
     runpy.run_path(program, run_name="__main__")
