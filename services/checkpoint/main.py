@@ -83,7 +83,7 @@ from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import schemas_in, validate
+from tenure.validators import longest_request, schemas_in, validate
 from tenure.wire.access import access_rules
 from tenure.wire.token import TokenChecker
 
@@ -230,6 +230,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         settings.listen,
         security=security,
         validate=validate,
+        longest_request=longest_request,
         examine=SchemaChecks(schemas_in).examine,
         stopping=process.stopping,
         audit=audit,

@@ -43,7 +43,7 @@ from tenure.runtime.security import Security
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
-from tenure.validators import validate
+from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 
@@ -162,6 +162,7 @@ async def _server(process: Process, settings: CoordinatorSettings, security: Sec
         settings.listen,
         security=security,
         validate=validate,
+        longest_request=longest_request,
         stopping=process.stopping,
         limits=LIMITS,
         audit=await process.open(RefusalLog(target_of, audit.append).opened()),

@@ -43,7 +43,7 @@ from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_s
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import schemas_in, validate
+from tenure.validators import longest_request, schemas_in, validate
 from tenure.wire.access import access_rules
 
 CERTIFICATES: Final = "certificates"
@@ -126,6 +126,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         settings.listen,
         security=security,
         validate=validate,
+        longest_request=longest_request,
         examine=examine,
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),

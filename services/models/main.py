@@ -43,7 +43,7 @@ from tenure.runtime.sql import Rights, migrate
 from tenure.runtime.usage_reports import UsageReport, UsageReports
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
-from tenure.validators import validate
+from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS, usage_report_to_wire
@@ -185,6 +185,7 @@ async def _serve(
         settings.listen,
         security=security,
         validate=validate,
+        longest_request=longest_request,
         stopping=process.stopping,
         limits=ServerLimits(max_message_bytes=MAX_MESSAGE_BYTES),
         audit=await process.open(RefusalLog(target_of, log_refusals).opened()),

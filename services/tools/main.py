@@ -56,7 +56,7 @@ from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import Rights, migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
-from tenure.validators import validate
+from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.token import TokenChecker
@@ -214,6 +214,7 @@ async def _service(
         settings.listen,
         security=security,
         validate=validate,
+        longest_request=longest_request,
         stopping=process.stopping,
         audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
         limiter=settings.limit.limiter(),

@@ -62,7 +62,7 @@ from tenure.runtime.service import CommonSettings, metrics_setting, run_service
 from tenure.runtime.settings import Address, group, setting
 from tenure.runtime.usage_reports import UsageReports
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
-from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
+from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS
@@ -328,6 +328,7 @@ async def _serve_live_text(
         settings.listen,
         security=security,
         validate=validate,
+        longest_request=longest_request,
         grace_seconds=LIVE_GRACE_SECONDS,
         audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
     )

@@ -1,9 +1,10 @@
 """The interceptor of every Tenure server: access, limits, errors, tenant, trace, validation and metrics of each RPC.
 
-It wraps the handlers of all four arities exactly once. A call is admitted, then counted against its client's limits,
-then its request is validated, then it is recorded if its method is audited, then its handler runs. Domain errors become
-statuses. Any other exception is a bug: the client gets INTERNAL without details, and the log gets the stack. The
-interceptor sets the context variables of tenant and trace, and counts calls under the metric names of
+It wraps the handlers of all four arities exactly once. A call is admitted, then its request is parsed, then it is
+counted against its client's limits, then its request is validated, then it is recorded if its method is audited,
+then its handler runs. So a caller without an identity costs neither the parsing nor a walk of its request. Domain
+errors become statuses. Any other exception is a bug: the client gets INTERNAL without details, and the log gets the
+stack. The interceptor sets the context variables of tenant and trace, and counts calls under the metric names of
 go-grpc-middleware.
 
 Messages of a stream are validated and counted inside the (de)serializers, which saves an await per frame. So the read
@@ -21,6 +22,7 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
     nullcontext,
+    suppress,
 )
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +70,11 @@ def accept_everything(_request: Any) -> None:
     """Accepts every request, for a server without a validator."""
 
 
+def unbounded(_method: str) -> int | None:
+    """Bounds no request, for a server without a validator."""
+    return None
+
+
 async def examine_nothing(_request: Any) -> None:
     """Checks nothing, for a server whose requests need no slow check."""
 
@@ -95,6 +102,8 @@ async def _admit_everyone(_context: Any, _metadata: Metadata) -> None:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """The interceptor. `access` admits each call; `validate` gets every request message and raises InvalidRequest.
 
+    `longest_request` returns the most bytes of a request of a method, or None. A longer request is not parsed.
+
     `examine` makes checks that must not run in the event loop. It gets the requests of methods with a single request,
     after `validate` has accepted them.
     """
@@ -106,8 +115,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
         audit: Audit | None = None,
         limiter: CallLimiter | None = None,
+        longest_request: Callable[[str], int | None] = unbounded,
     ) -> None:
         self._access, self._validate, self._examine, self._limiter = access, validate, examine, limiter
+        self._longest_request = longest_request
         self._audit = audit or NoAudit()
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
@@ -173,6 +184,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             self._audit,
             is_audited,
             is_tenure,
+            handler.request_deserializer or bytes,
+            self._longest_request(method) if is_tenure else None,
+            bool(handler.request_streaming),
         )
         wrap = {
             "unary_unary": call.answering_once,
@@ -182,8 +196,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         }[arity]
         build = getattr(grpc, f"{arity}_rpc_method_handler")
         wrapped: Handler = build(
-            wrap(behaviour, validates=not handler.request_streaming),
-            request_deserializer=call.receiving(handler.request_deserializer, validates=handler.request_streaming),
+            wrap(behaviour),
+            request_deserializer=call.receive_frame if handler.request_streaming else call.receive,
             response_serializer=call.sending(handler.response_serializer),
         )
         return wrapped
@@ -235,32 +249,27 @@ class _Method:
     audit: Audit
     is_audited: bool
     is_tenure: bool
+    deserialize: Callable[[bytes], Any]
+    max_bytes: int | None
+    streams_in: bool
 
-    def answering_once(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
+    def answering_once(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         _must_be(iscoroutinefunction(behaviour), behaviour)
 
-        async def answer(request: Any, context: Context) -> Any:
-            async with self._around(request, context):
-                if validates:
-                    self._check(request)
-                    await self.examine(request)
-                if self.is_audited:
-                    await self.audit.admitted(self.name, request, peer_of(context))
+        async def answer(received: Any, context: Context) -> Any:
+            async with self._around(received, context) as (request, _answered):
+                await self._accept(request, context)
                 return await behaviour(request, context)
 
         return answer
 
-    def answering_many(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
+    def answering_many(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         if not isasyncgenfunction(behaviour):  # a handler that writes to the context and yields nothing
-            return self.answering_once(behaviour, validates=validates)
+            return self.answering_once(behaviour)
 
-        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._around(request, context) as answered:
-                if validates:
-                    self._check(request)
-                    await self.examine(request)
-                if self.is_audited:
-                    await self.audit.admitted(self.name, request, peer_of(context))
+        async def answer(received: Any, context: Context) -> AsyncIterator[Any]:
+            async with self._around(received, context) as (request, answered):
+                await self._accept(request, context)
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
                         answered()
@@ -268,22 +277,45 @@ class _Method:
 
         return answer
 
-    def receiving(self, deserialize: Callable[[bytes], Any] | None, *, validates: bool) -> Callable[[bytes], Any]:
-        received, check = self.metrics.received, self._check
+    async def _accept(self, request: Any, context: Context) -> None:
+        """Validates a single request, and records the call of an audited method."""
+        if not self.streams_in:
+            self.validate(request)
+            await self.examine(request)
+        if self.is_audited:
+            await self.audit.admitted(self.name, request, peer_of(context))
 
-        def receive(raw: bytes) -> Any:
-            received.value += 1
-            message = raw if deserialize is None else _parsed(deserialize, raw)
-            if validates:
-                check(message)
-            return message
+    def receive(self, raw: bytes) -> bytes:
+        """Counts a single request, which is parsed once its call is admitted."""
+        self.metrics.received.value += 1
+        return raw
 
-        return receive
-
-    def _check(self, message: Any) -> None:
-        if isinstance(message, _Unreadable):
-            raise InvalidRequest(message.problem, reason="UNREADABLE_MESSAGE")
+    def receive_frame(self, raw: bytes) -> Any:
+        """Returns a message of a stream, whose call is admitted already. Raises InvalidRequest."""
+        self.metrics.received.value += 1
+        message = self._parsed(raw)
         self.validate(message)
+        return message
+
+    def _parsed(self, raw: bytes) -> Any:
+        """Raises InvalidRequest for bytes that are not a message of the method's type, or more than it may have."""
+        if self.max_bytes is not None and len(raw) > self.max_bytes:
+            problem = f"the request has {len(raw)} bytes; a request of this method has at most {self.max_bytes}"
+            raise InvalidRequest(problem, reason="REQUEST_TOO_LARGE")
+        try:
+            return self.deserialize(raw)
+        except DecodeError as error:
+            raise InvalidRequest(
+                f"the request is not a message of its type: {error}", reason="UNREADABLE_MESSAGE"
+            ) from error
+
+    def _target(self, received: Any) -> Any:
+        """Returns the request of a refused call for its record: of a known caller, and only a short one."""
+        if self.streams_in or not current_principal().name or len(received) > _LONGEST_TARGET_BYTES:
+            return None
+        with suppress(InvalidRequest):
+            return self._parsed(received)
+        return None
 
     def sending(self, serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
         sent = self.metrics.sent
@@ -299,8 +331,12 @@ class _Method:
             self.audit.refused(self.name, request, peer, error)
 
     @asynccontextmanager
-    async def _around(self, request: Any, context: Context) -> AsyncIterator[Answered]:
-        """Admits the call, sets its tenant and trace, counts it, and converts its exception to a status."""
+    async def _around(self, received: Any, context: Context) -> AsyncIterator[tuple[Any, Answered]]:
+        """Admits the call, sets its tenant and trace, parses and counts it, and converts its exception to a status.
+
+        `received`: the bytes of a single request, or the iterator of a stream of requests.
+        """
+        request: Any = None
         self.metrics.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
         refusal: TenureError | None = None
@@ -311,15 +347,16 @@ class _Method:
                 continue_trace(metadata)
             if self.in_flight is not None:
                 set_stream_rules(StreamRules(partial(self._note, peer_of(context)), self.in_flight()))
+            request = received if self.streams_in else self._parsed(received)
             async with self.running(request, context) as answered, self.readmission(context, metadata):
-                yield answered
+                yield request, answered
             code = _code_of_context(context)
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED
             raise
         except TenureError as error:
             code, refusal = code_of(error), error
-            self._note(peer_of(context), request, error)
+            self._note(peer_of(context), request or self._target(received), error)
             if context.done():
                 raise asyncio.CancelledError from error  # the client is gone
             await context.abort_with_status(to_status(error))
@@ -341,24 +378,7 @@ class _Method:
                 log_request(self.name, request, code, seconds, refusal)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreadable:
-    """A request whose bytes are not a message of the method's type.
-
-    gRPC parses a request before the handler runs and answers an exception of the parser with UNKNOWN and a stack in the
-    log. So the parser returns this placeholder, and the check of the request refuses it.
-    """
-
-    problem: str
-
-
-def _parsed(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
-    try:
-        return deserialize(raw)
-    except DecodeError as error:
-        return _Unreadable(f"the request is not a message of its type: {error}")
-
-
+_LONGEST_TARGET_BYTES: Final = 64 * 1024
 _CODE_BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
 

@@ -24,7 +24,7 @@ from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.audit import Audit
 from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.listening import CannotListen
-from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
+from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing, unbounded
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_status import DRAINING
 from tenure.runtime.security import NO_SECURITY, Security
@@ -130,6 +130,7 @@ class RpcServer:
         keepalive: Keepalive | None = None,
         audit: Audit | None = None,
         limiter: CallLimiter | None = None,
+        longest_request: Callable[[str], int | None] = unbounded,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         reflection_enabled: bool = True,
         serving: bool = True,
@@ -139,7 +140,10 @@ class RpcServer:
         self._access = security.access_control()
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(self._access, validate, examine, audit, limiter), *interceptors],
+            interceptors=[
+                ErrorInterceptor(self._access, validate, examine, audit, limiter, longest_request),
+                *interceptors,
+            ],
             options=options,
         )
         self._address_setting, self._credentials = address, security.server_credentials()

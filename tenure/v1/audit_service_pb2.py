@@ -24,31 +24,64 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
+from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/audit_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\"\x9b\x02\n\x0b\x41uditRecord\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x11\n\trecord_id\x18\x02 \x01(\t\x12/\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0c\n\x04peer\x18\x06 \x01(\t\x12\x0e\n\x06method\x18\x07 \x01(\t\x12\x0e\n\x06target\x18\x08 \x01(\t\x12*\n\x08\x64\x65\x63ision\x18\t \x01(\x0e\x32\x18.tenure.v1.AuditDecision\x12\x0e\n\x06reason\x18\n \x01(\t\x12\r\n\x05\x63ount\x18\x0b \x01(\x03\x12\x0c\n\x04hash\x18\x0c \x01(\x0c\x12\x10\n\x08recorder\x18\r \x01(\t\"\xb3\x01\n\x17ListAuditRecordsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x14\n\x0coldest_first\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12*\n\x08\x64\x65\x63ision\x18\x07 \x01(\x0e\x32\x18.tenure.v1.AuditDecision\"\\\n\x18ListAuditRecordsResponse\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x19\x41ppendAuditRecordsRequest\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\"\x1c\n\x1a\x41ppendAuditRecordsResponse*f\n\rAuditDecision\x12\x1e\n\x1a\x41UDIT_DECISION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41UDIT_DECISION_ALLOWED\x10\x01\x12\x19\n\x15\x41UDIT_DECISION_DENIED\x10\x02\x32\xe7\x01\n\x0c\x41uditService\x12h\n\x10ListAuditRecords\x12\".tenure.v1.ListAuditRecordsRequest\x1a#.tenure.v1.ListAuditRecordsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05\x18\x01\x12m\n\x12\x41ppendAuditRecords\x12$.tenure.v1.AppendAuditRecordsRequest\x1a%.tenure.v1.AppendAuditRecordsResponse\"\n\x92\x82\x19\x06\n\x02\x01\x02\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/audit_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\"\xfa\x02\n\x0b\x41uditRecord\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x1d\n\trecord_id\x18\x02 \x01(\tB\n\x9a\x82\x19\x06\x18@ \x01H\x01\x12/\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x06tenant\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12\x1a\n\x07subject\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12\x17\n\x04peer\x18\x06 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12\x19\n\x06method\x18\x07 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12\x19\n\x06target\x18\x08 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01\x12*\n\x08\x64\x65\x63ision\x18\t \x01(\x0e\x32\x18.tenure.v1.AuditDecision\x12\x19\n\x06reason\x18\n \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01\x12\r\n\x05\x63ount\x18\x0b \x01(\x03\x12\x14\n\x04hash\x18\x0c \x01(\x0c\x42\x06\x9a\x82\x19\x02(@\x12\x19\n\x08recorder\x18\r \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\"\xe5\x01\n\x17ListAuditRecordsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1a\n\npage_token\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x14\n\x0coldest_first\x18\x03 \x01(\x08\x12\x19\n\x06tenant\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12\x1a\n\x07subject\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12\x19\n\x06method\x18\x06 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02H\x01\x12*\n\x08\x64\x65\x63ision\x18\x07 \x01(\x0e\x32\x18.tenure.v1.AuditDecision\"\\\n\x18ListAuditRecordsResponse\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"X\n\x19\x41ppendAuditRecordsRequest\x12\x32\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecordB\t\x9a\x82\x19\x05\x08\xf4\x03\x10\x01:\x07\xa0\x82\x19\x80\x80\x80\x01\"\x1c\n\x1a\x41ppendAuditRecordsResponse*f\n\rAuditDecision\x12\x1e\n\x1a\x41UDIT_DECISION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41UDIT_DECISION_ALLOWED\x10\x01\x12\x19\n\x15\x41UDIT_DECISION_DENIED\x10\x02\x32\xe7\x01\n\x0c\x41uditService\x12h\n\x10ListAuditRecords\x12\".tenure.v1.ListAuditRecordsRequest\x1a#.tenure.v1.ListAuditRecordsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05\x18\x01\x12m\n\x12\x41ppendAuditRecords\x12$.tenure.v1.AppendAuditRecordsRequest\x1a%.tenure.v1.AppendAuditRecordsResponse\"\n\x92\x82\x19\x06\n\x02\x01\x02\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.audit_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['record_id']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['record_id']._serialized_options = b'\232\202\031\006\030@ \001H\001'
+  _globals['_AUDITRECORD'].fields_by_name['tenant']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['tenant']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_AUDITRECORD'].fields_by_name['subject']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['subject']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_AUDITRECORD'].fields_by_name['peer']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['peer']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_AUDITRECORD'].fields_by_name['method']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['method']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_AUDITRECORD'].fields_by_name['target']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['target']._serialized_options = b'\232\202\031\005\030\350\007H\001'
+  _globals['_AUDITRECORD'].fields_by_name['reason']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['reason']._serialized_options = b'\232\202\031\005\030\350\007H\001'
+  _globals['_AUDITRECORD'].fields_by_name['hash']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['hash']._serialized_options = b'\232\202\031\002(@'
+  _globals['_AUDITRECORD'].fields_by_name['recorder']._loaded_options = None
+  _globals['_AUDITRECORD'].fields_by_name['recorder']._serialized_options = b'\232\202\031\003\030\254\002'
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['tenant']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['subject']._loaded_options = None
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['subject']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['method']._loaded_options = None
+  _globals['_LISTAUDITRECORDSREQUEST'].fields_by_name['method']._serialized_options = b'\232\202\031\005\030\254\002H\001'
+  _globals['_APPENDAUDITRECORDSREQUEST'].fields_by_name['records']._loaded_options = None
+  _globals['_APPENDAUDITRECORDSREQUEST'].fields_by_name['records']._serialized_options = b'\232\202\031\005\010\364\003\020\001'
+  _globals['_APPENDAUDITRECORDSREQUEST']._loaded_options = None
+  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_options = b'\240\202\031\200\200\200\001'
   _globals['_AUDITSERVICE'].methods_by_name['ListAuditRecords']._loaded_options = None
   _globals['_AUDITSERVICE'].methods_by_name['ListAuditRecords']._serialized_options = b'\222\202\031\007\n\001\001\020\005\030\001'
   _globals['_AUDITSERVICE'].methods_by_name['AppendAuditRecords']._loaded_options = None
   _globals['_AUDITSERVICE'].methods_by_name['AppendAuditRecords']._serialized_options = b'\222\202\031\006\n\002\001\002\030\001'
-  _globals['_AUDITDECISION']._serialized_start=763
-  _globals['_AUDITDECISION']._serialized_end=865
-  _globals['_AUDITRECORD']._serialized_start=102
-  _globals['_AUDITRECORD']._serialized_end=385
-  _globals['_LISTAUDITRECORDSREQUEST']._serialized_start=388
-  _globals['_LISTAUDITRECORDSREQUEST']._serialized_end=567
-  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_start=569
-  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_end=661
-  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_start=663
-  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_end=731
-  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_start=733
-  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_end=761
-  _globals['_AUDITSERVICE']._serialized_start=868
-  _globals['_AUDITSERVICE']._serialized_end=1099
+  _globals['_AUDITDECISION']._serialized_start=950
+  _globals['_AUDITDECISION']._serialized_end=1052
+  _globals['_AUDITRECORD']._serialized_start=124
+  _globals['_AUDITRECORD']._serialized_end=502
+  _globals['_LISTAUDITRECORDSREQUEST']._serialized_start=505
+  _globals['_LISTAUDITRECORDSREQUEST']._serialized_end=734
+  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_start=736
+  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_end=828
+  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_start=830
+  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_end=918
+  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_start=920
+  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_end=948
+  _globals['_AUDITSERVICE']._serialized_start=1055
+  _globals['_AUDITSERVICE']._serialized_end=1286
 # @@protoc_insertion_point(module_scope)

@@ -25,16 +25,47 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
+from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/lease_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x15tenure/v1/token.proto\"\xb3\x02\n\x05Lease\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x05 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x06 \x01(\x03\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12&\n\x03ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x61\x63quire_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"s\n\x13\x41\x63quireLeaseRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14\x41\x63quireLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\";\n\x11RenewLeaseRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"5\n\x12RenewLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\"1\n\x0eLeaseReference\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x88\x01\n\x13ReleaseLeaseRequest\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingTokenH\x00\x12*\n\x05lease\x18\x02 \x01(\x0b\x32\x19.tenure.v1.LeaseReferenceH\x00\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x0b\n\tauthority\"(\n\x14ReleaseLeaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"\xd5\x01\n\x14TransferLeaseRequest\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingTokenH\x00\x12*\n\x05lease\x18\x02 \x01(\x0b\x32\x19.tenure.v1.LeaseReferenceH\x00\x12\x0e\n\x06holder\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x0b\n\tauthority\"8\n\x15TransferLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\"#\n\x0fGetLeaseRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\"3\n\x10GetLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\"J\n\x11ListLeasesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x12ListLeasesResponse\x12 \n\x06leases\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x03\"<\n\x12WatchLeasesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_revision\x18\x02 \x01(\x03\"N\n\x13WatchLeasesResponse\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.tenure.v1.LeaseEvent\x12\x10\n\x08revision\x18\x02 \x01(\x03\"m\n\nLeaseEvent\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12 \n\x04held\x18\x02 \x01(\x0b\x32\x10.tenure.v1.LeaseH\x00\x12!\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x10.tenure.v1.LeaseH\x00\x42\x08\n\x06\x63hange\"\x18\n\x16ListSigningKeysRequest\">\n\x17ListSigningKeysResponse\x12#\n\x04keys\x18\x01 \x03(\x0b\x32\x15.tenure.v1.SigningKey\"@\n\nSigningKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x08\x32\xe3\x05\n\x0cLeaseService\x12Z\n\x0c\x41\x63quireLease\x12\x1e.tenure.v1.AcquireLeaseRequest\x1a\x1f.tenure.v1.AcquireLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12T\n\nRenewLease\x12\x1c.tenure.v1.RenewLeaseRequest\x1a\x1d.tenure.v1.RenewLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12Z\n\x0cReleaseLease\x12\x1e.tenure.v1.ReleaseLeaseRequest\x1a\x1f.tenure.v1.ReleaseLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12]\n\rTransferLease\x12\x1f.tenure.v1.TransferLeaseRequest\x1a .tenure.v1.TransferLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12N\n\x08GetLease\x12\x1a.tenure.v1.GetLeaseRequest\x1a\x1b.tenure.v1.GetLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12T\n\nListLeases\x12\x1c.tenure.v1.ListLeasesRequest\x1a\x1d.tenure.v1.ListLeasesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12Y\n\x0bWatchLeases\x12\x1d.tenure.v1.WatchLeasesRequest\x1a\x1e.tenure.v1.WatchLeasesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x30\x01\x12\x65\n\x0fListSigningKeys\x12!.tenure.v1.ListSigningKeysRequest\x1a\".tenure.v1.ListSigningKeysResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/lease_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x15tenure/v1/token.proto\"\xb3\x02\n\x05Lease\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x05 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x06 \x01(\x03\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12&\n\x03ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x61\x63quire_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x95\x01\n\x13\x41\x63quireLeaseRequest\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\x12\x1b\n\x06holder\x18\x02 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1f\n\nrequest_id\x18\x04 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\"7\n\x14\x41\x63quireLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\";\n\x11RenewLeaseRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"5\n\x12RenewLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\"A\n\x0eLeaseReference\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\x12\x15\n\x05\x65poch\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\"\x93\x01\n\x13ReleaseLeaseRequest\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingTokenH\x00\x12*\n\x05lease\x18\x02 \x01(\x0b\x32\x19.tenure.v1.LeaseReferenceH\x00\x12\x19\n\x06reason\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01\x42\x0b\n\tauthority\"(\n\x14ReleaseLeaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"\xfc\x01\n\x14TransferLeaseRequest\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingTokenH\x00\x12*\n\x05lease\x18\x02 \x01(\x0b\x32\x19.tenure.v1.LeaseReferenceH\x00\x12\x1b\n\x06holder\x18\x03 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x06reason\x18\x05 \x01(\tB\x0b\x9a\x82\x19\x07\x18\xe8\x07 \x01H\x01\x12\x1f\n\nrequest_id\x18\x06 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x42\x0b\n\tauthority\"8\n\x15TransferLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\"+\n\x0fGetLeaseRequest\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\"3\n\x10GetLeaseResponse\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Lease\"g\n\x11ListLeasesRequest\x12\x18\n\x06prefix\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\x08@\x01\x12\x1a\n\tpage_size\x18\x02 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1c\n\npage_token\x18\x03 \x01(\tB\x08\x9a\x82\x19\x04\x38\x08@\x01\"a\n\x12ListLeasesResponse\x12 \n\x06leases\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x03\"N\n\x12WatchLeasesRequest\x12\x18\n\x06prefix\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\x08@\x01\x12\x1e\n\x0e\x61\x66ter_revision\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"N\n\x13WatchLeasesResponse\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.tenure.v1.LeaseEvent\x12\x10\n\x08revision\x18\x02 \x01(\x03\"m\n\nLeaseEvent\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12 \n\x04held\x18\x02 \x01(\x0b\x32\x10.tenure.v1.LeaseH\x00\x12!\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x10.tenure.v1.LeaseH\x00\x42\x08\n\x06\x63hange\"\x18\n\x16ListSigningKeysRequest\">\n\x17ListSigningKeysResponse\x12#\n\x04keys\x18\x01 \x03(\x0b\x32\x15.tenure.v1.SigningKey\"@\n\nSigningKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x08\x32\xe3\x05\n\x0cLeaseService\x12Z\n\x0c\x41\x63quireLease\x12\x1e.tenure.v1.AcquireLeaseRequest\x1a\x1f.tenure.v1.AcquireLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12T\n\nRenewLease\x12\x1c.tenure.v1.RenewLeaseRequest\x1a\x1d.tenure.v1.RenewLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12Z\n\x0cReleaseLease\x12\x1e.tenure.v1.ReleaseLeaseRequest\x1a\x1f.tenure.v1.ReleaseLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12]\n\rTransferLease\x12\x1f.tenure.v1.TransferLeaseRequest\x1a .tenure.v1.TransferLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12N\n\x08GetLease\x12\x1a.tenure.v1.GetLeaseRequest\x1a\x1b.tenure.v1.GetLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12T\n\nListLeases\x12\x1c.tenure.v1.ListLeasesRequest\x1a\x1d.tenure.v1.ListLeasesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12Y\n\x0bWatchLeases\x12\x1d.tenure.v1.WatchLeasesRequest\x1a\x1e.tenure.v1.WatchLeasesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x30\x01\x12\x65\n\x0fListSigningKeys\x12!.tenure.v1.ListSigningKeysRequest\x1a\".tenure.v1.ListSigningKeysResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x01\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.lease_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['resource']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['resource']._serialized_options = b'\232\202\031\0028\010'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['holder']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['holder']._serialized_options = b'\232\202\031\007\030\200\001 \001H\001'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\007\030\200\001 \001H\001'
+  _globals['_LEASEREFERENCE'].fields_by_name['resource']._loaded_options = None
+  _globals['_LEASEREFERENCE'].fields_by_name['resource']._serialized_options = b'\232\202\031\0028\010'
+  _globals['_LEASEREFERENCE'].fields_by_name['epoch']._loaded_options = None
+  _globals['_LEASEREFERENCE'].fields_by_name['epoch']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['reason']._loaded_options = None
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\005\030\350\007H\001'
+  _globals['_TRANSFERLEASEREQUEST'].fields_by_name['holder']._loaded_options = None
+  _globals['_TRANSFERLEASEREQUEST'].fields_by_name['holder']._serialized_options = b'\232\202\031\007\030\200\001 \001H\001'
+  _globals['_TRANSFERLEASEREQUEST'].fields_by_name['reason']._loaded_options = None
+  _globals['_TRANSFERLEASEREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\007\030\350\007 \001H\001'
+  _globals['_TRANSFERLEASEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_TRANSFERLEASEREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\007\030\200\001 \001H\001'
+  _globals['_GETLEASEREQUEST'].fields_by_name['resource']._loaded_options = None
+  _globals['_GETLEASEREQUEST'].fields_by_name['resource']._serialized_options = b'\232\202\031\0028\010'
+  _globals['_LISTLEASESREQUEST'].fields_by_name['prefix']._loaded_options = None
+  _globals['_LISTLEASESREQUEST'].fields_by_name['prefix']._serialized_options = b'\232\202\031\0048\010@\001'
+  _globals['_LISTLEASESREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTLEASESREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_LISTLEASESREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTLEASESREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\0048\010@\001'
+  _globals['_WATCHLEASESREQUEST'].fields_by_name['prefix']._loaded_options = None
+  _globals['_WATCHLEASESREQUEST'].fields_by_name['prefix']._serialized_options = b'\232\202\031\0048\010@\001'
+  _globals['_WATCHLEASESREQUEST'].fields_by_name['after_revision']._loaded_options = None
+  _globals['_WATCHLEASESREQUEST'].fields_by_name['after_revision']._serialized_options = b'\232\202\031\002P\000'
   _globals['_LEASESERVICE'].methods_by_name['AcquireLease']._loaded_options = None
   _globals['_LEASESERVICE'].methods_by_name['AcquireLease']._serialized_options = b'\222\202\031\005\n\001\001\020\002'
   _globals['_LEASESERVICE'].methods_by_name['RenewLease']._loaded_options = None
@@ -51,46 +82,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASESERVICE'].methods_by_name['WatchLeases']._serialized_options = b'\222\202\031\005\n\001\001\020\001'
   _globals['_LEASESERVICE'].methods_by_name['ListSigningKeys']._loaded_options = None
   _globals['_LEASESERVICE'].methods_by_name['ListSigningKeys']._serialized_options = b'\222\202\031\007\n\001\001\020\001\030\001'
-  _globals['_LEASE']._serialized_start=157
-  _globals['_LEASE']._serialized_end=464
-  _globals['_ACQUIRELEASEREQUEST']._serialized_start=466
-  _globals['_ACQUIRELEASEREQUEST']._serialized_end=581
-  _globals['_ACQUIRELEASERESPONSE']._serialized_start=583
-  _globals['_ACQUIRELEASERESPONSE']._serialized_end=638
-  _globals['_RENEWLEASEREQUEST']._serialized_start=640
-  _globals['_RENEWLEASEREQUEST']._serialized_end=699
-  _globals['_RENEWLEASERESPONSE']._serialized_start=701
-  _globals['_RENEWLEASERESPONSE']._serialized_end=754
-  _globals['_LEASEREFERENCE']._serialized_start=756
-  _globals['_LEASEREFERENCE']._serialized_end=805
-  _globals['_RELEASELEASEREQUEST']._serialized_start=808
-  _globals['_RELEASELEASEREQUEST']._serialized_end=944
-  _globals['_RELEASELEASERESPONSE']._serialized_start=946
-  _globals['_RELEASELEASERESPONSE']._serialized_end=986
-  _globals['_TRANSFERLEASEREQUEST']._serialized_start=989
-  _globals['_TRANSFERLEASEREQUEST']._serialized_end=1202
-  _globals['_TRANSFERLEASERESPONSE']._serialized_start=1204
-  _globals['_TRANSFERLEASERESPONSE']._serialized_end=1260
-  _globals['_GETLEASEREQUEST']._serialized_start=1262
-  _globals['_GETLEASEREQUEST']._serialized_end=1297
-  _globals['_GETLEASERESPONSE']._serialized_start=1299
-  _globals['_GETLEASERESPONSE']._serialized_end=1350
-  _globals['_LISTLEASESREQUEST']._serialized_start=1352
-  _globals['_LISTLEASESREQUEST']._serialized_end=1426
-  _globals['_LISTLEASESRESPONSE']._serialized_start=1428
-  _globals['_LISTLEASESRESPONSE']._serialized_end=1525
-  _globals['_WATCHLEASESREQUEST']._serialized_start=1527
-  _globals['_WATCHLEASESREQUEST']._serialized_end=1587
-  _globals['_WATCHLEASESRESPONSE']._serialized_start=1589
-  _globals['_WATCHLEASESRESPONSE']._serialized_end=1667
-  _globals['_LEASEEVENT']._serialized_start=1669
-  _globals['_LEASEEVENT']._serialized_end=1778
-  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_start=1780
-  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_end=1804
-  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_start=1806
-  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_end=1868
-  _globals['_SIGNINGKEY']._serialized_start=1870
-  _globals['_SIGNINGKEY']._serialized_end=1934
-  _globals['_LEASESERVICE']._serialized_start=1937
-  _globals['_LEASESERVICE']._serialized_end=2676
+  _globals['_LEASE']._serialized_start=179
+  _globals['_LEASE']._serialized_end=486
+  _globals['_ACQUIRELEASEREQUEST']._serialized_start=489
+  _globals['_ACQUIRELEASEREQUEST']._serialized_end=638
+  _globals['_ACQUIRELEASERESPONSE']._serialized_start=640
+  _globals['_ACQUIRELEASERESPONSE']._serialized_end=695
+  _globals['_RENEWLEASEREQUEST']._serialized_start=697
+  _globals['_RENEWLEASEREQUEST']._serialized_end=756
+  _globals['_RENEWLEASERESPONSE']._serialized_start=758
+  _globals['_RENEWLEASERESPONSE']._serialized_end=811
+  _globals['_LEASEREFERENCE']._serialized_start=813
+  _globals['_LEASEREFERENCE']._serialized_end=878
+  _globals['_RELEASELEASEREQUEST']._serialized_start=881
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1028
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1030
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1070
+  _globals['_TRANSFERLEASEREQUEST']._serialized_start=1073
+  _globals['_TRANSFERLEASEREQUEST']._serialized_end=1325
+  _globals['_TRANSFERLEASERESPONSE']._serialized_start=1327
+  _globals['_TRANSFERLEASERESPONSE']._serialized_end=1383
+  _globals['_GETLEASEREQUEST']._serialized_start=1385
+  _globals['_GETLEASEREQUEST']._serialized_end=1428
+  _globals['_GETLEASERESPONSE']._serialized_start=1430
+  _globals['_GETLEASERESPONSE']._serialized_end=1481
+  _globals['_LISTLEASESREQUEST']._serialized_start=1483
+  _globals['_LISTLEASESREQUEST']._serialized_end=1586
+  _globals['_LISTLEASESRESPONSE']._serialized_start=1588
+  _globals['_LISTLEASESRESPONSE']._serialized_end=1685
+  _globals['_WATCHLEASESREQUEST']._serialized_start=1687
+  _globals['_WATCHLEASESREQUEST']._serialized_end=1765
+  _globals['_WATCHLEASESRESPONSE']._serialized_start=1767
+  _globals['_WATCHLEASESRESPONSE']._serialized_end=1845
+  _globals['_LEASEEVENT']._serialized_start=1847
+  _globals['_LEASEEVENT']._serialized_end=1956
+  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_start=1958
+  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_end=1982
+  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_start=1984
+  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_end=2046
+  _globals['_SIGNINGKEY']._serialized_start=2048
+  _globals['_SIGNINGKEY']._serialized_end=2112
+  _globals['_LEASESERVICE']._serialized_start=2115
+  _globals['_LEASESERVICE']._serialized_end=2854
 # @@protoc_insertion_point(module_scope)

@@ -25,16 +25,57 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
+from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tenure/v1/schedule_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/task.proto\"\xff\x04\n\x08Schedule\x12\x13\n\x0bschedule_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x0c\n\x04\x63ron\x18\x04 \x01(\t\x12\x11\n\ttime_zone\x18\x05 \x01(\t\x12\x30\n\x0eoverlap_policy\x18\x06 \x01(\x0e\x32\x18.tenure.v1.OverlapPolicy\x12\x32\n\x0f\x63\x61tch_up_window\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06paused\x18\n \x01(\x08\x12\x14\n\x0cpause_reason\x18\x0b \x01(\t\x12\x13\n\x0bpause_actor\x18\x0c \x01(\t\x12\x31\n\rnext_due_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cstarted_runs\x18\x0e \x01(\x03\x12\x14\n\x0cskipped_runs\x18\x0f \x01(\x03\x12\x13\n\x0b\x66\x61iled_runs\x18\x10 \x01(\x03\x12\x14\n\x0cwaiting_runs\x18\x11 \x01(\x05\x12\x0f\n\x07problem\x18\x12 \x01(\t\x12/\n\x0b\x63reate_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x15 \x01(\x03\"\x9a\x02\n\x0bScheduleRun\x12\x15\n\rsource_run_id\x18\x01 \x01(\t\x12,\n\x08\x64ue_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x07outcome\x18\x03 \x01(\x0e\x32\x15.tenure.v1.RunOutcome\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x11\n\tdue_times\x18\x06 \x01(\x03\x12\x0f\n\x07task_id\x18\x07 \x01(\t\x12(\n\ntask_state\x18\x08 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12/\n\x0brecord_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xad\x02\n\x15\x43reateScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x0c\n\x04\x63ron\x18\x03 \x01(\t\x12\x11\n\ttime_zone\x18\x04 \x01(\t\x12\x30\n\x0eoverlap_policy\x18\x05 \x01(\x0e\x32\x18.tenure.v1.OverlapPolicy\x12\x32\n\x0f\x63\x61tch_up_window\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"?\n\x16\x43reateScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\"\x9f\x03\n\x15UpdateScheduleRequest\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x19\n\x11\x65xpected_revision\x18\x02 \x01(\x03\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x11\n\x04\x63ron\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x16\n\ttime_zone\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x30\n\x0eoverlap_policy\x18\x06 \x01(\x0e\x32\x18.tenure.v1.OverlapPolicy\x12\x32\n\x0f\x63\x61tch_up_window\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x63lear_start_time\x18\n \x01(\x08\x12\x16\n\x0e\x63lear_end_time\x18\x0b \x01(\x08\x42\x07\n\x05_cronB\x0c\n\n_time_zone\"?\n\x16UpdateScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\"9\n\x12GetScheduleRequest\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x11\n\trun_count\x18\x02 \x01(\x05\"b\n\x13GetScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\x12$\n\x04runs\x18\x02 \x03(\x0b\x32\x16.tenure.v1.ScheduleRun\"=\n\x14ListSchedulesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x15ListSchedulesResponse\x12&\n\tschedules\x18\x01 \x03(\x0b\x32\x13.tenure.v1.Schedule\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"G\n\x14PauseScheduleRequest\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\">\n\x15PauseScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\")\n\x15ResumeScheduleRequest\x12\x10\n\x08schedule\x18\x01 \x01(\t\"?\n\x16ResumeScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\">\n\x16TriggerScheduleRequest\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"8\n\x17TriggerScheduleResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\")\n\x15\x44\x65leteScheduleRequest\x12\x10\n\x08schedule\x18\x01 \x01(\t\")\n\x16\x44\x65leteScheduleResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08*\x86\x01\n\rOverlapPolicy\x12\x1e\n\x1aOVERLAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13OVERLAP_POLICY_SKIP\x10\x01\x12\x18\n\x14OVERLAP_POLICY_QUEUE\x10\x02\x12\"\n\x1eOVERLAP_POLICY_CANCEL_PREVIOUS\x10\x03*\x8c\x01\n\nRunOutcome\x12\x1b\n\x17RUN_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13RUN_OUTCOME_STARTED\x10\x01\x12\x17\n\x13RUN_OUTCOME_WAITING\x10\x02\x12\x17\n\x13RUN_OUTCOME_SKIPPED\x10\x03\x12\x16\n\x12RUN_OUTCOME_FAILED\x10\x04\x32\x95\x06\n\x0fScheduleService\x12`\n\x0e\x43reateSchedule\x12 .tenure.v1.CreateScheduleRequest\x1a!.tenure.v1.CreateScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12W\n\x0bGetSchedule\x12\x1d.tenure.v1.GetScheduleRequest\x1a\x1e.tenure.v1.GetScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12]\n\rListSchedules\x12\x1f.tenure.v1.ListSchedulesRequest\x1a .tenure.v1.ListSchedulesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12`\n\x0eUpdateSchedule\x12 .tenure.v1.UpdateScheduleRequest\x1a!.tenure.v1.UpdateScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12]\n\rPauseSchedule\x12\x1f.tenure.v1.PauseScheduleRequest\x1a .tenure.v1.PauseScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12`\n\x0eResumeSchedule\x12 .tenure.v1.ResumeScheduleRequest\x1a!.tenure.v1.ResumeScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12\x63\n\x0fTriggerSchedule\x12!.tenure.v1.TriggerScheduleRequest\x1a\".tenure.v1.TriggerScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12`\n\x0e\x44\x65leteSchedule\x12 .tenure.v1.DeleteScheduleRequest\x1a!.tenure.v1.DeleteScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tenure/v1/schedule_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\"\xff\x04\n\x08Schedule\x12\x13\n\x0bschedule_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x0c\n\x04\x63ron\x18\x04 \x01(\t\x12\x11\n\ttime_zone\x18\x05 \x01(\t\x12\x30\n\x0eoverlap_policy\x18\x06 \x01(\x0e\x32\x18.tenure.v1.OverlapPolicy\x12\x32\n\x0f\x63\x61tch_up_window\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06paused\x18\n \x01(\x08\x12\x14\n\x0cpause_reason\x18\x0b \x01(\t\x12\x13\n\x0bpause_actor\x18\x0c \x01(\t\x12\x31\n\rnext_due_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cstarted_runs\x18\x0e \x01(\x03\x12\x14\n\x0cskipped_runs\x18\x0f \x01(\x03\x12\x13\n\x0b\x66\x61iled_runs\x18\x10 \x01(\x03\x12\x14\n\x0cwaiting_runs\x18\x11 \x01(\x05\x12\x0f\n\x07problem\x18\x12 \x01(\t\x12/\n\x0b\x63reate_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x15 \x01(\x03\"\x9a\x02\n\x0bScheduleRun\x12\x15\n\rsource_run_id\x18\x01 \x01(\t\x12,\n\x08\x64ue_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x07outcome\x18\x03 \x01(\x0e\x32\x15.tenure.v1.RunOutcome\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x11\n\tdue_times\x18\x06 \x01(\x03\x12\x0f\n\x07task_id\x18\x07 \x01(\t\x12(\n\ntask_state\x18\x08 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12/\n\x0brecord_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xcf\x02\n\x15\x43reateScheduleRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x15\n\x04\x63ron\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x1a\n\ttime_zone\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x38\n\x0eoverlap_policy\x18\x05 \x01(\x0e\x32\x18.tenure.v1.OverlapPolicyB\x06\x9a\x82\x19\x02`\x01\x12\x32\n\x0f\x63\x61tch_up_window\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"?\n\x16\x43reateScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\"\xc9\x03\n\x15UpdateScheduleRequest\x12\x18\n\x08schedule\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\x12!\n\x11\x65xpected_revision\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x1a\n\x04\x63ron\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01H\x00\x88\x01\x01\x12\x1f\n\ttime_zone\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01H\x01\x88\x01\x01\x12\x38\n\x0eoverlap_policy\x18\x06 \x01(\x0e\x32\x18.tenure.v1.OverlapPolicyB\x06\x9a\x82\x19\x02`\x01\x12\x32\n\x0f\x63\x61tch_up_window\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x63lear_start_time\x18\n \x01(\x08\x12\x16\n\x0e\x63lear_end_time\x18\x0b \x01(\x08\x42\x07\n\x05_cronB\x0c\n\n_time_zone\"?\n\x16UpdateScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\"I\n\x12GetScheduleRequest\x12\x18\n\x08schedule\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\x12\x19\n\trun_count\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02Xd\"b\n\x13GetScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\x12$\n\x04runs\x18\x02 \x03(\x0b\x32\x16.tenure.v1.ScheduleRun\"P\n\x14ListSchedulesRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\x02@\x01\"X\n\x15ListSchedulesResponse\x12&\n\tschedules\x18\x01 \x03(\x0b\x32\x13.tenure.v1.Schedule\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"c\n\x14PauseScheduleRequest\x12\x18\n\x08schedule\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\x12\x19\n\x06reason\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\x12\x16\n\x05\x61\x63tor\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\">\n\x15PauseScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\"1\n\x15ResumeScheduleRequest\x12\x18\n\x08schedule\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\"?\n\x16ResumeScheduleResponse\x12%\n\x08schedule\x18\x01 \x01(\x0b\x32\x13.tenure.v1.Schedule\"N\n\x16TriggerScheduleRequest\x12\x18\n\x08schedule\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\x12\x1a\n\nrequest_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\"8\n\x17TriggerScheduleResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"1\n\x15\x44\x65leteScheduleRequest\x12\x18\n\x08schedule\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x02\")\n\x16\x44\x65leteScheduleResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08*\x86\x01\n\rOverlapPolicy\x12\x1e\n\x1aOVERLAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13OVERLAP_POLICY_SKIP\x10\x01\x12\x18\n\x14OVERLAP_POLICY_QUEUE\x10\x02\x12\"\n\x1eOVERLAP_POLICY_CANCEL_PREVIOUS\x10\x03*\x8c\x01\n\nRunOutcome\x12\x1b\n\x17RUN_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13RUN_OUTCOME_STARTED\x10\x01\x12\x17\n\x13RUN_OUTCOME_WAITING\x10\x02\x12\x17\n\x13RUN_OUTCOME_SKIPPED\x10\x03\x12\x16\n\x12RUN_OUTCOME_FAILED\x10\x04\x32\x95\x06\n\x0fScheduleService\x12`\n\x0e\x43reateSchedule\x12 .tenure.v1.CreateScheduleRequest\x1a!.tenure.v1.CreateScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12W\n\x0bGetSchedule\x12\x1d.tenure.v1.GetScheduleRequest\x1a\x1e.tenure.v1.GetScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12]\n\rListSchedules\x12\x1f.tenure.v1.ListSchedulesRequest\x1a .tenure.v1.ListSchedulesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12`\n\x0eUpdateSchedule\x12 .tenure.v1.UpdateScheduleRequest\x1a!.tenure.v1.UpdateScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12]\n\rPauseSchedule\x12\x1f.tenure.v1.PauseScheduleRequest\x1a .tenure.v1.PauseScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12`\n\x0eResumeSchedule\x12 .tenure.v1.ResumeScheduleRequest\x1a!.tenure.v1.ResumeScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12\x63\n\x0fTriggerSchedule\x12!.tenure.v1.TriggerScheduleRequest\x1a\".tenure.v1.TriggerScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x12`\n\x0e\x44\x65leteSchedule\x12 .tenure.v1.DeleteScheduleRequest\x1a!.tenure.v1.DeleteScheduleResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.schedule_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['name']._serialized_options = b'\232\202\031\0028\002'
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['cron']._loaded_options = None
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['cron']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['time_zone']._loaded_options = None
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['time_zone']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['overlap_policy']._loaded_options = None
+  _globals['_CREATESCHEDULEREQUEST'].fields_by_name['overlap_policy']._serialized_options = b'\232\202\031\002`\001'
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['schedule']._loaded_options = None
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['schedule']._serialized_options = b'\232\202\031\0028\002'
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['expected_revision']._loaded_options = None
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['expected_revision']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['cron']._loaded_options = None
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['cron']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['time_zone']._loaded_options = None
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['time_zone']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['overlap_policy']._loaded_options = None
+  _globals['_UPDATESCHEDULEREQUEST'].fields_by_name['overlap_policy']._serialized_options = b'\232\202\031\002`\001'
+  _globals['_GETSCHEDULEREQUEST'].fields_by_name['schedule']._loaded_options = None
+  _globals['_GETSCHEDULEREQUEST'].fields_by_name['schedule']._serialized_options = b'\232\202\031\0028\002'
+  _globals['_GETSCHEDULEREQUEST'].fields_by_name['run_count']._loaded_options = None
+  _globals['_GETSCHEDULEREQUEST'].fields_by_name['run_count']._serialized_options = b'\232\202\031\002Xd'
+  _globals['_LISTSCHEDULESREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTSCHEDULESREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_LISTSCHEDULESREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTSCHEDULESREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\0048\002@\001'
+  _globals['_PAUSESCHEDULEREQUEST'].fields_by_name['schedule']._loaded_options = None
+  _globals['_PAUSESCHEDULEREQUEST'].fields_by_name['schedule']._serialized_options = b'\232\202\031\0028\002'
+  _globals['_PAUSESCHEDULEREQUEST'].fields_by_name['reason']._loaded_options = None
+  _globals['_PAUSESCHEDULEREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\005\030\350\007 \001'
+  _globals['_PAUSESCHEDULEREQUEST'].fields_by_name['actor']._loaded_options = None
+  _globals['_PAUSESCHEDULEREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_RESUMESCHEDULEREQUEST'].fields_by_name['schedule']._loaded_options = None
+  _globals['_RESUMESCHEDULEREQUEST'].fields_by_name['schedule']._serialized_options = b'\232\202\031\0028\002'
+  _globals['_TRIGGERSCHEDULEREQUEST'].fields_by_name['schedule']._loaded_options = None
+  _globals['_TRIGGERSCHEDULEREQUEST'].fields_by_name['schedule']._serialized_options = b'\232\202\031\0028\002'
+  _globals['_TRIGGERSCHEDULEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_TRIGGERSCHEDULEREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_DELETESCHEDULEREQUEST'].fields_by_name['schedule']._loaded_options = None
+  _globals['_DELETESCHEDULEREQUEST'].fields_by_name['schedule']._serialized_options = b'\232\202\031\0028\002'
   _globals['_SCHEDULESERVICE'].methods_by_name['CreateSchedule']._loaded_options = None
   _globals['_SCHEDULESERVICE'].methods_by_name['CreateSchedule']._serialized_options = b'\222\202\031\005\n\001\001\020\002'
   _globals['_SCHEDULESERVICE'].methods_by_name['GetSchedule']._loaded_options = None
@@ -51,46 +92,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULESERVICE'].methods_by_name['TriggerSchedule']._serialized_options = b'\222\202\031\005\n\001\001\020\002'
   _globals['_SCHEDULESERVICE'].methods_by_name['DeleteSchedule']._loaded_options = None
   _globals['_SCHEDULESERVICE'].methods_by_name['DeleteSchedule']._serialized_options = b'\222\202\031\005\n\001\001\020\002'
-  _globals['_OVERLAPPOLICY']._serialized_start=2703
-  _globals['_OVERLAPPOLICY']._serialized_end=2837
-  _globals['_RUNOUTCOME']._serialized_start=2840
-  _globals['_RUNOUTCOME']._serialized_end=2980
-  _globals['_SCHEDULE']._serialized_start=159
-  _globals['_SCHEDULE']._serialized_end=798
-  _globals['_SCHEDULERUN']._serialized_start=801
-  _globals['_SCHEDULERUN']._serialized_end=1083
-  _globals['_CREATESCHEDULEREQUEST']._serialized_start=1086
-  _globals['_CREATESCHEDULEREQUEST']._serialized_end=1387
-  _globals['_CREATESCHEDULERESPONSE']._serialized_start=1389
-  _globals['_CREATESCHEDULERESPONSE']._serialized_end=1452
-  _globals['_UPDATESCHEDULEREQUEST']._serialized_start=1455
-  _globals['_UPDATESCHEDULEREQUEST']._serialized_end=1870
-  _globals['_UPDATESCHEDULERESPONSE']._serialized_start=1872
-  _globals['_UPDATESCHEDULERESPONSE']._serialized_end=1935
-  _globals['_GETSCHEDULEREQUEST']._serialized_start=1937
-  _globals['_GETSCHEDULEREQUEST']._serialized_end=1994
-  _globals['_GETSCHEDULERESPONSE']._serialized_start=1996
-  _globals['_GETSCHEDULERESPONSE']._serialized_end=2094
-  _globals['_LISTSCHEDULESREQUEST']._serialized_start=2096
-  _globals['_LISTSCHEDULESREQUEST']._serialized_end=2157
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=2159
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=2247
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=2249
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=2320
-  _globals['_PAUSESCHEDULERESPONSE']._serialized_start=2322
-  _globals['_PAUSESCHEDULERESPONSE']._serialized_end=2384
-  _globals['_RESUMESCHEDULEREQUEST']._serialized_start=2386
-  _globals['_RESUMESCHEDULEREQUEST']._serialized_end=2427
-  _globals['_RESUMESCHEDULERESPONSE']._serialized_start=2429
-  _globals['_RESUMESCHEDULERESPONSE']._serialized_end=2492
-  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_start=2494
-  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_end=2556
-  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_start=2558
-  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_end=2614
-  _globals['_DELETESCHEDULEREQUEST']._serialized_start=2616
-  _globals['_DELETESCHEDULEREQUEST']._serialized_end=2657
-  _globals['_DELETESCHEDULERESPONSE']._serialized_start=2659
-  _globals['_DELETESCHEDULERESPONSE']._serialized_end=2700
-  _globals['_SCHEDULESERVICE']._serialized_start=2983
-  _globals['_SCHEDULESERVICE']._serialized_end=3772
+  _globals['_OVERLAPPOLICY']._serialized_start=2896
+  _globals['_OVERLAPPOLICY']._serialized_end=3030
+  _globals['_RUNOUTCOME']._serialized_start=3033
+  _globals['_RUNOUTCOME']._serialized_end=3173
+  _globals['_SCHEDULE']._serialized_start=181
+  _globals['_SCHEDULE']._serialized_end=820
+  _globals['_SCHEDULERUN']._serialized_start=823
+  _globals['_SCHEDULERUN']._serialized_end=1105
+  _globals['_CREATESCHEDULEREQUEST']._serialized_start=1108
+  _globals['_CREATESCHEDULEREQUEST']._serialized_end=1443
+  _globals['_CREATESCHEDULERESPONSE']._serialized_start=1445
+  _globals['_CREATESCHEDULERESPONSE']._serialized_end=1508
+  _globals['_UPDATESCHEDULEREQUEST']._serialized_start=1511
+  _globals['_UPDATESCHEDULEREQUEST']._serialized_end=1968
+  _globals['_UPDATESCHEDULERESPONSE']._serialized_start=1970
+  _globals['_UPDATESCHEDULERESPONSE']._serialized_end=2033
+  _globals['_GETSCHEDULEREQUEST']._serialized_start=2035
+  _globals['_GETSCHEDULEREQUEST']._serialized_end=2108
+  _globals['_GETSCHEDULERESPONSE']._serialized_start=2110
+  _globals['_GETSCHEDULERESPONSE']._serialized_end=2208
+  _globals['_LISTSCHEDULESREQUEST']._serialized_start=2210
+  _globals['_LISTSCHEDULESREQUEST']._serialized_end=2290
+  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=2292
+  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=2380
+  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=2382
+  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=2481
+  _globals['_PAUSESCHEDULERESPONSE']._serialized_start=2483
+  _globals['_PAUSESCHEDULERESPONSE']._serialized_end=2545
+  _globals['_RESUMESCHEDULEREQUEST']._serialized_start=2547
+  _globals['_RESUMESCHEDULEREQUEST']._serialized_end=2596
+  _globals['_RESUMESCHEDULERESPONSE']._serialized_start=2598
+  _globals['_RESUMESCHEDULERESPONSE']._serialized_end=2661
+  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_start=2663
+  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_end=2741
+  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_start=2743
+  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_end=2799
+  _globals['_DELETESCHEDULEREQUEST']._serialized_start=2801
+  _globals['_DELETESCHEDULEREQUEST']._serialized_end=2850
+  _globals['_DELETESCHEDULERESPONSE']._serialized_start=2852
+  _globals['_DELETESCHEDULERESPONSE']._serialized_end=2893
+  _globals['_SCHEDULESERVICE']._serialized_start=3176
+  _globals['_SCHEDULESERVICE']._serialized_end=3965
 # @@protoc_insertion_point(module_scope)

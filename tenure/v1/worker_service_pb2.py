@@ -24,21 +24,24 @@ _sym_db = _symbol_database.Default()
 
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
 from tenure.v1 import live_pb2 as tenure_dot_v1_dot_live__pb2
+from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etenure/v1/worker_service.proto\x12\ttenure.v1\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/live.proto\"2\n\x10WatchLiveRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"c\n\x11WatchLiveResponse\x12\x1f\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Delta\x12\x14\n\x0cholder_proof\x18\x02 \x01(\x0c\x12\x17\n\x0f\x61nswer_complete\x18\x03 \x01(\x08\x32\x62\n\rWorkerService\x12Q\n\tWatchLive\x12\x1b.tenure.v1.WatchLiveRequest\x1a\x1c.tenure.v1.WatchLiveResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etenure/v1/worker_service.proto\x12\ttenure.v1\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/live.proto\x1a\x14tenure/v1/rule.proto\":\n\x10WatchLiveRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"c\n\x11WatchLiveResponse\x12\x1f\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Delta\x12\x14\n\x0cholder_proof\x18\x02 \x01(\x0c\x12\x17\n\x0f\x61nswer_complete\x18\x03 \x01(\x08\x32\x62\n\rWorkerService\x12Q\n\tWatchLive\x12\x1b.tenure.v1.WatchLiveRequest\x1a\x1c.tenure.v1.WatchLiveResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.worker_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_WATCHLIVEREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_WATCHLIVEREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
   _globals['_WORKERSERVICE'].methods_by_name['WatchLive']._loaded_options = None
   _globals['_WORKERSERVICE'].methods_by_name['WatchLive']._serialized_options = b'\222\202\031\003\n\001\001'
-  _globals['_WATCHLIVEREQUEST']._serialized_start=91
-  _globals['_WATCHLIVEREQUEST']._serialized_end=141
-  _globals['_WATCHLIVERESPONSE']._serialized_start=143
-  _globals['_WATCHLIVERESPONSE']._serialized_end=242
-  _globals['_WORKERSERVICE']._serialized_start=244
-  _globals['_WORKERSERVICE']._serialized_end=342
+  _globals['_WATCHLIVEREQUEST']._serialized_start=113
+  _globals['_WATCHLIVEREQUEST']._serialized_end=171
+  _globals['_WATCHLIVERESPONSE']._serialized_start=173
+  _globals['_WATCHLIVERESPONSE']._serialized_end=272
+  _globals['_WORKERSERVICE']._serialized_start=274
+  _globals['_WORKERSERVICE']._serialized_end=372
 # @@protoc_insertion_point(module_scope)

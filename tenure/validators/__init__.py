@@ -1,11 +1,14 @@
-"""Validates requests against the constraints of the contract, which protos/ states beside each field.
+"""Validates requests against the constraints of the contract.
 
-The server's interceptor calls `validate` for every request. For a frame of a stream, `validate` checks only the bounds
-of the frame: the service checks each item in it, so that one bad commit does not fail the others.
+protos/ states the bounds of each field as an option, and `rules.py` checks them for every request, by length before
+any loop. The other files check what involves several fields. The server's interceptor calls `validate` for every
+request. For a frame of a stream, `validate` checks only the bounds of the frame: the service checks each item in it,
+so that one bad commit does not fail the others.
 
 The files:
 
-common.py                    collects violations; the limits and patterns; checks that several services share
+rules.py                     the bounds of fields, the longest request, and the violations of a request
+common.py                    the bounds that senders keep to; checks that several services share
 task.py                      the spec of a task: goal, agent, limits, policy, timeouts, schemas
 task_service.py              TaskService and the reads of AdminService; waits, forks, files
 agent_service.py             AgentService; the agents of workers
@@ -23,17 +26,19 @@ tool_service.py              ToolService
 tool_provider_service.py     ToolProviderService
 webhook_service.py           WebhookService
 
-Each file named after a service has a table `CHECKS` from request types to checks; a request without a check passes.
+Each file named after a service has a table `CHECKS` from request types to checks across fields.
 
 What to touch when:
-- a request gets a new field: its check in the service's file, and the comment beside the field in protos/
-- a service gets a new request: a check and an entry in the service's `CHECKS`
+- a request gets a new field: the option `rule` beside the field in protos/
+- a field depends on another one: a check in the service's file, and its entry in `CHECKS`
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
+from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 
 from tenure.domain.errors import InvalidRequest
@@ -55,8 +60,6 @@ from tenure.validators import (
     webhook_service,
 )
 from tenure.validators.common import (
-    CALL_ID,
-    FUNCTION_NAME,
     MAX_ARGUMENT_BYTES,
     MAX_CHOICES,
     MAX_COMMIT_BYTES,
@@ -76,12 +79,19 @@ from tenure.validators.common import (
     MAX_WINDOW_TOKENS,
     MIN_OUTPUT_BYTES,
     MIN_WINDOW_TOKENS,
+    Check,
+)
+from tenure.validators.rules import (
+    CALL_ID,
+    FUNCTION_NAME,
     NAME,
     TOOL_NAME,
     WORKER_ID,
     WORKER_ID_RULE,
-    Check,
+    TooManyProblems,
     Violations,
+    check_fields,
+    largest_request,
 )
 from tenure.validators.task import schemas_in
 
@@ -111,6 +121,7 @@ __all__ = [
     "TOOL_NAME",
     "WORKER_ID",
     "WORKER_ID_RULE",
+    "longest_request",
     "schemas_in",
     "validate",
 ]
@@ -134,12 +145,21 @@ _CHECKS: Final[dict[type, Check]] = {
 }
 
 
+def longest_request(method: str) -> int | None:
+    """Returns the most bytes of a request of a method ("/service/method"), or None for a method without a bound."""
+    name = method.lstrip("/").replace("/", ".")
+    return largest_request(descriptor_pool.Default().FindMethodByName(name).input_type)
+
+
 def validate(request: Message) -> None:
-    """Raises InvalidRequest with all violations of a request. Requests without constraints pass."""
-    check = _CHECKS.get(type(request))
-    if check is None:
-        return
-    violations = Violations()
-    check(request, violations)
-    if violations.violations:
-        raise InvalidRequest(violations=violations.violations)
+    """Raises InvalidRequest with the first violations of a request.
+
+    A request with a value that is too long is not checked further.
+    """
+    found = Violations()
+    with suppress(TooManyProblems):
+        check_fields(request, found)
+        if not found.too_large and (across_fields := _CHECKS.get(type(request))) is not None:
+            across_fields(request, found)
+    if found.violations:
+        raise InvalidRequest(violations=found.violations)

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from tenure.domain.approvals import (
     GROUP_NAME_RULE,
-    MAX_MEMBERS,
     MEMBER_RULE,
     is_group_name,
     is_link_id,
     is_member,
 )
 from tenure.v1 import approval_service_pb2 as approvals
-from tenure.validators.common import Check, Violations
+from tenure.validators.common import Check
+from tenure.validators.rules import Violations
 
 DIGEST_BYTES: Final = 32
 _SHOWN_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -25,10 +25,8 @@ MAX_ADDRESS: Final = 100
 
 def _set(request: approvals.SetApproverGroupRequest, v: Violations) -> None:
     _group(request, v)
-    v.between("members", len(request.members), 1, MAX_MEMBERS)
     v.require(all(map(is_member, request.members)), "members", MEMBER_RULE)
     v.require(len(set(request.members)) == len(request.members), "members", "must be different")
-    v.length("actor", request.actor, 0, 300)
 
 
 def _group(request: Any, v: Violations) -> None:
@@ -43,13 +41,6 @@ def _link(request: Any, v: Violations) -> None:
 def _answer(request: approvals.AnswerByLinkRequest, v: Violations) -> None:
     _link(request, v)
     v.require(request.WhichOneof("answer") is not None, "answer", "must be a decision or a reply")
-    v.length("decision", request.decision, 0, 200)
-    v.require(len(request.reply.encode()) <= MAX_REPLY_BYTES, "reply", f"must have at most {MAX_REPLY_BYTES} bytes")
-    v.length("comment", request.comment, 0, MAX_COMMENT)
-    is_digest = _SHOWN_DIGEST.fullmatch(request.shown_digest) is not None
-    v.require(is_digest, "shown_digest", "must be 64 characters of 0-9 and a-f")
-    v.length("client_address", request.client_address, 0, MAX_ADDRESS)
-    v.length("request_id", request.request_id, 1, 128)
 
 
 CHECKS: Final[dict[type[Any], Check]] = {

@@ -10,7 +10,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tenure.domain.schedules import check_cron, read_zone
 from tenure.v1 import schedule_service_pb2 as schedules
 from tenure.v1 import task_pb2
-from tenure.validators.common import NAME, Check, Violations, check_no_id
+from tenure.validators.common import Check, check_no_id
+from tenure.validators.rules import Violations
 from tenure.validators.task import check_spec
 from tenure.wire.common import seconds
 
@@ -22,7 +23,6 @@ _MAX_CRON_CHARACTERS: Final = 200
 
 
 def _create(request: schedules.CreateScheduleRequest, v: Violations) -> None:
-    v.require(bool(NAME.match(request.name)), "name", "must be a name of up to 63 characters")
     check_no_id("name", request.name, v)
     _spec(request.spec, v)
     _cron(request.cron, v)
@@ -30,8 +30,6 @@ def _create(request: schedules.CreateScheduleRequest, v: Violations) -> None:
 
 
 def _update(request: schedules.UpdateScheduleRequest, v: Violations) -> None:
-    _schedule(request, v)
-    v.require(request.expected_revision >= 0, "expected_revision", "must not be negative")
     if request.HasField("spec"):
         _spec(request.spec, v)
     if request.HasField("cron"):
@@ -54,7 +52,6 @@ def _common_fields(request: Any, v: Violations) -> None:
         read_zone(request.time_zone or "UTC")
     except ValueError as error:
         v.require(holds=False, field="time_zone", description=str(error))
-    v.known("overlap_policy", schedules.OverlapPolicy, request.overlap_policy)
     if request.HasField("catch_up_window"):
         v.between("catch_up_window", seconds(request.catch_up_window), _MIN_CATCH_UP_SECONDS, _MAX_CATCH_UP_SECONDS)
     _bounds(request, v)
@@ -62,7 +59,6 @@ def _common_fields(request: Any, v: Violations) -> None:
 
 def _cron(cron: str, v: Violations) -> None:
     if len(cron) > _MAX_CRON_CHARACTERS:
-        v.length("cron", cron, 1, _MAX_CRON_CHARACTERS)
         return
     try:
         check_cron(cron)
@@ -84,42 +80,7 @@ def _is_in_range(moment: Timestamp) -> bool:
     return _FIRST.timestamp() <= moment.seconds <= _LAST.timestamp() and 0 <= moment.nanos < 1_000_000_000
 
 
-def _schedule(request: Any, v: Violations) -> None:
-    v.require(bool(NAME.match(request.schedule)), "schedule", "must be a schedule's id or name")
-
-
-def _get(request: schedules.GetScheduleRequest, v: Violations) -> None:
-    _schedule(request, v)
-    v.between("run_count", request.run_count, 0, 100)
-
-
-def _list(request: schedules.ListSchedulesRequest, v: Violations) -> None:
-    v.between("page_size", request.page_size, 0, 500)
-    v.require(
-        not request.page_token or bool(NAME.match(request.page_token)),
-        "page_token",
-        "must be the next_page_token of an earlier answer",
-    )
-
-
-def _pause(request: schedules.PauseScheduleRequest, v: Violations) -> None:
-    _schedule(request, v)
-    v.length("reason", request.reason, 1, 1000)
-    v.length("actor", request.actor, 0, 200)
-
-
-def _trigger(request: schedules.TriggerScheduleRequest, v: Violations) -> None:
-    _schedule(request, v)
-    v.length("request_id", request.request_id, 0, 64)
-
-
 CHECKS: Final[dict[type, Check]] = {
     schedules.CreateScheduleRequest: _create,
     schedules.UpdateScheduleRequest: _update,
-    schedules.GetScheduleRequest: _get,
-    schedules.ListSchedulesRequest: _list,
-    schedules.PauseScheduleRequest: _pause,
-    schedules.ResumeScheduleRequest: _schedule,
-    schedules.TriggerScheduleRequest: _trigger,
-    schedules.DeleteScheduleRequest: _schedule,
 }

@@ -11,43 +11,28 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.agents import MAX_REVISION
-from tenure.domain.approvals import APPROVER_RULE, MAX_APPROVERS, is_approver
-from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
+from tenure.domain.approvals import APPROVER_RULE, is_approver
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
     CONTROL_LOOP,
-    MAX_DEPTH,
-    MAX_FAN_OUT,
     MAX_LEASE_TTL_SECONDS,
-    MAX_LIVING,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
     offered_function,
 )
 from tenure.domain.timeouts import ACTIONS, MIN_TIMEOUT_SECONDS, NEED_DURATION, Phase, longest_seconds
-from tenure.domain.waits import MAX_ASSIGNEE_CHARACTERS, problems_of_steps
+from tenure.domain.waits import problems_of_steps
 from tenure.v1 import task_pb2
 from tenure.validators.common import (
-    FUNCTION_NAME,
-    MAX_ALLOWED_TOOLS,
     MAX_ALLOWED_TOOLS_BYTES,
-    MAX_APPROVE_TOOLS,
-    MAX_CONTROL_JSON_BYTES,
     MAX_GOAL_BYTES,
-    MAX_OUTPUT_TOKENS,
-    MAX_RESULT_CORRECTIONS,
-    MAX_SYSTEM_BYTES,
     MAX_WINDOW_TOKENS,
     MIN_WINDOW_TOKENS,
-    NAME,
-    TOOL_NAME,
-    Violations,
     check_duration,
-    check_labels,
     check_source_fields,
     is_json,
 )
+from tenure.validators.rules import Violations
 from tenure.wire.common import TIMEOUT_ACTIONS, seconds
 from tenure.wire.task import escalation_step_to_domain
 
@@ -89,10 +74,6 @@ def check_start_time(start_time: Timestamp, v: Violations, field: str) -> None:
 
 
 def check_control(control: task_pb2.ControlWork, v: Violations, field: str) -> None:
-    named = bool(FUNCTION_NAME.match(control.function))
-    v.require(named, f"{field}.function", "must be a name of up to 55 characters: letters, digits, dots, - and _")
-    size = len(control.input_json.encode())
-    v.require(size <= MAX_CONTROL_JSON_BYTES, f"{field}.input_json", f"at most {MAX_CONTROL_JSON_BYTES} bytes")
     v.require(not control.input_json or is_json(control.input_json), f"{field}.input_json", "must be one JSON value")
 
 
@@ -135,11 +116,8 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
         check_control(spec.control, v, f"{prefix}control")
     check_limits(spec.limits, v, f"{prefix}limits")
     check_policy(spec.policy, v, f"{prefix}policy")
-    v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
     _result(spec, v, prefix)
     check_source(spec.source, v, f"{prefix}source")
-    v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
-    check_labels(spec.labels, v, f"{prefix}labels")
     check_start_time(spec.start_time, v, f"{prefix}start_time")
 
 
@@ -150,26 +128,18 @@ def check_pin(spec: Any, v: Violations, prefix: str) -> None:
     pin, field = spec.agent_pin, f"{prefix}agent_pin"
     v.require(spec.HasField("control"), field, "needs `control` with the name of the agent")
     v.require(pin.agent in {"", spec.control.function}, f"{field}.agent", "must be empty or equal to control.function")
-    v.between(f"{field}.revision", pin.revision, 0, MAX_REVISION)
     for name in ("digest", "needs_build", "ramped"):
         v.require(not getattr(pin, name), f"{field}.{name}", "is set by the ledger")
 
 
 def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None:
-    v.known(f"{field}.on_lease_lost", task_pb2.LeaseLostPolicy, policy.on_lease_lost)
-    v.known(f"{field}.on_in_doubt", task_pb2.InDoubtPolicy, policy.on_in_doubt)
-    v.known(f"{field}.on_budget", task_pb2.BudgetPolicy, policy.on_budget)
     _retry(policy.retry, v, f"{field}.retry")
     check_timeouts(policy.timeouts, v, f"{field}.timeouts")
     _escalations(policy.escalations.person, v, f"{field}.escalations.person")
     _escalations(policy.escalations.event, v, f"{field}.escalations.event")
     if lease_ttl_seconds := seconds(policy.lease_ttl):
         v.between(f"{field}.lease_ttl", lease_ttl_seconds, MIN_TIMEOUT_SECONDS, MAX_LEASE_TTL_SECONDS)
-    v.require(len(policy.approvers) <= MAX_APPROVERS, f"{field}.approvers", f"at most {MAX_APPROVERS}")
     v.require(all(map(is_approver, policy.approvers)), f"{field}.approvers", APPROVER_RULE)
-    v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MAX_DEPTH)
-    v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MAX_FAN_OUT)
-    v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MAX_LIVING)
 
 
 def _escalations(steps: Iterable[task_pb2.EscalationStep], v: Violations, field: str) -> None:
@@ -179,37 +149,22 @@ def _escalations(steps: Iterable[task_pb2.EscalationStep], v: Violations, field:
     for index, step in enumerate(steps):
         name = f"{field}[{index}]"
         match step.WhichOneof("action"):
-            case "assignee":
-                v.length(f"{name}.assignee", step.assignee, 1, MAX_ASSIGNEE_CHARACTERS)
-            case "queue":
-                v.require(bool(NAME.match(step.queue)), f"{name}.queue", "must be a name of up to 63 characters")
             case "priority":
-                v.known(f"{name}.priority", task_pb2.Priority, step.priority)
                 v.require(bool(step.priority), f"{name}.priority", "must not be PRIORITY_UNSPECIFIED")
             case "close_out":
                 v.require(step.close_out, f"{name}.close_out", "must be true")
             case "approver":
                 v.require(is_approver(step.approver), f"{name}.approver", APPROVER_RULE)
-            case "remind_webhook":
-                rule = "must be the name of a webhook"
-                v.require(bool(NAME.match(step.remind_webhook)), f"{name}.remind_webhook", rule)
 
 
 def check_agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
-    v.length(f"{field}.model", agent.model, 0, 200)
-    v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
     check_tools(agent.tools, v, f"{field}.tools")
-    v.between(f"{field}.max_output_tokens", agent.max_output_tokens, 0, MAX_OUTPUT_TOKENS)
     if agent.context_window_tokens:
         v.between(f"{field}.context_window_tokens", agent.context_window_tokens, MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS)
-    v.require(len(agent.approve_tools) <= MAX_APPROVE_TOOLS, f"{field}.approve_tools", f"at most {MAX_APPROVE_TOOLS}")
-    for index, name in enumerate(agent.approve_tools):
-        v.require(bool(TOOL_NAME.match(name)), f"{field}.approve_tools[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
 
 
 def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
     """Checks the loop. A control function needs `control`: the function's name must not be in the loop."""
-    v.require(not loop or bool(NAME.match(loop)), field, "must be a name of up to 63 characters")
     if is_control:
         v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
     else:
@@ -219,8 +174,6 @@ def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
 
 
 def _result(spec: Any, v: Violations, prefix: str) -> None:
-    corrections = spec.policy.max_result_corrections
-    v.between(f"{prefix}policy.max_result_corrections", corrections, 0, MAX_RESULT_CORRECTIONS)
     check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
     both = spec.HasField("control") and bool(spec.result_schema_json)
     v.require(
@@ -245,24 +198,17 @@ def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
 
 
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
-    v.between(f"{field}.max_tokens", limits.max_tokens, 0, MAX_TOKENS)
-    v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MAX_NANO_USD)
     both = limits.no_money_cap and bool(limits.max_nano_usd)
     v.require(not both, f"{field}.no_money_cap", "must not be set together with max_nano_usd")
-    v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
     check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)
 
 
 def check_tools(tools: task_pb2.ToolAllowlist, v: Violations, field: str) -> None:
-    v.require(len(tools.names) <= MAX_ALLOWED_TOOLS, f"{field}.names", f"at most {MAX_ALLOWED_TOOLS}")
     size = sum(len(name.encode()) for name in tools.names)
     v.require(size <= MAX_ALLOWED_TOOLS_BYTES, f"{field}.names", f"at most {MAX_ALLOWED_TOOLS_BYTES} bytes together")
-    for index, name in enumerate(tools.names[:MAX_ALLOWED_TOOLS]):
-        v.require(bool(TOOL_NAME.match(name)), f"{field}.names[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
 
 
 def _retry(retry: task_pb2.RetryPolicy, v: Violations, field: str) -> None:
-    v.between(f"{field}.max_attempts", retry.max_attempts, 0, 100)
     v.require(retry.factor == 0 or 1 <= retry.factor <= 10, f"{field}.factor", "must be 1 to 10")
     check_duration(f"{field}.initial_backoff", retry.initial_backoff, 3600, v)
     check_duration(f"{field}.max_backoff", retry.max_backoff, 24 * 3600, v)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.mail import MAX_EMAIL_ADDRESSES
 from tenure.v1 import tenant_service_pb2 as tenants
-from tenure.validators.common import Check, Violations, check_moment
+from tenure.validators.common import Check, check_moment
+from tenure.validators.rules import Violations
 
 _MOST: Final = {
     tenants.QUOTA_KIND_RUNNING_TASKS: 10**6,
@@ -33,7 +34,6 @@ def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
     v.require(most is not None, f"{prefix}kind", "must be a kind of quota")
     if most is not None:
         v.between(f"{prefix}most", quota.most, 0, most)
-    v.known(f"{prefix}policy", tenants.QuotaPolicy, quota.policy)
     if quota.kind == tenants.QUOTA_KIND_EMAILS_PER_HOUR:
         least = f"must be 0 or at least {MAX_EMAIL_ADDRESSES}, the most recipients of one e-mail"
         v.require(not 0 < quota.most < MAX_EMAIL_ADDRESSES, f"{prefix}most", least)
@@ -41,15 +41,7 @@ def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
         v.require(is_delay, f"{prefix}policy", "must be DELAY: e-mail beyond the cap waits")
 
 
-def _tenant(request: Any, v: Violations) -> None:
-    v.require(
-        not request.tenant or bool(TENANT_NAME.fullmatch(request.tenant)), "tenant", "must be 1 to 63 of a-z, 0-9 and -"
-    )
-
-
 def _update(request: tenants.UpdateTenantLimitsRequest, v: Violations) -> None:
-    _tenant(request, v)
-    v.require(request.expected_revision >= 0, "expected_revision", "must not be negative")
     for index, quota in enumerate(request.quotas):
         check_quota(quota, v, f"quotas[{index}].")
     for index, kind in enumerate(request.follow_defaults):
@@ -57,17 +49,6 @@ def _update(request: tenants.UpdateTenantLimitsRequest, v: Violations) -> None:
     counts = Counter([*(quota.kind for quota in request.quotas), *request.follow_defaults])
     v.require(bool(counts), "quotas", "must not be empty without follow_defaults")
     v.require(all(count == 1 for count in counts.values()), "quotas", "must not name a kind twice")
-    v.length("reason", request.reason, 1, 1000)
-    v.length("actor", request.actor, 0, 200)
-
-
-def _list(request: tenants.ListTenantsRequest, v: Violations) -> None:
-    v.between("page_size", request.page_size, 0, 500)
-    v.require(
-        not request.page_token or bool(TENANT_NAME.fullmatch(request.page_token)),
-        "page_token",
-        "must be the next_page_token of an earlier answer",
-    )
 
 
 def _usage_token(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
@@ -78,15 +59,11 @@ def _usage_token(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
 
 
 def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
-    _tenant(request, v)
-    v.known("group_by", tenants.UsageGrouping, request.group_by)
-    v.between("page_size", request.page_size, 0, 1000)
     _usage_token(request, v)
     given = [name for name in ("begin_time", "end_time") if request.HasField(name)]
     for name in given:
         check_moment(name, getattr(request, name), v)
     if request.root_task_id:
-        v.uuid("root_task_id", request.root_task_id)
         v.require(not given, "root_task_id", "must not be set together with begin_time or end_time")
     if len(given) == 2:
         seconds = request.end_time.seconds - request.begin_time.seconds
@@ -94,8 +71,6 @@ def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
 
 
 CHECKS: Final[dict[type, Check]] = {
-    tenants.GetTenantRequest: _tenant,
     tenants.UpdateTenantLimitsRequest: _update,
-    tenants.ListTenantsRequest: _list,
     tenants.GetTenantUsageRequest: _usage,
 }

@@ -6,33 +6,23 @@ import re
 from typing import Final
 
 from tenure.domain.kept_content import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
-from tenure.domain.outputs import MAX_OUTPUTS, MAX_URI_CHARACTERS
 from tenure.domain.own_tools import (
-    MAX_OWN_DESCRIPTION,
     MAX_OWN_OUTPUT_BYTES,
-    MAX_OWN_SCHEMA,
     OWN_STATUSES,
-    OWN_TOOL_NAME,
 )
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.admin_service import check_resolution
 from tenure.validators.common import (
-    CALL_ID,
-    MAX_ARGUMENT_BYTES,
-    MAX_FRAME_ITEMS,
-    MAX_NAMED_CALLS,
     MIN_OUTPUT_BYTES,
     Check,
-    Violations,
-    check_calls,
     check_duration,
     check_frame,
     check_guarded,
-    check_task_id,
     check_token,
 )
-from tenure.validators.task_service import check_copy_files, check_list_files, check_read_file
+from tenure.validators.rules import Violations
+from tenure.validators.task_service import check_copy_files
 from tenure.wire.common import OUTCOME_STATUSES
 
 MAX_CHECKED_NAMES: Final = 1000
@@ -42,11 +32,6 @@ _OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
 
 def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     check_token(request.token, v)
-    v.require(bool(CALL_ID.match(request.call_id)), "call_id", 'must be "<step>.<index>"')
-    v.require(0 < len(request.tool) <= 128, "tool", "must have 1 to 128 characters")
-    size = len(request.arguments_json.encode())
-    v.require(size <= MAX_ARGUMENT_BYTES, "arguments_json", f"at most {MAX_ARGUMENT_BYTES} bytes")
-    v.length("traceparent", request.traceparent, 0, 128)
     fits = request.output_limit_bytes == 0 or request.output_limit_bytes >= MIN_OUTPUT_BYTES
     v.require(fits, "output_limit_bytes", f"must be {MIN_OUTPUT_BYTES} or more")
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
@@ -60,10 +45,7 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
 
 def _own_tool(request: tools.ExecuteRequest, v: Violations) -> None:
     tool = request.own_tool
-    v.require(bool(OWN_TOOL_NAME.match(tool.name)), "own_tool.name", "must be 1 to 64 of a-z, A-Z, 0-9, _ and -")
     v.require(tool.name == request.tool, "own_tool.name", "must be the tool of the call")
-    v.length("own_tool.description", tool.description, 0, MAX_OWN_DESCRIPTION)
-    v.length("own_tool.input_schema_json", tool.input_schema_json, 2, MAX_OWN_SCHEMA)
     check_duration("own_tool.timeout", tool.timeout, MAX_PHASE_SECONDS, v)
     v.require(tool.timeout.seconds > 0 or tool.timeout.nanos > 0, "own_tool.timeout", "must be positive")
     fits = MIN_OUTPUT_BYTES <= tool.output_limit_bytes <= MAX_OWN_OUTPUT_BYTES
@@ -74,44 +56,12 @@ def _own_tool(request: tools.ExecuteRequest, v: Violations) -> None:
 def _own_outcome(request: tools.ExecuteRequest, v: Violations) -> None:
     outcome = request.own_outcome
     v.require(request.HasField("own_tool"), "own_outcome", "is only for a call with own_tool")
-    v.require(outcome.call_attempt >= 1, "own_outcome.call_attempt", "must be 1 or more")
     v.require(outcome.status in _OWN_STATUSES, "own_outcome.status", "must be SUCCEEDED, FAILED, TIMED_OUT or IN_DOUBT")
-    v.length("own_outcome.detail", outcome.detail, 0, 64)
     check_duration("own_outcome.duration", outcome.duration, MAX_PHASE_SECONDS, v)
-
-
-def _frame(request: tools.ExecuteStreamRequest, v: Violations) -> None:
-    _check_calls_of_frame(request, v)
-    advice = "in a frame; send the rest in another frame"
-    v.require(len(request.outcomes) <= MAX_FRAME_ITEMS, "outcomes", f"at most {MAX_FRAME_ITEMS} {advice}")
-
-
-_check_calls_of_frame: Final = check_frame("calls")
-
-
-def _calls(request: tools.ListCallsRequest, v: Violations) -> None:
-    check_calls(request, v)
-    v.require(len(request.call_ids) <= MAX_NAMED_CALLS, "call_ids", f"at most {MAX_NAMED_CALLS}")
-    for index, call_id in enumerate(request.call_ids):
-        v.require(bool(CALL_ID.match(call_id)), f"call_ids[{index}]", 'must be "<step>.<index>"')
-
-
-def _names(request: tools.CheckToolNamesRequest, v: Violations) -> None:
-    v.require(len(request.names) <= MAX_CHECKED_NAMES, "names", f"at most {MAX_CHECKED_NAMES}")
-    for index, name in enumerate(request.names):
-        v.length(f"names[{index}]", name, 1, 128)
-
-
-def _digests(request: tools.DigestFilesRequest, v: Violations) -> None:
-    check_guarded(request, v)
-    v.require(len(request.paths) <= MAX_OUTPUTS, "paths", f"at most {MAX_OUTPUTS}")
-    for index, path in enumerate(request.paths):
-        v.length(f"paths[{index}]", path, 1, MAX_URI_CHARACTERS)
 
 
 def _keep(request: tools.KeepContentRequest, v: Violations) -> None:
     check_guarded(request, v)
-    v.require(bool(_SHA256.match(request.digest)), "digest", "must be sha256:<hex>")
     v.require(1 <= request.size_bytes <= MAX_KEPT_BYTES, "size_bytes", f"must be 1 to {MAX_KEPT_BYTES}")
     v.require(1 <= len(request.part) <= MAX_PART_BYTES, "part", f"must have 1 to {MAX_PART_BYTES} bytes")
     within = 0 <= request.offset <= request.size_bytes - len(request.part)
@@ -127,16 +77,11 @@ def _read_content(request: tools.ReadContentRequest, v: Violations) -> None:
 CHECKS: Final[dict[type, Check]] = {
     tools.KeepContentRequest: _keep,
     tools.ReadContentRequest: _read_content,
-    tools.DigestFilesRequest: _digests,
+    tools.DigestFilesRequest: check_guarded,
     tools.ListToolsRequest: check_guarded,
-    tools.CheckToolNamesRequest: _names,
     tools.ExecuteRequest: _execute,
-    tools.ExecuteStreamRequest: _frame,
+    tools.ExecuteStreamRequest: check_frame("calls"),
     tools.FenceRequest: check_guarded,
     tools.ForgetRequest: check_guarded,
-    tools.ToolServiceListFilesRequest: check_list_files,
-    tools.ToolServiceReadFileRequest: check_read_file,
     tools.CopyFilesRequest: check_copy_files,
-    tools.ListCallsRequest: _calls,
-    tools.ListRefusedCallsRequest: check_task_id,
 }

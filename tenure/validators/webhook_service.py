@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from tenure.domain.mail import EMAIL_ADDRESS_RULE, MAX_EMAIL_ADDRESSES, is_email_address
 from tenure.domain.webhooks import is_pattern
 from tenure.v1 import webhook_service_pb2 as webhooks
-from tenure.validators.common import NAME, Check, Violations, check_filter, check_no_id
+from tenure.validators.common import Check, check_filter, check_no_id
+from tenure.validators.rules import Violations
 from tenure.wire.common import seconds
 from tenure.wire.webhook_service import DELIVERY_STATES, read_secret
 
@@ -19,11 +20,8 @@ MAX_OVERLAP_SECONDS: Final = 7 * 24 * 3600
 
 
 def _create(request: webhooks.CreateWebhookRequest, v: Violations) -> None:
-    v.require(bool(NAME.match(request.name)), "name", "must be a name of up to 63 characters")
     check_no_id("name", request.name, v)
-    v.known("kind", webhooks.WebhookKind, request.kind)
     _target(request, v)
-    v.require(len(request.event_types) <= MAX_PATTERNS, "event_types", f"at most {MAX_PATTERNS}")
     are_patterns = all(is_pattern(event_type) for event_type in request.event_types)
     v.require(are_patterns, "event_types", "must be types such as task.succeeded or task.*")
     check_filter(request.filter, v)
@@ -51,7 +49,6 @@ def _email_addresses(addresses: Sequence[str], v: Violations) -> None:
 
 
 def _url(url: str, v: Violations) -> None:
-    v.length("url", url, 1, MAX_URL)
     v.require(url.isascii() and url.isprintable() and " " not in url, "url", "must be printable ASCII, percent-encoded")
     try:
         parts = urlsplit(url)
@@ -73,40 +70,18 @@ def _secret(secret: str, v: Violations) -> None:
         v.require(holds=False, field="secret", description=str(error))
 
 
-def _webhook(request: Any, v: Violations) -> None:
-    v.require(bool(NAME.match(request.webhook)), "webhook", "must be a webhook's id or name")
-
-
-def _list(request: webhooks.ListWebhooksRequest, v: Violations) -> None:
-    v.between("page_size", request.page_size, 0, 100)
-    v.require(
-        not request.page_token or bool(NAME.match(request.page_token)),
-        "page_token",
-        "must be the next_page_token of an earlier answer",
-    )
-
-
-def _pause(request: webhooks.PauseWebhookRequest, v: Violations) -> None:
-    _webhook(request, v)
-    v.length("reason", request.reason, 1, 1000)
-    v.length("actor", request.actor, 0, 200)
-
-
 def _rotate(request: webhooks.RotateWebhookSecretRequest, v: Violations) -> None:
-    _webhook(request, v)
     _secret(request.secret, v)
     if request.HasField("overlap"):
         v.between("overlap", seconds(request.overlap), 0, MAX_OVERLAP_SECONDS)
 
 
 def _list_deliveries(request: webhooks.ListWebhookDeliveriesRequest, v: Violations) -> None:
-    _webhook(request, v)
     for state in request.states:
         try:
             DELIVERY_STATES.to_domain(state)
         except ValueError:
             v.require(holds=False, field="states", description="must be delivery states")
-    v.between("page_size", request.page_size, 0, 500)
     token = request.page_token
     v.require(
         not token or (token.isascii() and token.isdecimal() and len(token) < 19),
@@ -115,22 +90,8 @@ def _list_deliveries(request: webhooks.ListWebhookDeliveriesRequest, v: Violatio
     )
 
 
-def _deliveries_named(request: Any, v: Violations) -> None:
-    _webhook(request, v)
-    if request.delivery_id:
-        v.uuid("delivery_id", request.delivery_id)
-
-
 CHECKS: Final[dict[type, Check]] = {
     webhooks.CreateWebhookRequest: _create,
-    webhooks.GetWebhookRequest: _webhook,
-    webhooks.ListWebhooksRequest: _list,
-    webhooks.PauseWebhookRequest: _pause,
-    webhooks.ResumeWebhookRequest: _webhook,
     webhooks.RotateWebhookSecretRequest: _rotate,
-    webhooks.DeleteWebhookRequest: _webhook,
-    webhooks.TestWebhookRequest: _webhook,
     webhooks.ListWebhookDeliveriesRequest: _list_deliveries,
-    webhooks.ReplayWebhookDeliveriesRequest: _deliveries_named,
-    webhooks.DiscardWebhookDeliveriesRequest: _deliveries_named,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -29,12 +29,13 @@ _SUBJECTS_OF_REFUSALS: Final = ("resource", "holder")
 def target_of(request: Any, refused: Mapping[str, str] | None = None) -> str:
     """Returns the fields of a request that say what it acts on: ids, names, numbers, enums; no other texts.
 
-    `refused`: the metadata of the error with which the request was refused. Reads as much of a request as is returned.
+    `refused`: the metadata of the error with which the request was refused. Looks at MAX_TARGET values at the most,
+    whether they are returned or not.
     """
     known = [(name, _plain(refused[name])) for name in _SUBJECTS_OF_REFUSALS if refused and name in refused]
-    fields = _fields(request, "") if isinstance(request, Message) else iter(())
+    fields = _fields(request, "", count()) if isinstance(request, Message) else iter(())
     parts, length = list[str](), 0
-    for name, value in (*known, *islice(fields, MAX_TARGET // 2)):
+    for name, value in (*known, *fields):
         parts.append(f"{name}={value}")
         length += len(parts[-1])
         if length >= MAX_TARGET:
@@ -48,8 +49,11 @@ def reason_of(request: Any) -> str:
     return reason.replace("\0", "") if isinstance(reason, str) else ""
 
 
-def _fields(message: Message, prefix: str) -> Iterator[tuple[str, str]]:
+def _fields(message: Message, prefix: str, seen: Iterator[int]) -> Iterator[tuple[str, str]]:
+    """Yields the fields that name something. `seen` counts the values that were looked at, in all messages."""
     for descriptor, value in message.ListFields():
+        if next(seen) >= MAX_TARGET:
+            return
         name = f"{prefix}{descriptor.name}"
         if descriptor.name in _NOT_THE_TARGET or descriptor.type == FieldDescriptor.TYPE_BYTES:
             continue
@@ -57,8 +61,9 @@ def _fields(message: Message, prefix: str) -> Iterator[tuple[str, str]]:
             yield name, _shown_time(value)
         elif descriptor.type == FieldDescriptor.TYPE_MESSAGE:
             for one in value if descriptor.is_repeated else [value]:
-                if isinstance(one, Message):  # the keys of a map are a stranger's texts
-                    yield from _fields(one, f"{name}.")
+                if not isinstance(one, Message) or next(seen) >= MAX_TARGET:  # the keys of a map are a stranger's texts
+                    break
+                yield from _fields(one, f"{name}.", seen)
         elif descriptor.type != FieldDescriptor.TYPE_STRING or _names_something(descriptor.name):
             values = value if descriptor.is_repeated else [value]
             yield name, ",".join(_shown(descriptor, one) for one in islice(values, MAX_TARGET))

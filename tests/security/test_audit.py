@@ -106,7 +106,7 @@ async def test_late_refusals_and_strangers_are_recorded(guarded: Guarded) -> Non
         with pytest.raises(Unauthenticated):
             await stranger.get("t")
     found = await recorded(guarded, method="TaskService/GetTask", decision=pb.AUDIT_DECISION_DENIED)
-    assert {(one.subject, one.reason) for one in found} == {("", "API_KEY_INVALID")}
+    assert {(one.subject, one.reason, one.target) for one in found} == {("", "API_KEY_INVALID", "")}
 
 
 async def test_without_a_record_nothing_happens(guarded: Guarded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any
@@ -57,6 +58,20 @@ async def test_a_caller_without_a_key_is_refused(guarded: Guarded) -> None:
         assert await code(stranger, "GET", "/v1/tasks") == (401, "API_KEY_INVALID")
         assert await code(nobody, "GET", "/v1/me", headers={"Authorization": "Basic eDp5"}) == (401, "NO_API_KEY")
         assert (await nobody.get("/healthz")).status_code == 200
+
+
+async def test_a_large_body_of_an_unknown_caller_is_not_read(guarded: Guarded) -> None:
+    trusted = ssl.create_default_context(cafile=str(guarded.ca_file))
+    port = int(url(guarded, CLIENT_GATEWAYS[0]).rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("localhost", port, ssl=trusted)
+    head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+    for path in ("/v1/tasks", "/a2a/message:send"):
+        writer.write(head.format(path).encode())
+        async with asyncio.timeout(CALL_SECONDS):
+            assert b" 401 " in await reader.readline()  # no byte of the body was sent
+        writer.close()
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=trusted)
+    writer.close()
 
 
 async def test_a_key_may_do_what_it_may(guarded: Guarded, reader: httpx2.AsyncClient) -> None:

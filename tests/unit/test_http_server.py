@@ -23,7 +23,7 @@ from services.gateway.http.openapi import openapi_document
 from services.gateway.http.requests import SubmitBody, TasksQuery
 from services.gateway.http.routes import ROUTES
 from services.gateway.http.settings import HttpSettings
-from services.gateway.http.shapes import given, read_json, read_query
+from services.gateway.http.shapes import MAX_PROBLEMS, given, read_json, read_query
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
@@ -232,6 +232,36 @@ async def test_an_amount_beyond_all_is_refused(http_server: Open, amount: str) -
     async with client(await http_server()) as http:
         response = await http.post("/v1/tasks", json={"goal": "go", "max_cost": amount})
         assert (response.status_code, response.json()["code"]) == (400, "INVALID_REQUEST")
+
+
+LARGE_BODIES = {
+    "unknown fields": {f"field{number}" * 9: 0 for number in range(40_000)},
+    "wrong items": {"goal": "go", "tools": [0] * 400_000},
+    "wrong labels": {"goal": "go", "labels": {f"{number}" * 30: [] for number in range(20_000)}},
+}
+
+
+@pytest.mark.parametrize("name", LARGE_BODIES)
+async def test_a_refusal_names_the_first_violations_only(http_server: Open, name: str) -> None:
+    async with client(await http_server()) as http:
+        response = await http.post("/v1/tasks", json=LARGE_BODIES[name])
+    assert response.status_code == 400
+    assert len(response.json()["violations"]) <= MAX_PROBLEMS
+    assert len(response.content) < 8192
+
+
+async def test_a_query_with_many_unknown_parameters_is_refused_shortly(http_server: Open) -> None:
+    async with client(await http_server()) as http:
+        response = await http.get("/v1/tasks?" + "&".join(f"{number}aa" for number in range(2000)))
+    assert (response.status_code, len(response.json()["violations"])) == (400, MAX_PROBLEMS)
+    assert len(response.content) < 8192
+
+
+async def test_a_body_with_too_many_values_is_not_parsed(http_server: Open) -> None:
+    async with client(await http_server()) as http:
+        raw = b"[" + b"[]," * 400_000 + b"[]]"
+        response = await http.post("/v1/tasks", content=raw, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
 
 
 async def test_a_head_that_is_too_large_is_refused(http_server: Open) -> None:

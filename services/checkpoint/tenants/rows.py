@@ -9,7 +9,7 @@ from services.checkpoint.queries import fetch_one
 from tenure.domain.budget import nano_usd_of
 from tenure.domain.quotas import DEFAULT_POLICY, INSTALLATION_DEFAULTS, Quota, QuotaKind, QuotaPolicy
 from tenure.runtime.sql import Queries
-from tenure.validators.common import Violations
+from tenure.validators.rules import Violations
 from tenure.validators.tenant_service import check_quota
 from tenure.wire.tenant_service import quota_to_wire
 

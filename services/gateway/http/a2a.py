@@ -32,7 +32,7 @@ from services.gateway.http.a2a_shapes import (
     updates_of,
 )
 from services.gateway.http.ai_chat import answer_approval
-from services.gateway.http.body import raw_body
+from services.gateway.http.body import parsed_json, raw_body
 from services.gateway.http.call import HttpCall, Stubs
 from services.gateway.http.chat_turn import frame, is_end_of_turn
 from services.gateway.http.conversation import TERMINAL_STATES, ChatThread, ChatTurn, message_request_id
@@ -42,7 +42,6 @@ from services.gateway.http.requests import SubmitBody
 from services.gateway.http.shapes import read_json
 from services.gateway.http.streams import EventWatch, first_parts
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
-from tenure.domain.tool_arguments import storable_json
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -138,14 +137,12 @@ async def _unsupported(call: HttpCall) -> Response:
 
 
 async def _body(call: HttpCall) -> dict[str, Any]:
+    await call.known()
     raw = await raw_body(call.request)
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in {"application/json", MEDIA_TYPE}:
         raise refusal("CONTENT_TYPE_NOT_SUPPORTED", f"the body must be {MEDIA_TYPE} or application/json")
-    try:
-        value = storable_json(raw.decode())
-    except ValueError as error:
-        raise InvalidRequest(f"the body is no JSON: {error}", reason="BAD_JSON") from None
+    value = parsed_json(raw)
     if not isinstance(value, dict):
         raise InvalidRequest(violations=[("body", "must be an object")])
     return value

@@ -135,6 +135,8 @@ class HttpApp:
         call = HttpCall(request, self._stubs)
         parameters = [(name, text) for name, text in request.query_params.multi_items() if name != TENANT_PARAMETER]
         query = read_query(route.query, parameters)
+        if route.body is not None:
+            await call.known()
         body = None if route.body is None else read_json(route.body, await _body_of(route, request))
         try:
             value = await route.handler(call, query, body)

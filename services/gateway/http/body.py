@@ -17,13 +17,25 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 BODY_SECONDS: Final = 30.0
 """How long a body may take to arrive."""
 MAX_ARRIVING_BYTES: Final = 256 * 1024 * 1024
-"""Of all bodies that are arriving: they are read before their callers are known."""
+"""Of all bodies that are arriving."""
+MAX_STRANGERS_BYTES: Final = 16 * 1024
+"""A larger body is read only after its caller is known (`HttpCall.known`)."""
+MAX_JSON_VALUES: Final = 200_000
+"""The commas and brackets of a body: the parser makes an object of each value."""
 
 
 class _Arriving:
     """The bodies of this process that are arriving."""
 
     size_bytes = 0
+
+
+def may_be_large(request: Request) -> bool:
+    """Whether the body may have more than MAX_STRANGERS_BYTES, by the length that its head states."""
+    stated = request.headers.get("content-length", "")
+    return not (stated.isdecimal() and int(stated[:18]) <= MAX_STRANGERS_BYTES) and (
+        bool(stated) or "transfer-encoding" in request.headers
+    )
 
 
 async def json_body(request: Request) -> Any:
@@ -35,10 +47,17 @@ async def json_body(request: Request) -> Any:
         raise HttpRefusal(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NOT_JSON", "the body must be JSON: send Content-Type: application/json"
         )
+    return parsed_json(raw)
+
+
+def parsed_json(raw: bytes) -> Any:
+    """Returns the JSON of a body. Raises InvalidRequest."""
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise InvalidRequest(f"the body has more than {MAX_JSON_VALUES:,} JSON values", reason="BAD_JSON")
     try:
         return storable_json(raw.decode())
     except ValueError as error:
-        raise InvalidRequest(f"the body is no JSON: {error}", reason="BAD_JSON") from None
+        raise InvalidRequest(f"the body is not JSON: {error}", reason="BAD_JSON") from None
 
 
 async def raw_body(request: Request, most_bytes: int | None = None) -> bytes:

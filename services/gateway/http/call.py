@@ -13,11 +13,13 @@ from urllib.parse import quote
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from services.gateway.http.body import may_be_large
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.sessions import key_of_session
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.request_context import PEER_KEY, TENANT_KEY, TRACEPARENT_KEY
 from tenure.runtime.rpc_client import AUTHORIZATION, TenureChannel, open_channel
+from tenure.v1 import admin_service_pb2
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
@@ -36,9 +38,10 @@ T = TypeVar("T")
 
 
 class Stubs:
-    """The stubs of the gateway's services, over its own Unix socket."""
+    """The stubs of the gateway's services, over its own Unix socket. `asks_for_keys`: the gateway authenticates."""
 
-    def __init__(self, channel: TenureChannel) -> None:
+    def __init__(self, channel: TenureChannel, *, asks_for_keys: bool) -> None:
+        self.asks_for_keys = asks_for_keys
         self.tasks: Any = TaskServiceStub(channel)
         self.admin: Any = AdminServiceStub(channel)
         self.leases: Any = LeaseServiceStub(channel)
@@ -49,10 +52,10 @@ class Stubs:
 
 
 @asynccontextmanager
-async def open_stubs(socket: Path) -> AsyncGenerator[Stubs]:
+async def open_stubs(socket: Path, *, asks_for_keys: bool) -> AsyncGenerator[Stubs]:
     """Opens the stubs. The callers name the tenant, if they do."""
     async with open_channel(f"unix:{socket}", default_timeout_seconds=CALL_SECONDS, tenant="") as channel:
-        yield Stubs(channel)
+        yield Stubs(channel, asks_for_keys=asks_for_keys)
 
 
 class HttpCall:
@@ -71,6 +74,11 @@ class HttpCall:
     def request_id(self) -> str:
         """The id that makes a repeat of the request safe; "" for none."""
         return self.request.headers.get(REQUEST_ID_HEADER, "")
+
+    async def known(self) -> None:
+        """Raises Unauthenticated for a request of an unknown caller whose body may be large, before it is read."""
+        if self.stubs.asks_for_keys and may_be_large(self.request):
+            await self.one(self.stubs.admin.GetCaller, admin_service_pb2.GetCallerRequest())
 
     async def one(self, method: Callable[..., Any], message: Any, *, timeout: float | None = None) -> Any:
         """Returns the answer of a unary method."""

@@ -13,13 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.body import raw_body
 from services.gateway.http.call import HttpCall, Stubs
-from services.gateway.http.problems import HttpRefusal, problem_response
+from services.gateway.http.problems import problem_response
 from services.gateway.http.settings import HttpSettings
 from tenure.client import Client as GatewayClient
 from tenure.client.client import PATIENCE
+from tenure.domain.errors import TenureError
 from tenure.mcp_server.main import http_app
 from tenure.mcp_server.server import TenureMcp
 from tenure.mcp_server.settings import McpServerSettings
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.sdk.client import Client
 from tenure.sdk.errors import api_errors
 
@@ -42,24 +44,25 @@ async def mcp_routes(
     limits = McpServerSettings(Decimal(str(settings.mcp_max_cost)), settings.mcp_approvals)
     async with http_app(TenureMcp(client_of, limits), MAX_BODY_BYTES) as app:
         # Without sessions, GET would open a stream that never has a message and never ends.
-        yield [Route(PATH, _McpApp(app, check), methods=["POST"])]
+        yield [Route(PATH, _McpApp(app, check, stubs), methods=["POST"])]
 
 
 class _McpApp:
     """The protocol's own application, behind the check of origins. The body is read before: within its time."""
 
-    def __init__(self, app: ASGIApp, check: Callable[[Request], None]) -> None:
-        self._app, self._check = app, check
+    def __init__(self, app: ASGIApp, check: Callable[[Request], None], stubs: Stubs) -> None:
+        self._app, self._check, self._stubs = app, check, stubs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request (ASGI)."""
         request = Request(scope, receive)
         try:
             self._check(request)
+            await HttpCall(request, self._stubs).known()
             body = await raw_body(request, MAX_BODY_BYTES)
         except ClientDisconnect:
             return
-        except HttpRefusal as error:
+        except (TenureError, PeerFailed) as error:
             await problem_response(error)(scope, receive, send)
             return
         await self._app(scope, _again(body, receive), send)

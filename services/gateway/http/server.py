@@ -70,7 +70,7 @@ async def http_door(
         raise ConfigurationError([_CLEAR_TEXT.format(address)])
     read_in_one_pass()
     async with AsyncExitStack() as opened:
-        stubs = await opened.enter_async_context(open_stubs(local))
+        stubs = await opened.enter_async_context(open_stubs(local, asks_for_keys=is_authenticated))
         made = HttpApp(stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network)
         mcp = await opened.enter_async_context(mcp_routes(stubs, settings, made.check_origin))
         app = made.asgi([*mcp, *(answer_routes(pages) if pages is not None else ())])

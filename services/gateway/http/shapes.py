@@ -13,11 +13,16 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum, IntEnum
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tenure.domain.errors import InvalidRequest
 
 T = TypeVar("T")
+MAX_PROBLEMS: Final = 20
+"""The violations that an answer names: a body may have millions."""
+MAX_SHOWN: Final = 64
+"""The characters of a stranger's name in a violation."""
 _TEXT: Final = "text"
 
 
@@ -32,7 +37,7 @@ class _Misfit(Exception):  # noqa: N818  becomes a violation
 
     def __init__(self, *violations: tuple[str, str]) -> None:
         super().__init__(violations)
-        self.violations = violations
+        self.violations = violations[:MAX_PROBLEMS]
 
 
 def read_json(kind: type[T], value: Any) -> T:
@@ -53,9 +58,9 @@ def read_query(kind: type[T], items: Iterable[tuple[str, str]]) -> T:
     for name, text in items:
         parameters.setdefault(name, []).append(text)
     types_by_name, violations, values = _types_of(kind), list[tuple[str, str]](), dict[str, Any]()
+    violations += _unknown(parameters, types_by_name, "", "parameter")
     for name, texts in parameters.items():
         if name not in types_by_name:
-            violations.append((name, f"is no parameter; there are {', '.join(types_by_name) or 'none'}"))
             continue
         try:
             values[name] = _read_texts(types_by_name[name], texts, name)
@@ -63,8 +68,16 @@ def read_query(kind: type[T], items: Iterable[tuple[str, str]]) -> T:
             violations += misfit.violations
     violations += _missing(kind, values.keys() | parameters.keys(), "")
     if violations:
-        raise InvalidRequest(violations=violations)
+        raise InvalidRequest(violations=violations[:MAX_PROBLEMS])
     return kind(**values)
+
+
+def _unknown(names: Iterable[str], known: Iterable[str], prefix: str, noun: str) -> list[tuple[str, str]]:
+    """Returns a violation for each of the first unknown names; the first of them lists the known names."""
+    known_names = list(known)
+    unknown = list(islice((name for name in names if name not in known_names), MAX_PROBLEMS))
+    problems = [f"is not a {noun}; there are {', '.join(known_names) or 'none'}", f"is not a {noun}"]
+    return [(f"{prefix}{name[:MAX_SHOWN]}", problems[min(1, number)]) for number, name in enumerate(unknown)]
 
 
 _TYPES: Final[dict[type[Any], dict[str, Any]]] = {}
@@ -110,7 +123,13 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         item = get_args(hint)[1]
         pairs = _of(dict, value, where).items()
-        return dict(zip(value, _read_all((_read, item, each, f"{where}.{name}") for name, each in pairs), strict=True))
+        return dict(
+            zip(
+                value,
+                _read_all((_read, item, each, f"{where}.{name[:MAX_SHOWN]}") for name, each in pairs),
+                strict=True,
+            )
+        )
     if isinstance(hint, type) and is_dataclass(hint):
         return _read_object(hint, _of(dict, value, where), where)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -131,6 +150,8 @@ def _read_all(parts: Iterable[tuple[Any, ...]]) -> list[Any]:
             made.append(read(*arguments))
         except _Misfit as misfit:
             violations += misfit.violations
+            if len(violations) >= MAX_PROBLEMS:
+                break
     if violations:
         raise _Misfit(*violations)
     return made
@@ -138,11 +159,7 @@ def _read_all(parts: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 def _read_object(kind: type[Any], value: dict[str, Any], where: str) -> Any:
     types_by_name, prefix = _types_of(kind), f"{where}." if where else ""
-    violations = [
-        (f"{prefix}{name}", f"is no field; there are {', '.join(types_by_name) or 'none'}")
-        for name in value
-        if name not in types_by_name
-    ]
+    violations = _unknown(value, types_by_name, prefix, "field")
     violations += _missing(kind, value, prefix)
     values = {}
     for name in value.keys() & types_by_name.keys():

@@ -14,7 +14,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.tools import EffectClass
 from tenure.runtime.postgres import Pool, connection
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tenure.validators.common import CALL_ID
+from tenure.validators import CALL_ID
 from tenure.wire.common import EFFECT_CLASSES, timestamp
 
 DEFAULT_PAGE: Final = 50

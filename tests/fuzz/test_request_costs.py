@@ -1,0 +1,74 @@
+"""No request up to the size limit of a server costs it more than a moment before it is refused.
+
+Each repeated field of each request is filled up to the limit with the smallest items, in the place where it stands. The
+cost is processor time of this process: of the check of the length, the parsing, the validation and the audit record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.internal.encoder import TagBytes, _VarintBytes
+from google.protobuf.message import Message
+
+from tenure.domain.errors import InvalidRequest
+from tenure.validators import longest_request, validate
+from tenure.wire.audit import target_of
+from tests.fuzz.methods import METHODS, Method
+from tests.support.patience import slowness_now
+
+SERVER_BYTES: Final = 4 * 1024 * 1024
+MOST_SECONDS: Final = 0.1
+
+pytestmark = pytest.mark.faults
+
+
+def repeated_fields(kind: Descriptor, above: tuple[FieldDescriptor, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
+    """The ways from a request to each repeated field in it, each a chain of fields."""
+    if len(above) > 6 or kind in [field.containing_type for field in above]:
+        return
+    for field in kind.fields:
+        if field.is_repeated:
+            yield (*above, field)
+        elif field.message_type is not None and field.message_type.full_name.startswith("tenure."):
+            yield from repeated_fields(field.message_type, (*above, field))
+
+
+def filled(way: tuple[FieldDescriptor, ...], size: int) -> bytes:
+    """A request of about `size` bytes whose field has as many of the smallest items as fit."""
+    *outer, last = way
+    if last.type in {FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES}:
+        item = TagBytes(last.number, 2) + b"\x00"
+        content = item * (size // len(item))
+    else:
+        content = TagBytes(last.number, 2) + _VarintBytes(size) + b"\x01" * size
+    for field in reversed(outer):
+        content = TagBytes(field.number, 2) + _VarintBytes(len(content)) + content
+    return content
+
+
+def seconds_until_refused(method: Method, raw: bytes) -> float:
+    """What a server does with the bytes of a request. Fails if it accepts them."""
+    kind: type[Message] = method.request
+    most = longest_request(method.path) or SERVER_BYTES
+    began = time.process_time()
+    if len(raw) <= most:
+        message = kind.FromString(raw)
+        with pytest.raises(InvalidRequest):
+            validate(message)
+        target_of(message)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_request_full_of_items_is_refused_in_a_moment(method: Method) -> None:
+    most = min(longest_request(method.path) or SERVER_BYTES, SERVER_BYTES)
+    for way in repeated_fields(method.descriptor.input_type):
+        raw = filled(way, most - 64)
+        names = ".".join(field.name for field in way)
+        costs = [seconds_until_refused(method, raw) for _ in range(3)]
+        assert min(costs) < MOST_SECONDS * slowness_now(), f"{names}: {costs}"
