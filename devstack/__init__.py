@@ -7,7 +7,7 @@ clock.py             a clock of the ledger that tests move
 data_dir.py          dev.json with the addresses of a running stack, and the lock of the data directory
 
 child_process.py     one child process with its log: start, freeze, kill, drain, restart; StackError
-guard.py             ends the processes and removes the folders of a process that was killed
+watchdog.py          ends the processes and removes the folders of a process that was killed
 listening.py         which process listens at a port (Linux)
 service_process.py   the services and the simulator as child processes
 supervisor.py        restarts parts that die, for `tenure dev`

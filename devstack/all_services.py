@@ -23,7 +23,7 @@ from asyncio.subprocess import Process
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from devstack import guard
+from devstack import watchdog
 from devstack.options import HOST, HTTP_LISTEN, USUAL_PORTS
 from tenure.serve import SERVICES, command_line
 
@@ -118,7 +118,7 @@ async def _start(name: str, environment: Mapping[str, str]) -> Process:
         env=environment,
         start_new_session=True,  # Ctrl-C in the terminal is for this process, which drains the services
     )
-    guard.watch_process(process.pid)
+    watchdog.watch_process(process.pid)
     return process
 
 

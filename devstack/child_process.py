@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Protocol
 
-from devstack import guard
+from devstack import watchdog
 from devstack.listening import listens
 
 # Errors of the stack.
@@ -141,7 +141,7 @@ def start_process(
     command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: IO[bytes]
 ) -> RunningProgram:
     """Starts a program that writes to `log` and ends with this process."""
-    return guard.launch(
+    return watchdog.launch(
         command,
         stdin=subprocess.DEVNULL,
         stdout=log,

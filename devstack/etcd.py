@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devstack import guard
+from devstack import watchdog
 from devstack.child_process import freeze, open_log
 from devstack.listening import listens
 from devstack.options import choose_address
@@ -178,7 +178,7 @@ class EtcdProcess:
         self.member.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open_log(self.log_path) as log:
             self._log_start = log.tell()
-            self._process = guard.launch(
+            self._process = watchdog.launch(
                 self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

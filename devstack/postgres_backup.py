@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from devstack import guard
+from devstack import watchdog
 from devstack.postgres_cluster import (
     CHILD_ENVIRONMENT,
     SUPERUSER,
@@ -72,7 +72,7 @@ class WalArchive:
         account = self._postgres.cluster.account()
         _own_folder(account, self.folder)
         command = _command(self._postgres, "pg_receivewal", f"--directory={self.folder}", "--no-loop")
-        return guard.launch(
+        return watchdog.launch(
             account.command(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 from urllib.parse import quote
 
-from devstack import guard
+from devstack import watchdog
 from devstack.child_process import open_log
 from devstack.postgres_cluster import (
     CHILD_ENVIRONMENT,
@@ -63,7 +63,7 @@ class PostgresServer:
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with _open_log(cluster.log_path, account) as log:
             self._log_start = log.seek(0, os.SEEK_END)
-            self._process = guard.launch(
+            self._process = watchdog.launch(
                 account.command(command),
                 end_signal=signal.SIGQUIT,  # an immediate shutdown, which leaves no shared memory behind
                 stdin=subprocess.DEVNULL,
@@ -160,7 +160,7 @@ def free_port() -> int:
 
 def make_socket_directory(account: PostgresAccount) -> Path:
     directory = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
-    guard.watch_folder(directory)
+    watchdog.watch_folder(directory)
     account.own(directory)
     return directory
 

@@ -33,7 +33,7 @@ MOST_SERVERS: Final = 3
 """Each keeps the imports of its program in memory."""
 
 
-class Forked:
+class ForkedProgram:
     """A forked program, with the part of `subprocess.Popen` that the stack uses."""
 
     def __init__(self, pid: int, exit_fd: int) -> None:
@@ -86,11 +86,11 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         log: IO[bytes] | None = None,
     ) -> None:
-        from devstack import guard
+        from devstack import watchdog
 
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = guard.launch(
+            self.process = watchdog.launch(
                 [*command, str(theirs.fileno())],
                 cwd=cwd,
                 env=environment,
@@ -113,7 +113,7 @@ class ForkServer:
             self._socket.close()
         return is_ready
 
-    def fork(self, request: Any, *, stdout: int, stderr: int, stdin: int | None = None) -> Forked | None:
+    def fork(self, request: Any, *, stdout: int, stderr: int, stdin: int | None = None) -> ForkedProgram | None:
         """Forks a child, with an empty stdin if none is given. Returns None if the server refuses, or has ended."""
         exit_fd, theirs = os.pipe()
         with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):
@@ -124,7 +124,7 @@ class ForkServer:
             except ConnectionError:
                 pid = 0
         if pid:
-            return Forked(pid, exit_fd)
+            return ForkedProgram(pid, exit_fd)
         os.close(exit_fd)
         return None
 

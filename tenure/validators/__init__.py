@@ -156,10 +156,10 @@ def validate(request: Message) -> None:
 
     A request with a value that is too long is not checked further.
     """
-    found = Violations()
+    broken = Violations()
     with suppress(TooManyProblems):
-        check_fields(request, found)
-        if not found.too_large and (across_fields := _CHECKS.get(type(request))) is not None:
-            across_fields(request, found)
-    if found.violations:
-        raise InvalidRequest(violations=found.violations)
+        check_fields(request, broken)
+        if not broken.too_large and (across_fields := _CHECKS.get(type(request))) is not None:
+            across_fields(request, broken)
+    if broken.violations:
+        raise InvalidRequest(violations=broken.violations)

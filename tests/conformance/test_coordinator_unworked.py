@@ -122,7 +122,7 @@ async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet)
 
 
 @pytest.mark.faults
-async def test_a_claim_without_a_session_is_deleted_and_its_task_continues(fleet: Fleet) -> None:
+async def test_a_claim_without_a_session_is_deleted(fleet: Fleet) -> None:
     """As an unclear one that lands late, after the replica that made it died."""
     replica = await fleet.coordinator(start_timeout_seconds="3")
     worker = await fleet.worker(replica, slots=0)

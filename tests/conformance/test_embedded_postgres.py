@@ -77,7 +77,7 @@ def start_elsewhere(directory: Any, account: Any = None) -> Any:
 
 def guard_of(pid: int) -> int:
     """The process that ends what `pid` started."""
-    listed = subprocess.run(["pgrep", "-P", str(pid), "-f", "devstack/guard.py"], capture_output=True, check=True)
+    listed = subprocess.run(["pgrep", "-P", str(pid), "-f", "devstack/watchdog.py"], capture_output=True, check=True)
     return int(listed.stdout)
 
 

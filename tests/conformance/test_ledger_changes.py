@@ -313,7 +313,7 @@ async def test_an_ordinary_role_may_read_the_cluster_id(replica: Checkpoint) -> 
     assert rows == [(True, True)]
 
 
-async def test_a_draining_replica_ends_the_stream_and_another_resumes_it(checkpoint: MakeCheckpoint) -> None:
+async def test_a_stream_of_a_draining_replica_resumes_at_another(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     other = await checkpoint(dsn=replica.dsn)

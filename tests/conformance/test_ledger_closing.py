@@ -61,9 +61,7 @@ async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(replica: 
         assert await read_all(closing(replica, task.task_id, after)) == CLOSED
 
 
-async def test_a_closing_watch_ends_with_a_close_out_at_another_replica(
-    replica: Checkpoint, other_replica: Checkpoint
-) -> None:
+async def test_a_watch_ends_with_a_close_out_at_another_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     answer = await listening(other_replica, owner.task.task_id)
     await owner.commit(words())

@@ -198,7 +198,7 @@ async def test_an_unanswered_wait_ends_the_task(replica: Checkpoint) -> None:
     assert entries[-3].body.wait_resolution.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER
 
 
-async def test_a_wait_with_the_policy_go_on_continues_without_an_answer(replica: Checkpoint) -> None:
+async def test_a_wait_that_goes_on_needs_no_answer(replica: Checkpoint) -> None:
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     task = await in_state(replica, (await waiting(replica, wait, timeout_seconds=1)).task_id, QUEUED)
     assert task.reason == "WAIT_EXPIRED"

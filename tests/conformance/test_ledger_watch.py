@@ -182,7 +182,7 @@ async def test_the_poll_finds_entries_without_a_notification(replica: Checkpoint
     call.cancel()
 
 
-async def test_a_draining_replica_ends_its_watches_and_another_resumes_them(checkpoint: MakeCheckpoint) -> None:
+async def test_watches_of_a_draining_replica_resume_at_another(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     task = await replica.create()

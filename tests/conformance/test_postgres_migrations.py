@@ -64,7 +64,7 @@ async def test_line_endings_do_not_change_a_checksum(fresh_database: FreshDataba
     assert await migrate(dsn, ledger(("0001_a.sql", "create table a (\r\n n int)"))) == []
 
 
-async def test_pending_migrations_are_refused_where_migrating_is_not_allowed(fresh_database: FreshDatabase) -> None:
+async def test_pending_migrations_are_refused_without_migrate_auto(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     with pytest.raises(ConfigurationError) as caught:
         await migrate(dsn, ledger(FIRST, SECOND), allowed=False)

@@ -226,7 +226,7 @@ async def test_a_run_goes_on_through_a_restart_of_the_service(tool_service: Star
     assert (await caller.outcome()).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_start_is_withdrawn_when_the_caller_left_before_the_order(
+async def test_start_is_withdrawn_when_its_caller_has_left(
     tool_service: StartTools, grants: Grants, tmp_path: Any
 ) -> None:
     """The start is withdrawn: a newer owner's UNSAFE call runs, and is not in doubt."""
@@ -252,7 +252,7 @@ async def test_start_is_withdrawn_when_the_caller_left_before_the_order(
     ("effect", "status"),
     [(EffectClass.KEYED, OutcomeStatus.CANCELLED), (EffectClass.UNSAFE, OutcomeStatus.IN_DOUBT)],
 )
-async def test_closed_fence_ends_the_call_and_its_caller_gets_the_outcome(
+async def test_closed_fence_ends_a_call_with_its_outcome(
     tools: ToolClient, grants: Grants, effect: EffectClass, status: OutcomeStatus
 ) -> None:
     owner = grants.claim()

@@ -161,7 +161,7 @@ async def test_passing_provider_failure_costs_one_attempt(served: WorkerBench, f
     assert len(served.model_calls(task_id)) == 3
 
 
-async def test_refused_request_fails_the_task_with_the_provider_message(served: WorkerBench) -> None:
+async def test_refused_request_fails_the_task(served: WorkerBench) -> None:
     served.simulator.order_fault(status=400, message="that model is gone", count=10)
     task = await served.ended(await served.submit("sim-hello"))
     assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_REJECTED")
@@ -281,7 +281,7 @@ async def test_after_the_last_correction_the_task_fails(served: WorkerBench) -> 
 
 
 @pytest.mark.faults
-async def test_crash_between_answer_and_correction_repeats_no_model_call(bench: WorkerBench) -> None:
+async def test_crash_before_a_correction_repeats_no_call(bench: WorkerBench) -> None:
     """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""
     victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
     task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)

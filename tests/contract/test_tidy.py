@@ -20,7 +20,7 @@ MAY_SLEEP = {
     "services/tools/builtin/records.py",
     "services/tools/sandbox/uid_locks.py",
     "devstack/etcd.py",
-    "devstack/guard.py",
+    "devstack/watchdog.py",
     "devstack/postgres_process.py",
     "tenure/cli/keys.py",
 }
@@ -30,6 +30,7 @@ MAY_READ_THE_ENVIRONMENT = {
     "tenure/cli/main.py",
     "tenure/sdk/connection.py",
     "tenure/agents/worker.py",
+    "tenure/testing/worker_program.py",
 }
 
 

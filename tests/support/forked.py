@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from devstack import child_process
-from tenure.testing.forks import Forked, ForkServer
+from tenure.testing.forks import ForkedProgram, ForkServer
 
 REPOSITORY: Final = Path(__file__).parents[2]
 FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli")
@@ -36,7 +36,7 @@ def pytest_configure() -> None:
 class ForkedProcess:
     """A forked program, with the part of `asyncio.subprocess.Process` that tests use; its stderr is a pipe."""
 
-    def __init__(self, forked: Forked, stderr: asyncio.StreamReader) -> None:
+    def __init__(self, forked: ForkedProgram, stderr: asyncio.StreamReader) -> None:
         self.pid, self.stderr = forked.pid, stderr
         self._forked = forked
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class ForkedProcess:
         return self._forked.returncode
 
     def send_signal(self, number: int) -> None:
-        # Never through `Forked.send_signal`: it may read and close the pipe that the loop still watches.
+        # Never through `ForkedProgram.send_signal`: it may read and close the pipe that the loop still watches.
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -161,7 +161,7 @@ def _forked(
     stdout: int,
     stderr: int,
     stdin: int | None = None,
-) -> Forked:
+) -> ForkedProgram:
     """Starts the program, with an empty stdin if none is given."""
     program = _module(command)
     assert program is not None

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from devstack import guard
+from devstack import watchdog
 
 MEMORY: Final = Path("/dev/shm")  # Linux alone has it
 ROOM_BYTES: Final = 4 * 1024**3
@@ -26,7 +26,7 @@ def store_folder() -> Iterator[Path]:
     """Removed at the end, also of a killed run; everybody may enter it, as Postgres has an account of its own."""
     in_memory = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=MEMORY if in_memory else None))
-    guard.watch_folder(folder)
+    watchdog.watch_folder(folder)
     folder.chmod(0o755)
     try:
         yield folder

@@ -1,11 +1,11 @@
-"""Whatever process a test starts ends with pytest, also when pytest is killed: `devstack.guard` watches all of them."""
+"""Whatever process a test starts ends with pytest, also when pytest is killed: `devstack.watchdog` watches all of them."""
 
 from __future__ import annotations
 
 import subprocess
 from typing import Any
 
-from devstack import guard
+from devstack import watchdog
 
 
 def pytest_configure() -> None:
@@ -13,7 +13,7 @@ def pytest_configure() -> None:
 
     def start_watched(self: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
         start(self, *args, **options)
-        if self.args != guard.COMMAND:
-            guard.watch_process(self.pid)
+        if self.args != watchdog.COMMAND:
+            watchdog.watch_process(self.pid)
 
     subprocess.Popen.__init__ = start_watched  # type: ignore[method-assign]  # that of asyncio ends up here, too

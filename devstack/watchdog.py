@@ -1,8 +1,8 @@
 """Ends what a process started when that process ends, however it ends: also by SIGKILL, on Linux and macOS.
 
-    process = guard.launch(command, …)      # instead of subprocess.Popen
-    guard.watch_process(pid)                # of a process that was started otherwise
-    guard.watch_folder(path)                # a folder that shall not outlive this process
+    process = watchdog.launch(command, …)      # instead of subprocess.Popen
+    watchdog.watch_process(pid)                # of a process that was started otherwise
+    watchdog.watch_folder(path)                # a folder that shall not outlive this process
 
 The guard is a process of its own, one for each process that starts something. It reads a pipe whose other end nobody
 else has: the end of the pipe is the end of that process. The kernel's parent-death signal cannot replace it: Linux
