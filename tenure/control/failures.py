@@ -65,6 +65,19 @@ class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
         self.tool, self.outcome = tool, outcome
 
 
+class NotReplayable(RuntimeError):  # noqa: N818  the name says what is wrong
+    """The function does something that a later execution could not repeat, or that would not be recorded or billed.
+
+    It fails the task, also if code between catches it: no answer of a model and no retry can help.
+    """
+
+    retryable = False
+
+
+NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
+"""The detail of the outcome of a call whose own tool raised NotReplayable."""
+
+
 def failure_of(error: BaseException) -> ControlFailure:
     """Returns the record of an exception, with the decision whether the task may retry.
 

@@ -24,6 +24,10 @@ class EffectUnknown(Exception):  # noqa: N818  reads well in `raise EffectUnknow
     """
 
 
+class ToolError(Exception):
+    """Raise this from an own tool that failed: its text is the content of the FAILED outcome, word for word."""
+
+
 class OwnToolContext(Protocol):
     """The context of a call, which an own tool receives with it."""
 

@@ -77,7 +77,8 @@ class ControlLoop(Loop):
         self._check_revision(control)
         function = self._function(control)
         with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
-            async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
+            spec, task_id = self._spec, self._held_task.task_id
+            async with FunctionRun(function, control, task_id, spec.goal, spec.agent.approve_tools) as run:
                 transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED

@@ -32,9 +32,10 @@ from openai.types.responses import (
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
-from tenure.agents.execution import Execution, execution_of_agent, unit
+from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
 from tenure.agents.output_report import OutputReport
+from tenure.control.failures import NotReplayable
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
@@ -50,12 +51,6 @@ CHARACTERS_PER_MEDIUM_TOKEN: Final = 42
 _MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
 """The members of an input's items that are an image, a sound or a file: base64, or an address."""
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
-
-
-class StreamingUnsupported(RuntimeError):  # noqa: N818  the name says what is missing
-    """A durable agent was run with `Runner.run_streamed`, whose events cannot be recorded."""
-
-    retryable = False
 
 
 class DurableModel(Model):
@@ -92,7 +87,7 @@ class DurableModel(Model):
         def stream(settings: ModelSettings) -> AsyncIterator[TResponseStreamEvent]:
             return self.inner.stream_response(system_instructions, input, settings, *rest, **references)
 
-        current = execution_of_agent(self._name)
+        current = execution_of(f"the model {self._name}")
         if current is None:
             return await send(model_settings)
         bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
@@ -131,9 +126,9 @@ class DurableModel(Model):
         )
 
     def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
-        """Streams a response outside of durable functions. Raises StreamingUnsupported within one."""
-        if execution_of_agent(self._name) is not None:
-            raise StreamingUnsupported("a durable agent cannot stream its events: use Runner.run, not run_streamed")
+        """Streams a response outside of durable functions. Raises NotReplayable within one."""
+        if (current := execution_of(f"the model {self._name}")) is not None:
+            raise current.fail(NotReplayable("a task cannot stream an agent's events: use Runner.run"))
         return self.inner.stream_response(*arguments, **options)
 
 

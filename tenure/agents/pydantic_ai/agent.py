@@ -15,7 +15,8 @@ from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.effects import effect_classes
-from tenure.agents.execution import executing, execution_of_agent
+from tenure.agents.execution import executing, execution_of
+from tenure.agents.failures import UnfinishedRun
 from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
@@ -28,12 +29,6 @@ from tenure.domain.tools import EffectClass
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
-
-
-class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
-    """The agent's run ended with calls of external tools, which a task has nobody to answer."""
-
-    retryable = False
 
 
 def durable(
@@ -86,7 +81,7 @@ def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability
     @wraps(plain)
     @asynccontextmanager
     async def iter_durably(*arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
-        current = execution_of_agent(name)
+        current = execution_of(f"agent {name}")
         if current is not None:
             capabilities = [*(capabilities or ()), durability]
         with nullcontext() if current is None else current.running(name):

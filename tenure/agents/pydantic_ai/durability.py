@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -11,7 +11,12 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
 
 import pydantic_ai
 from pydantic_ai import AgentRunResult
-from pydantic_ai.capabilities import WrapModelRequestHandler, WrapRunHandler
+from pydantic_ai.capabilities import (
+    ValidatedToolArgs,
+    WrapModelRequestHandler,
+    WrapRunHandler,
+    WrapToolExecuteHandler,
+)
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -27,7 +32,7 @@ from pydantic_ai.durable_exec import (
     conversation_id_from_run_id,
     durable_unit_scope,
 )
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.tools import (
     DeferredToolRequests,
@@ -39,7 +44,8 @@ from pydantic_ai.tools import (
 )
 from pydantic_ai.toolsets import ToolsetTool
 
-from tenure.agents.execution import Execution, execution, unit
+from tenure.agents.approvals import permission
+from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, Handler, call_model, reporting_model
 from tenure.agents.pydantic_ai.tool_calls import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -50,11 +56,13 @@ from tenure.agents.pydantic_ai.tool_calls import (
     call_tool,
     effect_of,
 )
-from tenure.control.failures import ToolFailed
+from tenure.control.failures import NotReplayable, ToolFailed
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import REQUEST_APPROVAL
 from tenure.domain.waits import APPROVE, MAX_CONTEXT_CHARACTERS
 
+_RECORDED: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.durable_exec._toolset", "pydantic_ai.mcp"})
+"""The modules of the toolsets whose calls Pydantic AI gives to the backend."""
 DENIED: Final = "A person denied the call."
 MAX_STEP_NAME_CHARACTERS: Final = 200
 MAX_SHOWN_IN_QUESTION: Final = 1000
@@ -215,14 +223,45 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         ctx: RunContext[Any],  # noqa: ARG002
         tool_defs: list[ToolDefinition],
     ) -> list[ToolDefinition]:
-        """Lets tools that require approval wait for a person as calls of the task, and not end the run.
+        """Lets recorded tools that need an approval wait for a person as calls of the task, and not end the run.
 
-        A tool that runs in the function itself runs alone: the order of what it calls identifies these calls later.
+        A tool that runs in the function itself stays deferred until a person has allowed its call, and runs alone: the
+        order of what it calls identifies these calls later.
         """
-        if not self.in_durable_context:
+        current = execution()
+        if current is None:
             return tool_defs
-        waiting = [_waiting(tool) if tool.kind == "unapproved" else tool for tool in tool_defs]
-        return [self._alone(tool) if effect_of(tool, self._settings.effects) is None else tool for tool in waiting]
+        return [self._prepared(tool, current.work.approve_tools) for tool in tool_defs]
+
+    def _prepared(self, tool: ToolDefinition, approve_tools: Collection[str]) -> ToolDefinition:
+        is_inline = effect_of(tool, self._settings.effects) is None
+        if tool.kind == "unapproved" or (tool.kind == "function" and tool.name in approve_tools):
+            tool = replace(tool, kind="unapproved") if is_inline else _waiting(tool)
+        return self._alone(tool) if is_inline else tool
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: ValidatedToolArgs,
+        handler: WrapToolExecuteHandler,
+    ) -> Any:
+        """Refuses calls that nothing would record or let a person approve: out of a recorded tool, or of a toolset of a
+        kind that Pydantic AI cannot make durable.
+        """
+        current = execution_of(f"the tool {tool_def.name}")
+        if current is not None and effect_of(tool_def, self._settings.effects) is not None:
+            toolset = _unrecorded_toolset(ctx, tool_def)
+            if toolset:
+                raise current.fail(
+                    NotReplayable(
+                        f"the tool {tool_def.name} is of a {toolset}, whose calls cannot be recorded: make it a tool of"
+                        " a FunctionToolset, or declare it with effect=None"
+                    )
+                )
+        return await super().wrap_tool_execute(ctx, call=call, tool_def=tool_def, args=args, handler=handler)
 
     async def prepare_output_tools(
         self,
@@ -244,20 +283,31 @@ class TenureDurability(BaseDurabilityCapability[Any]):
             return await super().wrap_run(ctx, handler=handler)
 
     async def handle_deferred_tool_calls(
-        self,
-        ctx: RunContext[Any],  # noqa: ARG002
-        *,
-        requests: DeferredToolRequests,
+        self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Asks a person about each call whose tool raised ApprovalRequired."""
+        """Asks a person about each call of an inline tool that needs an approval, or that raised ApprovalRequired."""
         current = execution()
         if current is None or not requests.approvals:
             return None
         approvals: dict[str, bool | ToolApproved | ToolDenied] = {}
         for call in requests.approvals:
-            request = approval_request(call.tool_name, call.args_as_json_str())
-            approvals[call.tool_call_id] = await _decision(current, request)
+            tool = None if ctx.tool_manager is None else ctx.tool_manager.get_tool_def(call.tool_name)
+            if tool is not None and tool.kind == "unapproved":
+                approvals[call.tool_call_id] = await _permission(current, tool, call)
+            else:
+                request = approval_request(call.tool_name, call.args_as_json_str())
+                approvals[call.tool_call_id] = await _decision(current, request)
         return requests.build_results(approvals=approvals)
+
+
+async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPart) -> ToolApproved | ToolDenied:
+    """Asks for a call of an inline tool. A person may change its arguments."""
+    asked = call.args_as_dict()
+    outcome = await permission(current, tool.name, tool.description or "", tool.parameters_json_schema, asked)
+    if outcome.is_error:
+        return ToolDenied(f"{outcome.status}: {outcome.content}")
+    allowed = json.loads(outcome.content)
+    return ToolApproved() if allowed == asked else ToolApproved(override_args=allowed)
 
 
 def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
@@ -293,6 +343,20 @@ def _now() -> str:
 
 def _waiting(tool: ToolDefinition) -> ToolDefinition:
     return replace(tool, kind="function", metadata={**(tool.metadata or {}), NEEDS_APPROVAL: True})
+
+
+def _unrecorded_toolset(ctx: RunContext[Any], tool: ToolDefinition) -> str:
+    """Returns the class of the tool's toolset if its calls go past the backend; "" for all others.
+
+    Those of Pydantic AI itself, such as the search for tools, change nothing outside of the run.
+    """
+    found = None if ctx.tool_manager is None else (ctx.tool_manager.tools or {}).get(tool.name)
+    if found is None:
+        return ""
+    modules = [each.__module__ for each in type(found.toolset).__mro__]
+    needs_approval = bool((tool.metadata or {}).get(NEEDS_APPROVAL))
+    is_harmless = modules[0].startswith("pydantic_ai.") and not needs_approval
+    return "" if is_harmless or not _RECORDED.isdisjoint(modules) else type(found.toolset).__name__
 
 
 def _definition_of(params: CallParams) -> ToolDefinition:

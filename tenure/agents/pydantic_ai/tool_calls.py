@@ -12,11 +12,13 @@ from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolPar
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext, ToolDefinition
 
+from tenure.agents.approvals import ANY_OBJECT
 from tenure.agents.calls import running_call
 from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import value_of
 from tenure.agents.pydantic_ai.arguments import recordable
+from tenure.agents.shared_state import unchanged
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.domain.tools import EffectClass
 
@@ -25,9 +27,6 @@ KEY: Final = "tenure"
 OUTPUT_LIMIT_BYTES: Final = 256 * 1024
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 NEEDS_APPROVAL: Final = "needs_approval"
-INPUT_SCHEMA: Final[Mapping[str, Any]] = {"type": "object"}
-"""Pydantic has validated the arguments, and knows types that a JSON Schema cannot describe."""
-
 CallParams = ToolsetCallToolParams | DynamicToolsetCallToolParams
 Effects = Mapping[str, EffectClass | None]
 
@@ -83,7 +82,8 @@ async def call_tool(
 
     async def run(call: OwnToolContext, arguments: Mapping[str, Any]) -> str:
         called = params if arguments == sent else _edited(params, arguments)
-        with unit(f"the tool {params.name}"), running_call(call):
+        what = f"the tool {params.name}"
+        with unit(what), running_call(call), unchanged(params.ctx.deps, what):
             result = await operation.handler(replace(called, ctx=_context(params.ctx, call, needs_approval)))
             return json.dumps(operation.result_codec.dump(result), ensure_ascii=False)
 
@@ -91,7 +91,7 @@ async def call_tool(
     tool = OwnTool(
         name=params.name,
         description=definition.description or "",
-        input_schema=INPUT_SCHEMA,
+        input_schema=ANY_OBJECT,  # Pydantic has validated them, and knows types that a JSON Schema cannot describe
         shown_schema=definition.parameters_json_schema,
         effect=effect,
         timeout_seconds=definition.timeout or default_timeout_seconds,
@@ -99,7 +99,7 @@ async def call_tool(
         needs_approval=needs_approval,
         run=run,
     )
-    outcome = await execution.own_calls.call(tool, sent)
+    outcome = await execution.call_own_tool(tool, sent)
     if outcome.is_error:
         raise ToolFailed(f"{outcome.status}: {outcome.content}")
     return _framed(operation, value_of(outcome.content))
