@@ -85,12 +85,13 @@ async def _tools_of_agent(peers: Peers, spec: task_pb2.TaskSpec) -> set[str] | N
         else:
             agent = (await _read_agent(peers, name, 0)).agent
             numbers = {agent.current_revision, agent.ramp_revision} - {0}
-        read = [revision for number in sorted(numbers) for revision in (await _read_agent(peers, name, number)).revisions]
+        answers = [await _read_agent(peers, name, number) for number in sorted(numbers)]
     except NotFound:  # its first worker has not registered it yet; or the ledger refuses the submit
         return None
-    if any(revision.definition.kind == agent_service_pb2.AGENT_KIND_FUNCTION for revision in read):
+    definitions = [revision.definition for answer in answers for revision in answer.revisions]
+    if any(definition.kind == agent_service_pb2.AGENT_KIND_FUNCTION for definition in definitions):
         return None
-    return {tool.name for revision in read for tool in revision.definition.tools}
+    return {tool.name for definition in definitions for tool in definition.tools}
 
 
 async def _read_agent(peers: Peers, name: str, revision: int) -> agent_service_pb2.GetAgentResponse:

@@ -81,9 +81,7 @@ class Execution(Inside):
         within = _RUN.get()
         if within in self.active:
             other = self.active[within]
-            raise self.fail(
-                NotReplayable(f"agent {agent} began while agent {other} ran: run one after the other")
-            )
+            raise self.fail(NotReplayable(f"agent {agent} began while agent {other} ran: run one after the other"))
         self.active[within] = agent
         token = _RUN.set(f"{within}/{self.runs}")
         try:

@@ -6,7 +6,8 @@ change. Nothing could be seen of that, so such a tool fails the task at its firs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
@@ -59,7 +60,7 @@ def _data(value: Any, depth: int) -> Any:
                 return [(_data(name, depth + 1), _data(inner, depth + 1)) for name, inner in value.items()]
             case list() | tuple():
                 return [_data(inner, depth + 1) for inner in value]
-            case Set():
+            case AbstractSet():
                 return frozenset(map(repr, value))
             case BaseModel():
                 return {name: _data(inner, depth + 1) for name, inner in vars(value).items()}

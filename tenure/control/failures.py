@@ -81,13 +81,18 @@ NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
 def failure_of(error: BaseException) -> ControlFailure:
     """Returns the record of an exception, with the decision whether the task may retry.
 
-    A bool attribute `retryable` of the exception decides. Without it, ConnectionError and TimeoutError are retryable;
-    any other exception counts as a bug, which a retry does not fix.
+    A bool attribute `retryable` of the exception decides. Without it, ConnectionError and TimeoutError are retryable,
+    and a group with such an exception; any other exception counts as a bug, which a retry does not fix. An exception
+    that stands for a recorded failure, such as StepFailed, has it as `failure`.
     """
-    if isinstance(error, StepFailed):
-        return error.failure
+    recorded = getattr(error, "failure", None)
+    if isinstance(recorded, ControlFailure):
+        return recorded
     declared = getattr(error, "retryable", None)
-    retryable = declared if isinstance(declared, bool) else isinstance(error, ConnectionError | TimeoutError)
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    retryable = isinstance(error, ConnectionError | TimeoutError) or any(failure_of(each).retryable for each in members)
+    if isinstance(declared, bool):
+        retryable = declared
     after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
         error_class=_text(type(error).__name__, MAX_CLASS_CHARACTERS),

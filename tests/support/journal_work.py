@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from services.worker.control.json_values import encode
-from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, StepFailed, failure_of
+from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, StepFailed, failure_of_call
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
 from tenure.control.work import RecordedCall
 from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import ControlFailure
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 
@@ -97,11 +98,14 @@ class JournalWork:
             self.requests.append(request)
             self.reports.append(Report(self.granted or request.max_output_tokens))
             try:
-                return (await run(self.reports[-1])).result
-            except Exception as error:
-                raise StepFailed(name, failure_of(error)) from error
+                return {"result": (await run(self.reports[-1])).result}
+            except Exception as error:  # noqa: BLE001  the run may raise anything
+                return {"failure": asdict(failure_of_call(error).failure)}
 
-        return await self._recorded(name, made)
+        recorded = await self._recorded(name, made)
+        if "failure" in recorded:
+            raise StepFailed(name, ControlFailure(**recorded["failure"]))
+        return recorded["result"]
 
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
         async def made() -> str:

@@ -1,8 +1,7 @@
-"""No call of an agent in Python runs that a person has not allowed: the cells of approval_agents on the real services."""
+"""No call of an agent in Python runs that a person has not allowed: the cells of approval_agents, on real services."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +62,9 @@ def ran(trace: Path) -> list[str]:
 
 
 @pytest.fixture
-def served(tenure: Tenure) -> Iterator[Tenure]:
+def served(tenure: Tenure) -> Tenure:
     tenure.worker(functions=MODULE)
-    yield tenure
+    return tenure
 
 
 SMALL = [

@@ -17,8 +17,8 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
 from tenure.agents.pydantic_ai.durability import approval_request
-from tenure.control import StepFailed, Work
-from tenure.control.failures import NotReplayable
+from tenure.control import Work
+from tenure.control.failures import NotReplayable, failure_of
 from tenure.domain.budget import TokenUsage
 from tenure.domain.waits import MAX_CONTEXT_CHARACTERS
 from tests.support.journal_work import JournalWork
@@ -311,9 +311,10 @@ async def test_outside_of_a_task_the_agent_is_as_before() -> None:
 @pytest.mark.parametrize(("status", "retryable"), [(429, True), (529, True), (400, False), (401, False)])
 async def test_failures_of_the_provider_say_whether_to_retry(status: int, retryable: bool) -> None:
     agent = Agent("support", model=FunctionModel(Script(ModelHTTPError(status, "m", headers={"retry-after": "3"}))))
-    with pytest.raises(StepFailed) as failed:
+    with pytest.raises(ModelHTTPError) as failed:
         await agent.durable_function.run(JournalWork("Hello"), None)
-    assert (failed.value.failure.retryable, failed.value.failure.retry_after_seconds) == (retryable, 3.0)
+    failure = failure_of(failed.value)
+    assert (failure.retryable, failure.retry_after_seconds) == (retryable, 3.0)
 
 
 @dataclass

@@ -164,12 +164,12 @@ def _check_provider_runs(agent: Agent[Any], tool: Any) -> None:
         raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
             f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
         )
-    if isinstance(tool, HostedMCPTool) and tool.on_approval_request is None:
-        if tool.tool_config.get("require_approval") != "never":
-            raise ValueError(
-                f"agent {agent.name} has a hosted MCP server whose calls need approvals that Tenure cannot ask for: "
-                "set require_approval to never, or give on_approval_request"
-            )
+    asks = isinstance(tool, HostedMCPTool) and tool.tool_config.get("require_approval") != "never"
+    if asks and tool.on_approval_request is None:
+        raise ValueError(
+            f"agent {agent.name} has a hosted MCP server whose calls need approvals that Tenure cannot ask for: set "
+            "require_approval to never, or give on_approval_request"
+        )
 
 
 def _effect_of(tool: FunctionTool, settings: _Settings, seen: set[int]) -> EffectClass | None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-import httpx2
-import openai
 from agents.agent_output import AgentOutputSchemaBase
 from agents.handoffs import Handoff
 from agents.items import ItemHelpers, ModelResponse, TResponseInputItem, TResponseOutputItem, TResponseStreamEvent
@@ -33,9 +31,10 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
 from tenure.agents.execution import Execution, execution_of, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
+from tenure.agents.failures import ModelRequestFailed
+from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
 from tenure.agents.output_report import OutputReport
-from tenure.control.failures import NotReplayable
+from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
@@ -73,7 +72,7 @@ class DurableModel(Model):
         conversation_id: str | None,
         prompt: ResponsePromptParam | None,
     ) -> ModelResponse:
-        """Returns the response, recorded now or earlier. Raises StepFailed for a request that failed for good."""
+        """Returns the response, recorded now or earlier. Raises an exception of `openai` for a request that failed."""
         references: dict[str, Any] = {
             "previous_response_id": previous_response_id,
             "conversation_id": conversation_id,
@@ -101,7 +100,7 @@ class DurableModel(Model):
         async def run(report: ModelCallReport) -> ModelCallAnswer:
             headers = {**(settings.extra_headers or {}), ATTEMPT_HEADER: report.attempt}
             granted = replace(settings, max_tokens=report.max_output_tokens, extra_headers=headers)
-            with unit(f"a model call of {self._name}"), _named_failures():
+            with unit(f"a model call of {self._name}"), recorded_failures():
                 response = await sending.answer(granted, report)
             text = "".join(map(ItemHelpers.extract_last_content, response.output))
             return ModelCallAnswer(
@@ -118,7 +117,10 @@ class DurableModel(Model):
             )
 
         async with current.lock:
-            recorded = await current.work.call_model("model", request, run)
+            try:
+                recorded = await current.work.call_model("model", request, run)
+            except StepFailed as failed:
+                raise exception_of(failed) from failed
         return ModelResponse(
             output=_ITEMS.validate_python(recorded["output"]),
             usage=deserialize_usage(recorded["usage"]),
@@ -156,14 +158,14 @@ class Request:
                         case ResponseCompletedEvent(response=response) | ResponseIncompleteEvent(response=response):
                             return _complete(response, items)
                         case ResponseFailedEvent() | ResponseErrorEvent():
-                            raise ModelRequestFailed(f"the provider failed: {_message_of(event)}", retryable=True)
+                            raise ModelRequestFailed(f"APIError: {_message_of(event)}", retryable=True)
         except NotImplementedError:
             if has_begun:
                 raise
             whole = await self.send(settings)
             report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
             return whole
-        raise ModelRequestFailed("the answer ended before it was complete", retryable=True)
+        raise ModelRequestFailed("APIError: the answer ended before it was complete", retryable=True)
 
 
 def _report_output(event: TResponseStreamEvent, output: OutputReport) -> None:
@@ -222,18 +224,6 @@ class DurableProvider(ModelProvider):
 def name_of(model: Model) -> str:
     """Returns the name of a model, or of its class if it states none."""
     return str(getattr(model, "model", "") or type(model).__name__)
-
-
-@contextmanager
-def _named_failures() -> Iterator[None]:
-    """Says of each failure of the provider whether another attempt may succeed."""
-    try:
-        yield
-    except openai.APIStatusError as error:
-        retryable, after = is_temporary(error.status_code), retry_after_of(error.response.headers)
-        raise ModelRequestFailed(str(error), retryable=retryable, retry_after_seconds=after) from error
-    except (openai.APIError, httpx2.TransportError) as error:  # the connection, or an error within a stream
-        raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
 
 
 def _token_usage(usage: Usage) -> TokenUsage:

@@ -32,6 +32,7 @@ from tenure.domain.tools import EffectClass
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 OUTPUT_LIMIT_BYTES: Final = 256 * 1024
 
+
 class ApprovalUnavailable(RuntimeError):  # noqa: N818  the name says what is missing
     """A tool that needs an approval was called outside of a task, where Tenure asks nobody."""
 
@@ -160,7 +161,9 @@ def _heard(tool: FunctionTool, current: Execution) -> Invoke:
 
     def heard(context: RunContextWrapper[Any], error: Exception) -> Any:
         if isinstance(error, EffectUnknown):
-            raise current.fail(NotReplayable(f"the effect of the inline tool {tool.name} is unknown: {error}")) from error
+            raise current.fail(
+                NotReplayable(f"the effect of the inline tool {tool.name} is unknown: {error}")
+            ) from error
         return explain(context, error)
 
     return set_function_tool_failure_error_function(copy.copy(tool), heard).on_invoke_tool

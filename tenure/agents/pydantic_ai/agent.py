@@ -71,7 +71,7 @@ def durable(
             raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
         return to_jsonable_python(result.output)
 
-    return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
+    return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))
 
 
 def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability, name: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +15,6 @@ import pydantic_ai
 from pydantic_ai import AgentRunResult
 from pydantic_ai.capabilities import (
     ValidatedToolArgs,
-    WrapModelRequestHandler,
     WrapRunHandler,
     WrapToolExecuteHandler,
 )
@@ -29,11 +30,16 @@ from pydantic_ai.durable_exec import (
     ModelRequestParams,
     ToolsetCallToolId,
     ToolsetCallToolParams,
+    ToolsetGetInstructionsId,
+    ToolsetGetToolsId,
     conversation_id_from_run_id,
     durable_unit_scope,
 )
-from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.durable_exec._utils import DurableModel
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.tools import (
     DeferredToolRequests,
     DeferredToolResults,
@@ -56,7 +62,7 @@ from tenure.agents.pydantic_ai.tool_calls import (
     call_tool,
     effect_of,
 )
-from tenure.control.failures import NotReplayable, ToolFailed
+from tenure.control.failures import NotReplayable, ToolFailed, TryAgain
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import REQUEST_APPROVAL
 from tenure.domain.waits import APPROVE, MAX_CONTEXT_CHARACTERS
@@ -158,7 +164,7 @@ class WorkBackend(DurableOperationBackend[EffectClass]):
         name = self._namer.invocation_name(operation.operation_id, label=label).operation_name
 
         async def body() -> Any:
-            with unit(f"the step {name}"), durable_unit_scope():
+            with unit(f"the step {name}"), durable_unit_scope(), _repeated_discovery(operation.operation_id):
                 return operation.result_codec.dump(await operation.handler(params))
 
         current = _current()
@@ -207,13 +213,25 @@ class TenureDurability(BaseDurabilityCapability[Any]):
             began = await current.work.step(f"{self.name}: start of the run", _now)
         return datetime.fromisoformat(began)
 
-    async def wrap_model_request(
-        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: WrapModelRequestHandler
-    ) -> ModelResponse:
-        """Accepts a model of this run only, from `run(model=…)` or `override(model=…)`: a unit runs in this process."""
+    async def _build_durable_model(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> Any:
+        """Makes each model of a FallbackModel durable by itself: each request has its own record, price and bill."""
         model = request_context.model
-        self._models_by_id.setdefault(f"run-{id(model)}", model)
-        return await super().wrap_model_request(ctx, request_context=request_context, handler=handler)
+        if not isinstance(model, FallbackModel):
+            self._models_by_id.setdefault(f"run-{id(model)}", model)
+            return await super()._build_durable_model(replace(ctx, model=model), request_context)
+        durable = copy.copy(model)
+        durable.models = [
+            await self._build_durable_model(ctx, replace(request_context, model=each)) for each in model.models
+        ]
+        return durable
+
+    async def _ensure_durable_model(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        model = request_context.model
+        if isinstance(model, FallbackModel) and all(isinstance(each, DurableModel) for each in model.models):
+            return request_context
+        return await super()._ensure_durable_model(ctx, request_context)
 
     def get_wrapper_model(self, model: Model) -> Model | None:
         return reporting_model(model)
@@ -329,6 +347,23 @@ async def _decision(current: Execution, request: Mapping[str, str]) -> ToolAppro
             return ToolDenied(failed.outcome.content)
     decided = json.loads(answer)
     return ToolApproved() if decided.get("decision") == APPROVE else ToolDenied(decided.get("comment") or DENIED)
+
+
+@contextmanager
+def _repeated_discovery(operation: object) -> Iterator[None]:
+    """Lets the task try again when an MCP server did not start or answer: to ask it for its tools has no effect.
+
+    A command that does not exist, and a mistake in the program, is there the next time, too.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, UserError, NotReplayable):
+        raise
+    except Exception as error:
+        is_mcp = isinstance(operation, ToolsetGetToolsId) and operation.toolset_kind == "mcp"
+        if not is_mcp and not isinstance(operation, ToolsetGetInstructionsId):
+            raise
+        raise TryAgain(f"the MCP server did not answer: {type(error).__name__}: {error}") from error
 
 
 def _current() -> Execution:
