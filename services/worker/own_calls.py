@@ -333,9 +333,14 @@ def _is_cancelled() -> bool:
 
 
 def _failure(name: str, error: BaseException) -> Outcome:
-    said = text_of(error)
-    message = said if isinstance(error, ToolError | NotReplayable) else f"{name} failed: {type(error).__name__}: {said}"
-    detail = NOT_REPLAYABLE if isinstance(error, NotReplayable) else ""
+    message, detail = text_of(error), ""
+    match error:
+        case ToolError(detail=detail):
+            pass
+        case NotReplayable():
+            detail = NOT_REPLAYABLE
+        case _:
+            message = f"{name} failed: {type(error).__name__}: {message}"
     return Outcome(OutcomeStatus.FAILED, _text(message[:_MAX_FAILURE_CHARACTERS]), detail=detail)
 
 

@@ -140,8 +140,9 @@ class JournalWork:
                     return [OutcomeStatus.FAILED, str(error), NOT_REPLAYABLE]
                 if isinstance(error, EffectUnknown):
                     return [OutcomeStatus.IN_DOUBT, str(error), ""]
-                text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
-                return [OutcomeStatus.FAILED, text, ""]
+                if isinstance(error, ToolError):
+                    return [OutcomeStatus.FAILED, str(error), error.detail]
+                return [OutcomeStatus.FAILED, f"{type(error).__name__}: {error}", ""]
 
         status, content, detail = await self._recorded(f"tool {tool.name}", made)
         return Outcome(OutcomeStatus(status), content, detail=detail)

@@ -104,7 +104,9 @@ class DurableInvocation:
                     if self._explain is None or isinstance(error, EffectUnknown | NotReplayable):
                         raise
                     raise ToolError(await self._explain(context, error)) from error
-            return json.dumps(_recorded(output))
+            recorded = _recorded(output)
+            is_plain = isinstance(recorded, str) and value_of(recorded) == recorded
+            return recorded if is_plain else json.dumps(recorded, ensure_ascii=False)
 
         tool = OwnTool(
             name=self._name,
