@@ -112,7 +112,7 @@ async def _check(peers: Peers, fields: Mapping[str, Sequence[str]], own: Collect
             raise  # a tool service of an older version does not have the method
         _log.warning("a task is accepted without a check of its tool names", extra={"error": str(error)})
         return
-    unknown = {one.name: one.nearest for one in checked.unknown}
+    unknown = {one.name: list(one.nearest) for one in checked.unknown}
     if own:  # in a thread, because clients choose the names, and some take long to compare
         nearest = await asyncio.to_thread(unknown_tools, unknown, own)
         unknown |= {one.name: [*one.nearest, *unknown[one.name]][:MAX_NEAREST] for one in nearest}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import agents
@@ -134,3 +134,21 @@ async def test_a_function_catches_openai_s_exception(raised: Exception) -> None:
         assert await careful.run(work.begin(), None) == "went on"
     assert [type(error) for error in caught] == [type(raised)] * 2
     assert {getattr(error, "status_code", 0) for error in caught} == {getattr(raised, "status_code", 0)}
+
+
+async def test_an_answer_is_asked_for_as_a_whole_where_servers_cannot_stream() -> None:
+    async def broken(_messages: object, _info: object) -> AsyncIterator[str]:
+        raise AssertionError("the server cannot stream")
+        yield ""
+
+    agent = Agent("support", model=FunctionModel(Script(said("Hello.")), stream_function=broken), stream=False)
+    assert await agent.durable_function.run(JournalWork("Hello"), None) == "Hello."
+
+    class Whole(sdk.Script):
+        def stream_response(self, *arguments: Any, **options: Any) -> Any:
+            raise AssertionError("the server cannot stream")
+
+    run = durable_openai(agents.Agent(name="whole", model=Whole(sdk.said("Hello."))), stream=False).run
+    work = JournalWork("Hello")
+    assert await run(work, None) == "Hello."
+    assert work.reports[0].texts == ["Hello."]

@@ -25,7 +25,7 @@ from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
-from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, DurableModel, name_of
+from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
@@ -51,13 +51,11 @@ _SETTINGS: Final = "_tenure_settings"
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
     effects: Mapping[str, EffectClass | None]
-    max_output_tokens: int
+    calls: CallOptions
     tool_timeout_seconds: float
 
 
-_DEFAULTS: Final = _Settings(
-    effects=_NO_EFFECTS, max_output_tokens=DEFAULT_MAX_OUTPUT_TOKENS, tool_timeout_seconds=DEFAULT_TIMEOUT_SECONDS
-)
+_DEFAULTS: Final = _Settings(effects=_NO_EFFECTS, calls=CallOptions(), tool_timeout_seconds=DEFAULT_TIMEOUT_SECONDS)
 """For an agent that a durable function runs, and that nobody made durable."""
 
 
@@ -72,6 +70,7 @@ def durable(
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     version: str = "",
+    stream: bool = True,
 ) -> DurableFunction:
     """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
 
@@ -79,14 +78,17 @@ def durable(
     name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. context:
     makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code; another version is
-    another revision, also if the agent says the same of itself (docs/versions.md).
+    another revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that
+    cannot stream its answers.
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
     that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, and for one that is part
     of two durable functions with different effect classes.
     """
     settings = _Settings(
-        effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+        effects=effect_classes(effects),
+        calls=CallOptions(max_output_tokens, streams=stream),
+        tool_timeout_seconds=tool_timeout_seconds,
     )
     _prepare(agent, settings, set())
     install(_prepared_for_run)
@@ -103,10 +105,10 @@ def durable(
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 
 
-def _prepared_for_run(agent: Agent[Any]) -> tuple[int, bool]:
+def _prepared_for_run(agent: Agent[Any]) -> tuple[CallOptions, bool]:
     """Makes an agent durable that a function runs, with the settings of its own `durable` if there are any."""
     settings: _Settings = getattr(agent, _SETTINGS, _DEFAULTS)
-    return settings.max_output_tokens, _prepare(agent, settings, set())
+    return settings.calls, _prepare(agent, settings, set())
 
 
 def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
@@ -121,7 +123,7 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
     if agent.mcp_servers:
         raise ValueError(f"agent {agent.name} has MCP servers: let the tool service run them (docs/tools.md)")
     if isinstance(agent.model, Model) and not isinstance(agent.model, DurableModel):
-        agent.model = DurableModel(agent.model, name_of(agent.model), settings.max_output_tokens)
+        agent.model = DurableModel(agent.model, name_of(agent.model), settings.calls)
     alone = _prepare_tools(agent, settings, seen)
     agent.input_guardrails = [as_unit(each) for each in agent.input_guardrails]
     agent.output_guardrails = [as_unit(each) for each in agent.output_guardrails]
@@ -164,8 +166,9 @@ def _check_provider_runs(agent: Agent[Any], tool: Any) -> None:
         raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
             f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
         )
-    asks = isinstance(tool, HostedMCPTool) and tool.tool_config.get("require_approval") != "never"
-    if asks and tool.on_approval_request is None:
+    if not isinstance(tool, HostedMCPTool) or tool.on_approval_request is not None:
+        return
+    if tool.tool_config.get("require_approval") != "never":
         raise ValueError(
             f"agent {agent.name} has a hosted MCP server whose calls need approvals that Tenure cannot ask for: set "
             "require_approval to never, or give on_approval_request"

@@ -52,11 +52,22 @@ _MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
 
 
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """The options of model calls. `max_output_tokens`: of a call whose settings name no `max_tokens`.
+
+    `streams`: False for a server that cannot stream its answers.
+    """
+
+    max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
+    streams: bool = True
+
+
 class DurableModel(Model):
     """Sends the requests of a durable function through its `Work`, and all others directly."""
 
-    def __init__(self, inner: Model, name: str, max_output_tokens: int) -> None:
-        self.inner, self._name, self._max_output_tokens = inner, name, max_output_tokens
+    def __init__(self, inner: Model, name: str, options: CallOptions) -> None:
+        self.inner, self._name, self._options = inner, name, options
 
     async def get_response(
         self,
@@ -90,11 +101,13 @@ class DurableModel(Model):
         if current is None:
             return await send(model_settings)
         bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
-        return await self._call(current, bound, model_settings, Request(send, stream))
+        return await self._call(
+            current, bound, model_settings, Request(send, stream if self._options.streams else None)
+        )
 
     async def _call(self, current: Execution, bound: int, settings: ModelSettings, sending: Request) -> ModelResponse:
         name = f"{OPENAI}/{self._name.removeprefix(f'{OPENAI}/')}"[:200]
-        most = settings.max_tokens or self._max_output_tokens
+        most = settings.max_tokens or self._options.max_output_tokens
         request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most)
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:
@@ -139,10 +152,12 @@ class Request:
     """A request: `send` gets the answer as a whole, `stream` in pieces."""
 
     send: Callable[[ModelSettings], Awaitable[ModelResponse]]
-    stream: Callable[[ModelSettings], AsyncIterator[TResponseStreamEvent]]
+    stream: Callable[[ModelSettings], AsyncIterator[TResponseStreamEvent]] | None
 
     async def answer(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
         """Returns the answer, and reports its text as it comes. A model that cannot stream is asked for the whole."""
+        if self.stream is None:
+            return await self._whole(settings, report)
         counting = settings if settings.include_usage is not None else replace(settings, include_usage=True)
         items: list[TResponseOutputItem] = []
         output, has_begun = OutputReport(report), False
@@ -162,10 +177,13 @@ class Request:
         except NotImplementedError:
             if has_begun:
                 raise
-            whole = await self.send(settings)
-            report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
-            return whole
+            return await self._whole(settings, report)
         raise ModelRequestFailed("APIError: the answer ended before it was complete", retryable=True)
+
+    async def _whole(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
+        whole = await self.send(settings)
+        report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
+        return whole
 
 
 def _report_output(event: TResponseStreamEvent, output: OutputReport) -> None:
@@ -208,13 +226,13 @@ def _complete(response: Response, items: list[TResponseOutputItem]) -> ModelResp
 class DurableProvider(ModelProvider):
     """Finds models by name, and makes them durable."""
 
-    def __init__(self, inner: ModelProvider, max_output_tokens: int) -> None:
-        self._inner, self._max_output_tokens = inner, max_output_tokens
+    def __init__(self, inner: ModelProvider, options: CallOptions) -> None:
+        self._inner, self._options = inner, options
 
     def get_model(self, model_name: str | None) -> Model:
         """Returns the model of a name; None: the default of the SDK."""
         model = self._inner.get_model(model_name)
-        return DurableModel(model, model_name or name_of(model), self._max_output_tokens)
+        return DurableModel(model, model_name or name_of(model), self._options)
 
     async def aclose(self) -> None:
         """Closes the connections of the models."""

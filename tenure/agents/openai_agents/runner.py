@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from agents import Agent, RunConfig, RunResult, RunResultStreaming
-from agents.guardrail import InputGuardrail, OutputGuardrail
 from agents.items import TResponseInputItem
 from agents.memory import Session
 from agents.models.interface import Model
@@ -22,13 +21,12 @@ from agents.run_internal.model_provider_lifecycle import (
 
 from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.failures import UnfinishedRun
-from tenure.agents.openai_agents.models import DurableModel, DurableProvider, name_of
+from tenure.agents.openai_agents.models import CallOptions, DurableModel, DurableProvider, name_of
 from tenure.control.failures import NotReplayable
 
-Prepare = Callable[[Agent[Any]], tuple[int, bool]]
-"""Makes an agent durable. Returns its `max_output_tokens`, and whether its tools must run one at a time."""
+Prepare = Callable[[Agent[Any]], tuple[CallOptions, bool]]
+"""Makes an agent durable. Returns the options of its model calls, and whether its tools must run one at a time."""
 
-Guardrail = InputGuardrail[Any] | OutputGuardrail[Any]
 IS_DURABLE: Final = "_tenure_effects"
 """The attribute of a durable agent with the effect classes of its tools by name."""
 
@@ -44,12 +42,12 @@ class DurableRunner(AgentRunner):
         current = _execution(starting_agent)
         if current is None:
             return await self._inner.run(starting_agent, input, **options)
-        max_output_tokens, one_tool = self._prepare(starting_agent)
+        calls, one_tool = self._prepare(starting_agent)
         config, is_owned = _normalize_run_config_for_runner(options.get("run_config"))
         session = options.get("session")
         if session is not None and not isinstance(session, DurableSession):
             options["session"] = DurableSession(current, session)
-        options["run_config"] = durable_config(config, max_output_tokens, one_tool=one_tool)
+        options["run_config"] = durable_config(config, calls, one_tool=one_tool)
         try:
             with current.running(starting_agent.name):
                 result = await self._inner.run(starting_agent, input, **options)
@@ -57,8 +55,11 @@ class DurableRunner(AgentRunner):
             if is_owned:
                 await _close_runner_owned_model_provider(config.model_provider)
         if result.interruptions:
-            calls = ", ".join(str(each.tool_name or each.name) for each in result.interruptions)
-            raise UnfinishedRun(f"agent {starting_agent.name} stopped for the approval of {calls}, which no tool made")
+            asked = ", ".join(str(each.tool_name or each.name) for each in result.interruptions)
+            raise UnfinishedRun(
+                f"agent {starting_agent.name} stopped for the approval of {asked}, which Tenure cannot ask for: "
+                "declare the tool before the worker starts"
+            )
         return result
 
     def run_sync(self, starting_agent: Agent[Any], input: Any, **options: Any) -> RunResult:  # noqa: A002
@@ -95,21 +96,24 @@ def install(prepare: Prepare) -> None:
         set_default_agent_runner(DurableRunner(runner, prepare))
 
 
-def durable_config(config: RunConfig, max_output_tokens: int, *, one_tool: bool) -> RunConfig:
+def durable_config(config: RunConfig, calls: CallOptions, *, one_tool: bool) -> RunConfig:
     """Returns the configuration with durable models. `one_tool`: one tool at a time."""
     model, provider, tools = config.model, config.model_provider, config.tool_execution
     if one_tool:
         tools = replace(tools or ToolExecutionConfig(), max_function_tool_concurrency=1)
     if isinstance(model, Model) and not isinstance(model, DurableModel):
-        model = DurableModel(model, name_of(model), max_output_tokens)
+        model = DurableModel(model, name_of(model), calls)
     if not isinstance(provider, DurableProvider):
-        provider = DurableProvider(provider, max_output_tokens)
-    guardrails = {
-        name: None if given is None else [as_unit(each) for each in given]
-        for name in ("input_guardrails", "output_guardrails")
-        for given in (getattr(config, name),)
-    }
-    return replace(config, model=model, model_provider=provider, tool_execution=tools, **guardrails)
+        provider = DurableProvider(provider, calls)
+    before, after = config.input_guardrails, config.output_guardrails
+    return replace(
+        config,
+        model=model,
+        model_provider=provider,
+        tool_execution=tools,
+        input_guardrails=None if before is None else [as_unit(each) for each in before],
+        output_guardrails=None if after is None else [as_unit(each) for each in after],
+    )
 
 
 def as_unit(guardrail: Any) -> Any:

@@ -40,6 +40,7 @@ def durable(
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     version: str = "",
+    stream: bool = True,
 ) -> DurableFunction:
     """Makes an agent's runs in durable functions durable, and returns the function that runs it as a task.
 
@@ -47,7 +48,8 @@ def durable(
     for the others. None: the tool runs in the function itself, so agents that it runs are durable too, if they are
     made so. deps: makes the dependencies of the agent from the task's input. max_output_tokens: of a model call whose
     settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code;
-    another version is another revision, also if the agent says the same of itself (docs/versions.md).
+    another version is another revision, also if the agent says the same of itself (docs/versions.md). stream: False for
+    a server that cannot stream its answers.
 
     The agent is changed in place: code that runs it within a task needs no change, and elsewhere it runs as before.
     Raises ValueError for an agent without a name, and for one that is durable already.
@@ -58,7 +60,10 @@ def durable(
     if "iter" in vars(agent):
         raise ValueError(f"the agent {name} is durable already")
     settings = DurableSettings(
-        effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+        effects=effect_classes(effects),
+        max_output_tokens=max_output_tokens,
+        tool_timeout_seconds=tool_timeout_seconds,
+        stream=stream,
     )
     _route_runs(agent, TenureDurability(name, settings), name)
 
@@ -115,6 +120,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
         tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         version: str = "",
+        stream: bool = True,
         **options: Any,
     ) -> None:
         options.setdefault("defer_model_check", True)  # the worker may find the model's settings after this
@@ -126,6 +132,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
             max_output_tokens=max_output_tokens,
             tool_timeout_seconds=tool_timeout_seconds,
             version=version,
+            stream=stream,
         )
 
     @property

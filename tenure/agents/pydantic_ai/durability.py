@@ -85,12 +85,14 @@ class DurableSettings:
     """The settings by which an agent's operations become steps, model calls and tool calls.
 
     `effects`: the effect classes of tools by name, before those in the tools' metadata. `max_output_tokens`: of a model
-    call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own.
+    call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own. `stream`:
+    model calls stream their answers.
     """
 
     effects: Effects
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    stream: bool = True
 
 
 class _Bound(BoundDurableOperation[P, W, R], Generic[P, W, R]):
@@ -234,7 +236,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         return await super()._ensure_durable_model(ctx, request_context)
 
     def get_wrapper_model(self, model: Model) -> Model | None:
-        return reporting_model(model)
+        return reporting_model(model, streams=self._settings.stream)
 
     async def prepare_tools(
         self,

@@ -125,7 +125,14 @@ def _reporting(report: ModelCallReport) -> Iterator[None]:
 
 
 class ReportingModel(WrapperModel):
-    """Streams each request of a model call, and reports its text and its usage as they come."""
+    """Streams each request of a model call, and reports its text and its usage as they come.
+
+    Not `streams`: it asks for the whole answer, from servers that cannot stream.
+    """
+
+    def __init__(self, wrapped: Model, *, streams: bool) -> None:
+        super().__init__(wrapped)
+        self._streams = streams and _can_stream(wrapped)
 
     async def request(
         self,
@@ -134,7 +141,7 @@ class ReportingModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         report = _REPORT.get()
-        if report is None or not _streams(self.wrapped):
+        if report is None or not self._streams:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
             output = OutputReport(report)
@@ -147,9 +154,9 @@ class ReportingModel(WrapperModel):
             return stream.get()
 
 
-def reporting_model(model: Model) -> Model | None:
+def reporting_model(model: Model, *, streams: bool) -> Model | None:
     """Returns the model that a model call sends its request with; None outside of model calls."""
-    return None if _REPORT.get() is None else ReportingModel(model)
+    return None if _REPORT.get() is None else ReportingModel(model, streams=streams)
 
 
 def _unwrapped(model: Model) -> Model:
@@ -158,7 +165,7 @@ def _unwrapped(model: Model) -> Model:
     return model
 
 
-def _streams(model: Model) -> bool:
+def _can_stream(model: Model) -> bool:
     """Whether the model can stream its answers."""
     model = _unwrapped(model)
     if isinstance(model, FunctionModel):

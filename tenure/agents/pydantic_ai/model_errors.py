@@ -80,4 +80,4 @@ def _exception(failure: ControlFailure, model: str) -> Exception | None:
     if kind is ModelRequestTimeout:
         seconds = re.search(r"after ([0-9.e+-]+) seconds", recorded["text"])
         return ModelRequestTimeout(model, float(seconds[1]) if seconds else 0.0)
-    return kind(model_name=model, message=recorded["text"])  # type: ignore[no-any-return]
+    return kind(model_name=model, message=recorded["text"])
