@@ -20,7 +20,9 @@ from agents import (
     SQLiteSession,
     function_tool,
 )
+from agents.items import ModelResponse
 from agents.models.interface import Model, ModelProvider
+from agents.usage import Usage
 from pydantic_ai import RunContext
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.toolsets import FunctionToolset
@@ -130,12 +132,22 @@ async def test_a_session_is_read_and_written_once() -> None:
     assert "I am Ada." in str(script.seen[0])
 
 
+class Judge(Model):
+    """Called by the SDK itself."""
+
+    async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
+        return ModelResponse(output=sdk.said("fine"), usage=Usage(), response_id=None)
+
+    def stream_response(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
 async def test_a_guardrail_runs_beside_the_agent_and_is_not_recorded() -> None:
     checked: list[str] = []
 
     @agents.input_guardrail
     async def check(_context: Any, _agent: Any, given: Any) -> GuardrailFunctionOutput:
-        judge = agents.Agent(name="judge", model=sdk.Script(sdk.said("fine")))
+        judge = agents.Agent(name="judge", model=Judge())
         checked.append((await Runner.run(judge, given)).final_output)
         return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
 
