@@ -137,9 +137,11 @@ async def test_a_function_catches_openai_s_exception(raised: Exception) -> None:
 
 
 async def test_an_answer_is_asked_for_as_a_whole_where_servers_cannot_stream() -> None:
-    async def broken(_messages: object, _info: object) -> AsyncIterator[str]:
+    def streamed() -> str:
         raise AssertionError("the server cannot stream")
-        yield ""
+
+    async def broken(_messages: object, _info: object) -> AsyncIterator[str]:
+        yield streamed()
 
     agent = Agent("support", model=FunctionModel(Script(said("Hello.")), stream_function=broken), stream=False)
     assert await agent.durable_function.run(JournalWork("Hello"), None) == "Hello."
