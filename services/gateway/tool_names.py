@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -10,12 +11,12 @@ import grpc
 from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import DEFAULT_LOOP
-from tenure.domain.tools import unknown_tool_text
+from tenure.domain.tools import MAX_NEAREST, unknown_tool_text, unknown_tools
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.v1 import tool_service_pb2
+from tenure.v1 import agent_service_pb2, tool_service_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Collection, Mapping, Sequence
 
     from services.gateway.peers import Peers
     from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -30,14 +31,19 @@ _log = logging.getLogger(__name__)
 async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "") -> None:
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
-    A control function and a loop of the user's own may have tools that the tool service does not know. When the tool
-    service does not answer, or is of an older version, the task is accepted: its entry `tools_defined` lists the
-    unknown names.
+    An agent has the tools of its revision besides those of the tool service. A control function and a loop of the
+    user's own may have tools that nobody knows before they run. When the tool service does not answer, or is of an
+    older version, the task is accepted: its entry `tools_defined` lists the unknown names, and a worker refuses an
+    agent in Python whose approvals name no tool.
     """
     agent = spec.agent
-    if (not agent.loop or agent.loop == DEFAULT_LOOP) and not spec.HasField("control"):
-        fields = {f"{prefix}agent.tools.names": agent.tools.names, f"{prefix}agent.approve_tools": agent.approve_tools}
-        await _check(peers, fields)
+    approve_tools = {f"{prefix}agent.approve_tools": agent.approve_tools}
+    if spec.HasField("control"):
+        own = await _tools_of_agent(peers, spec) if agent.approve_tools else None
+        if own is not None:
+            await _check(peers, approve_tools, own)
+    elif not agent.loop or agent.loop == DEFAULT_LOOP:
+        await _check(peers, {f"{prefix}agent.tools.names": agent.tools.names, **approve_tools})
 
 
 async def check_names_of_fork(peers: Peers, task_id: str, overrides: task_pb2.ForkOverrides) -> None:
@@ -70,8 +76,32 @@ async def earlier_result(
     return None
 
 
-async def _check(peers: Peers, fields: Mapping[str, Sequence[str]]) -> None:
-    names = [name for listed in fields.values() for name in listed]
+async def _tools_of_agent(peers: Peers, spec: task_pb2.TaskSpec) -> set[str] | None:
+    """Returns the names of the tools of the revisions that the task may get; None: nobody knows them."""
+    name, wanted = spec.control.function, spec.agent_pin.revision
+    try:
+        if wanted:
+            numbers = {wanted}
+        else:
+            agent = (await _read_agent(peers, name, 0)).agent
+            numbers = {agent.current_revision, agent.ramp_revision} - {0}
+        answers = [await _read_agent(peers, name, number) for number in sorted(numbers)]
+    except NotFound:  # its first worker has not registered it yet; or the ledger refuses the submit
+        return None
+    definitions = [revision.definition for answer in answers for revision in answer.revisions]
+    if any(definition.kind == agent_service_pb2.AGENT_KIND_FUNCTION for definition in definitions):
+        return None
+    return {tool.name for definition in definitions for tool in definition.tools}
+
+
+async def _read_agent(peers: Peers, name: str, revision: int) -> agent_service_pb2.GetAgentResponse:
+    request = agent_service_pb2.GetAgentRequest(name=name, revision=revision)
+    return await with_retries(lambda: peers.agents.GetAgent(request))
+
+
+async def _check(peers: Peers, fields: Mapping[str, Sequence[str]], own: Collection[str] = ()) -> None:
+    """Raises InvalidRequest for names that neither `own` nor the tool service has."""
+    names = [name for listed in fields.values() for name in listed if name not in own]
     if not names:
         return
     request = tool_service_pb2.CheckToolNamesRequest(names=names)
@@ -82,11 +112,15 @@ async def _check(peers: Peers, fields: Mapping[str, Sequence[str]]) -> None:
             raise  # a tool service of an older version does not have the method
         _log.warning("a task is accepted without a check of its tool names", extra={"error": str(error)})
         return
+    unknown = {one.name: list(one.nearest) for one in checked.unknown}
+    if own:  # in a thread, because clients choose the names, and some take long to compare
+        nearest = await asyncio.to_thread(unknown_tools, unknown, own)
+        unknown |= {one.name: [*one.nearest, *unknown[one.name]][:MAX_NEAREST] for one in nearest}
     violations = [
-        (field, unknown_tool_text(one.name, one.nearest))
-        for one in checked.unknown
+        (field, unknown_tool_text(name, nearest))
+        for name, nearest in unknown.items()
         for field, listed in fields.items()
-        if one.name in listed
+        if name in listed
     ]
     if violations:
         raise InvalidRequest(violations=violations)

@@ -21,6 +21,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import agent_service_pb2, coordinator_service_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.wire.agent_service import definition_to_wire, digest_of
@@ -37,11 +38,20 @@ MAX_REQUEST_BYTES: Final = 2 * 1024 * 1024
 
 
 def definitions_of(functions: Mapping[str, Function], build: str) -> dict[str, agent_service_pb2.AgentDefinition]:
-    """Returns the definitions by name. A function that says nothing of itself has only its code."""
-    plain = AgentContent(AgentKind.FUNCTION)
-    return {
-        name: definition_to_wire(content_of(function) or plain, build) for name, function in sorted(functions.items())
-    }
+    """Returns the definitions by name. A function that says nothing of itself has only its code.
+
+    Raises ConfigurationError for agents that cannot run as tasks, with all problems.
+    """
+    plain, problems = AgentContent(AgentKind.FUNCTION), list[str]()
+    definitions = {}
+    for name, function in sorted(functions.items()):
+        try:
+            definitions[name] = definition_to_wire(content_of(function) or plain, build)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError(problems)
+    return definitions
 
 
 def digests_of(definitions: Definitions) -> dict[str, str]:

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
-from tenure.control.failures import text_of
-from tenure.control.own_tools import EffectUnknown, OwnTool
+from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, text_of
+from tenure.control.own_tools import EffectUnknown, OwnTool, ToolError
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
 from tenure.domain.kept_content import MAX_KEPT_BYTES, KeptContent
@@ -333,8 +333,15 @@ def _is_cancelled() -> bool:
 
 
 def _failure(name: str, error: BaseException) -> Outcome:
-    message = f"{name} failed: {type(error).__name__}: {text_of(error)}"[:_MAX_FAILURE_CHARACTERS]
-    return Outcome(OutcomeStatus.FAILED, _text(message))
+    message, detail = text_of(error), ""
+    match error:
+        case ToolError(detail=detail):
+            pass
+        case NotReplayable():
+            detail = NOT_REPLAYABLE
+        case _:
+            message = f"{name} failed: {type(error).__name__}: {message}"
+    return Outcome(OutcomeStatus.FAILED, _text(message[:_MAX_FAILURE_CHARACTERS]), detail=detail)
 
 
 def _is_text(content: object) -> bool:

@@ -7,20 +7,36 @@ is a *unit*: the unit's result is recorded as a whole, so nothing inside it is r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from tenure.agents.own_calls import OwnCalls
+from tenure.control.failures import NOT_REPLAYABLE, NotReplayable
+from tenure.control.own_tools import OwnTool
 from tenure.control.work import Work
+from tenure.domain.tools import Outcome
 
 
 @dataclass(slots=True)
-class Execution:
+class Inside:
+    """What the running code belongs to. `problem`: the first NotReplayable in it, also if code between caught it."""
+
+    problem: NotReplayable | None = field(default=None, kw_only=True)
+
+    def fail(self, problem: NotReplayable) -> NotReplayable:
+        """Notes the problem, which is raised at the end of this code in any case. Returns it for `raise`."""
+        self.problem = self.problem or problem
+        return problem
+
+
+@dataclass(slots=True)
+class Execution(Inside):
     """One execution of a function. `runs`: the agent runs that it has begun, which names each of them for ever."""
 
-    work: Work
+    _work: Work
     runs: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for each request to `work`, which takes one at a time. Waiters are served in the order of their arrival."""
@@ -30,22 +46,42 @@ class Execution:
     """The agent that runs now, by the agent run whose tool runs it; "" for the function itself."""
 
     def __post_init__(self) -> None:
-        self.own_calls = OwnCalls(self.work, self.lock)
+        self.own_calls = OwnCalls(self._work, self.lock)
+
+    @property
+    def work(self) -> Work:
+        """The work. Raises the problem of this execution, if it has one: nothing more is recorded or paid then."""
+        self.check()
+        return self._work
+
+    def check(self) -> None:
+        """Raises the problem that this execution met."""
+        if self.problem is not None:
+            raise self.problem
+
+    async def call_own_tool(self, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
+        """Returns the outcome of a call, made together with those of other coroutines. Raises NotReplayable."""
+        self.check()
+        outcome = await self.own_calls.call(tool, arguments)
+        if outcome.detail == NOT_REPLAYABLE:
+            raise self.fail(NotReplayable(outcome.content))
+        return outcome
 
     def next_run_id(self) -> str:
         """Returns the id of the next agent run: the same in each execution of the task."""
         self.runs += 1
-        return f"{self.work.task_id}/run-{self.runs}"
+        return f"{self._work.task_id}/run-{self.runs}"
 
     @contextmanager
     def running(self, agent: str) -> Iterator[None]:
-        """Marks the code of an agent run. Raises ConcurrentRuns beside another one.
+        """Marks the code of an agent run. Raises NotReplayable beside another one.
 
         The order of the runs' calls identifies the calls, and it would differ in the next execution.
         """
         within = _RUN.get()
         if within in self.active:
-            raise ConcurrentRuns(f"agent {agent} began while agent {self.active[within]} ran: run one after the other")
+            other = self.active[within]
+            raise self.fail(NotReplayable(f"agent {agent} began while agent {other} ran: run one after the other"))
         self.active[within] = agent
         token = _RUN.set(f"{within}/{self.runs}")
         try:
@@ -55,8 +91,8 @@ class Execution:
             del self.active[within]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+@dataclass(slots=True)
+class Unit(Inside):
     """The code of one recorded step, model call or tool call."""
 
     name: str
@@ -66,31 +102,24 @@ _RUN: ContextVar[str] = ContextVar("tenure.agents.run", default="")
 _INSIDE: ContextVar[Execution | Unit | None] = ContextVar("tenure.agents.inside", default=None)
 
 
-class ConcurrentRuns(RuntimeError):  # noqa: N818  the name says what is wrong
-    """A durable function runs two agents at the same time."""
-
-    retryable = False
-
-
-class NotRecorded(RuntimeError):  # noqa: N818  the name says what would happen
-    """A durable agent runs inside a recorded tool, where its model calls would be neither recorded nor billed."""
-
-    retryable = False
-
-
 def execution() -> Execution | None:
     """Returns the execution that this code belongs to; None in a unit, and outside of durable functions."""
     inside = _INSIDE.get()
     return inside if isinstance(inside, Execution) else None
 
 
-def execution_of_agent(agent: str) -> Execution | None:
-    """Returns the execution for a run of a durable agent; None outside of durable functions. Raises NotRecorded."""
+def execution_of(what: str) -> Execution | None:
+    """Returns the execution for a durable agent or tool; None outside of durable functions.
+
+    Raises NotReplayable in a unit, where nothing that `what` calls would be recorded, billed or approved.
+    """
     inside = _INSIDE.get()
     if isinstance(inside, Unit):
-        raise NotRecorded(
-            f"agent {agent} runs inside {inside.name}, so its model calls would not be recorded or billed: declare "
-            "the tool with effect=None, and it runs in the agent's own function"
+        raise inside.fail(
+            NotReplayable(
+                f"{what} runs inside {inside.name}, so its calls would not be recorded, billed or approved: run it in "
+                "the function itself, or declare the tool that runs it with effect=None"
+            )
         )
     return inside
 
@@ -109,20 +138,29 @@ def current_work() -> Work:
 
 @contextmanager
 def executing(work: Work) -> Iterator[Execution]:
-    """Marks the code of a function's execution."""
+    """Marks the code of a function's execution. Raises the problem that the code met, also if it went on."""
     made = Execution(work)
-    token = _INSIDE.set(made)
-    try:
+    with _in(made):
         yield made
-    finally:
-        _INSIDE.reset(token)
 
 
 @contextmanager
 def unit(name: str) -> Iterator[None]:
-    """Marks the code of a unit. `name`: for the message of NotRecorded."""
-    token = _INSIDE.set(Unit(name))
+    """Marks the code of a unit. `name`: for messages. Raises the problem that the code met, also if it went on."""
+    with _in(Unit(name)):
+        yield
+
+
+@contextmanager
+def _in(made: Execution | Unit) -> Iterator[None]:
+    token = _INSIDE.set(made)
     try:
         yield
+    except Exception as error:
+        if made.problem is None or made.problem is error:
+            raise
+        raise made.problem from error
     finally:
         _INSIDE.reset(token)
+    if made.problem is not None:
+        raise made.problem

@@ -16,6 +16,12 @@ class ModelRequestFailed(Exception):  # noqa: N818  reads well in a ledger entry
         self.retryable, self.retry_after_seconds = retryable, retry_after_seconds
 
 
+class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
+    """The run of an agent ended with calls that only its caller could answer, and a task has no such caller."""
+
+    retryable = False
+
+
 def is_temporary(status_code: int) -> bool:
     """Whether another request may succeed after this HTTP status."""
     return status_code in _BUSY_STATUS or status_code >= 500

@@ -65,16 +65,34 @@ class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
         self.tool, self.outcome = tool, outcome
 
 
+class NotReplayable(RuntimeError):  # noqa: N818  the name says what is wrong
+    """The function does something that a later execution could not repeat, or that would not be recorded or billed.
+
+    It fails the task, also if code between catches it: no answer of a model and no retry can help.
+    """
+
+    retryable = False
+
+
+NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
+"""The detail of the outcome of a call whose own tool raised NotReplayable."""
+
+
 def failure_of(error: BaseException) -> ControlFailure:
     """Returns the record of an exception, with the decision whether the task may retry.
 
-    A bool attribute `retryable` of the exception decides. Without it, ConnectionError and TimeoutError are retryable;
-    any other exception counts as a bug, which a retry does not fix.
+    A bool attribute `retryable` of the exception decides. Without it, ConnectionError and TimeoutError are retryable,
+    and a group with such an exception; any other exception counts as a bug, which a retry does not fix. An exception
+    that stands for a recorded failure, such as StepFailed, has it as `failure`.
     """
-    if isinstance(error, StepFailed):
-        return error.failure
+    recorded = getattr(error, "failure", None)
+    if isinstance(recorded, ControlFailure):
+        return recorded
     declared = getattr(error, "retryable", None)
-    retryable = declared if isinstance(declared, bool) else isinstance(error, ConnectionError | TimeoutError)
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    retryable = isinstance(error, ConnectionError | TimeoutError) or any(failure_of(each).retryable for each in members)
+    if isinstance(declared, bool):
+        retryable = declared
     after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
         error_class=_text(type(error).__name__, MAX_CLASS_CHARACTERS),

@@ -24,6 +24,17 @@ class EffectUnknown(Exception):  # noqa: N818  reads well in `raise EffectUnknow
     """
 
 
+class ToolError(Exception):
+    """Raise this from an own tool that failed: its text is the content of the FAILED outcome, word for word.
+
+    `detail`: of the outcome, for programs: in capitals.
+    """
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
 class OwnToolContext(Protocol):
     """The context of a call, which an own tool receives with it."""
 

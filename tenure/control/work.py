@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -34,6 +34,10 @@ class Work(Protocol):
     @property
     def goal(self) -> str:
         """The goal of the task; may be empty."""
+
+    @property
+    def approve_tools(self) -> Collection[str]:
+        """The tools whose calls wait for a person, as the submit says. Calls by `Work` wait without further ado."""
 
     @property
     def key(self) -> str:

@@ -25,7 +25,10 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -335,6 +338,10 @@ def _log_failure(error: Exception, failures: int) -> None:
 
 
 _Opened = TypeVar("_Opened")
+THREADS_SECONDS: Final = 5.0
+"""The time for functions in threads to end after everything else has."""
+_EXECUTOR_THREADS: Final = "asyncio executor"
+_ANYIO_THREADS: Final = "AnyIO worker thread"
 MOST_OPEN_FILES: Final = 10_240 if sys.platform == "darwin" else 65_536
 """macOS says that there is no limit, and refuses to set one above this."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -432,11 +439,25 @@ def allow_many_open_files() -> None:
 
 
 def run(main: Callable[[Process], Awaitable[None]], *, closing_timeout_seconds: float = 30.0) -> ExitCode:
-    """Runs `main` to its end and returns the exit code. Logs or prints the error of `main` and does not raise it."""
+    """Runs `main` to its end and returns the exit code. Logs or prints the error of `main` and does not raise it.
+
+    A thread of a library's or user's function that does not end does not keep the process: it ends here then.
+    """
     allow_many_open_files()
     try:
         with asyncio.Runner() as runner:
-            runner.run(Process(closing_timeout_seconds).supervise(main))
+            executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR_THREADS)
+            runner.get_loop().set_default_executor(executor)
+            code = _run(runner, Process(closing_timeout_seconds).supervise(main))
+            _end_threads(executor, code)
+    finally:
+        gc.freeze()  # else the interpreter's exit walks all imported modules: measured, 3 s in the worker
+    return code
+
+
+def _run(runner: asyncio.Runner, supervised: Coroutine[Any, Any, None]) -> ExitCode:
+    try:
+        runner.run(supervised)
     except ConfigurationError as error:
         print(error, file=sys.stderr)  # noqa: T201  for the operator; logs may not be set up yet
         return ExitCode.CONFIGURATION
@@ -446,9 +467,23 @@ def run(main: Callable[[Process], Awaitable[None]], *, closing_timeout_seconds: 
     except Exception:  # noqa: BLE001  logged with its stack
         _log.exception("the process failed")
         return ExitCode.FAILED
-    finally:
-        gc.freeze()  # else the interpreter's exit walks all imported modules: measured, 3 s in the worker
     return ExitCode.OK
+
+
+def _end_threads(executor: ThreadPoolExecutor, code: ExitCode) -> None:
+    """Waits a moment for the threads that functions run in. Ends the process if one hangs.
+
+    Python waits for such threads without a limit: when the event loop closes, and when the interpreter ends.
+    """
+    executor.shutdown(wait=False, cancel_futures=True)
+    ends_at = time.monotonic() + THREADS_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith((_EXECUTOR_THREADS, _ANYIO_THREADS)):
+            thread.join(max(0.0, ends_at - time.monotonic()))
+            if thread.is_alive():
+                _log.warning("the process ends although a function still runs in a thread of it")
+                logging.shutdown()
+                os._exit(code)
 
 
 def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -72,8 +72,25 @@ def result_type_of(result: Any) -> ResultType[Any]:
         return ResultType(json.dumps(result), json.loads)
     if _is_pydantic(result):
         return ResultType(json.dumps(result.model_json_schema()), result.model_validate_json)
-    schema = schema_of(result)
+    definitions: dict[str, Any] = {}
+    schema = _without_definitions(schema_of(result), definitions)
+    schema |= {"$defs": definitions} if definitions else {}
     return ResultType(json.dumps(schema), lambda text: build(result, json.loads(text)))
+
+
+def _without_definitions(schema: Any, found: dict[str, Any]) -> Any:
+    """Returns the schema without the `$defs` of pydantic models in it, whose references are from the root.
+
+    Raises TypeError for two models of one name.
+    """
+    if isinstance(schema, list):
+        return [_without_definitions(each, found) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    for name, definition in schema.get("$defs", {}).items():
+        if found.setdefault(name, definition) != definition:
+            raise TypeError(f"the result has two pydantic models named {name}: rename one of them")
+    return {name: _without_definitions(each, found) for name, each in schema.items() if name != "$defs"}
 
 
 def _is_pydantic(value: Any) -> bool:
@@ -90,6 +107,8 @@ def schema_of(kind: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     """
     if kind in within:
         raise TypeError(f"{kind!r} contains itself: use a pydantic model for a recursive result")
+    if _is_pydantic(kind):
+        return dict(kind.model_json_schema())
     if _is_structure(kind):
         return _object_schema(kind, (*within, kind))
     if kind is Any or kind in _PLAIN:
@@ -177,8 +196,8 @@ def build(kind: Any, value: Any) -> Any:
     if origin is dict:
         members = _checked(value, isinstance(value, dict), kind)
         return {name: build(arguments[1], each) for name, each in members.items()}
-    if _is_structure(kind):
-        return _build_object(kind, _checked(value, isinstance(value, dict), kind))
+    if _is_pydantic(kind) or _is_structure(kind):
+        return _build_object(kind, value)
     if issubclass(kind, Enum):
         return kind(value)
     if kind in {datetime, date}:
@@ -196,7 +215,10 @@ def _build_plain(kind: Any, value: Any) -> Any:
     return _checked(value, isinstance(value, kind), kind)
 
 
-def _build_object(kind: type, members: dict[str, Any]) -> Any:
+def _build_object(kind: Any, value: Any) -> Any:
+    if _is_pydantic(kind):
+        return kind.model_validate_json(json.dumps(value))
+    members: dict[str, Any] = _checked(value, isinstance(value, dict), kind)
     field_types = _field_types(kind)
     absent, unknown = _required_names(kind) - members.keys(), members.keys() - field_types.keys()
     if absent or unknown:

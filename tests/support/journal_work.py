@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from services.worker.control.json_values import encode
-from tenure.control.failures import StepFailed, failure_of
+from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, StepFailed, failure_of_call
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
-from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
 from tenure.control.work import RecordedCall
 from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import ControlFailure
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 
@@ -56,6 +57,7 @@ class JournalWork:
     goal: str = ""
     task_id: str = "task"
     granted: int = 0
+    approve_tools: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
     answers: dict[str, str] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -96,11 +98,14 @@ class JournalWork:
             self.requests.append(request)
             self.reports.append(Report(self.granted or request.max_output_tokens))
             try:
-                return (await run(self.reports[-1])).result
-            except Exception as error:
-                raise StepFailed(name, failure_of(error)) from error
+                return {"result": (await run(self.reports[-1])).result}
+            except Exception as error:  # noqa: BLE001  the run may raise anything
+                return {"failure": asdict(failure_of_call(error).failure)}
 
-        return await self._recorded(name, made)
+        recorded = await self._recorded(name, made)
+        if "failure" in recorded:
+            raise StepFailed(name, ControlFailure(**recorded["failure"]))
+        return recorded["result"]
 
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
         async def made() -> str:
@@ -124,17 +129,23 @@ class JournalWork:
         async def made() -> Any:
             self.tools.append(tool)
             encode(dict(arguments), "the arguments")
-            if tool.needs_approval and tool.name in self.denied:
-                return [OutcomeStatus.NOT_ALLOWED, "A person denied the call."]
+            if (tool.needs_approval or tool.name in self.approve_tools) and tool.name in self.denied:
+                return [OutcomeStatus.NOT_ALLOWED, "A person denied the call.", ""]
             if tool.name in self.outcomes:
-                return [OutcomeStatus.SUCCEEDED, self.outcomes[tool.name]]
+                return [OutcomeStatus.SUCCEEDED, self.outcomes[tool.name], ""]
             try:
-                return [OutcomeStatus.SUCCEEDED, await tool.run(call, arguments)]
+                return [OutcomeStatus.SUCCEEDED, await tool.run(call, arguments), ""]
             except Exception as error:  # noqa: BLE001  the tool may raise anything
-                return [OutcomeStatus.FAILED, f"{type(error).__name__}: {error}"]
+                if isinstance(error, NotReplayable):
+                    return [OutcomeStatus.FAILED, str(error), NOT_REPLAYABLE]
+                if isinstance(error, EffectUnknown):
+                    return [OutcomeStatus.IN_DOUBT, str(error), ""]
+                if isinstance(error, ToolError):
+                    return [OutcomeStatus.FAILED, str(error), error.detail]
+                return [OutcomeStatus.FAILED, f"{type(error).__name__}: {error}", ""]
 
-        status, content = await self._recorded(f"tool {tool.name}", made)
-        return Outcome(OutcomeStatus(status), content)
+        status, content, detail = await self._recorded(f"tool {tool.name}", made)
+        return Outcome(OutcomeStatus(status), content, detail=detail)
 
     async def _recorded(self, name: str, made: Callable[[], Awaitable[Any]]) -> Any:
         assert not self.busy, f"{name} began while another request was running"

@@ -12,7 +12,7 @@ from openai.types.responses import ResponseErrorEvent, ResponseFunctionCallArgum
 
 from tenure.agents.openai_agents import durable
 from tenure.agents.openai_agents.models import input_bound
-from tenure.control import StepFailed
+from tenure.control.failures import failure_of
 from tenure.domain.budget import TokenUsage
 from tests.support.journal_work import JournalWork
 from tests.unit.test_agents_openai import Script, call, sent_to_the_model, text_message
@@ -49,9 +49,9 @@ async def test_error_in_a_stream_is_raised_and_its_output_billed() -> None:
     error = ResponseErrorEvent(code="server_error", message="too busy", sequence_number=2, type="error")
     events: list[Any] = [arguments, error]
     work = JournalWork("Refund")
-    with pytest.raises(StepFailed, match="too busy") as failed:
+    with pytest.raises(openai.APIError, match="too busy") as failed:
         await durable(Agent(name="support", model=Stream(*events))).run(work, None)
-    assert failed.value.failure.retryable
+    assert failure_of(failed.value).retryable
     assert work.reports[0].usages == [TokenUsage(output_tokens=3)]
 
 
@@ -67,9 +67,10 @@ async def test_the_wait_that_the_provider_asks_for_is_kept(headers: dict[str, st
                 yield event
             raise openai.RateLimitError("slow down", response=response, body=None)
 
-    with pytest.raises(StepFailed) as failed:
+    with pytest.raises(openai.RateLimitError) as failed:
         await durable(Agent(name="support", model=Busy())).run(JournalWork("Refund"), None)
-    assert (failed.value.failure.retryable, failed.value.failure.retry_after_seconds) == (True, seconds)
+    failure = failure_of(failed.value)
+    assert (failure.retryable, failure.retry_after_seconds) == (True, seconds)
 
 
 def test_revision_names_tools_that_need_approval() -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 import pytest
+from pydantic import BaseModel
 
 from tenure.domain.result_schema import problem_of_schema, validate_result
 from tenure.sdk.result_type import result_type_of
@@ -118,3 +119,32 @@ def test_schema_has_the_arguments_of_the_constructor() -> None:
     assert kind.read('{"cents": [1, 2]}') == Order([1, 2])
     with pytest.raises(TypeError, match=r"Seeded\.seed"):
         result_type_of(Seeded)
+
+
+class Part(BaseModel):
+    name: str
+    parts: list[Part] = []
+
+
+@dataclass
+class Kit:
+    part: Part
+    spare: Part | None = None
+
+
+def test_pydantic_models_may_be_inside_other_types() -> None:
+    """In lists, unions and dataclasses, also models that contain themselves."""
+    inner = '{"name": "screw", "parts": [{"name": "thread"}]}'
+    part = Part(name="screw", parts=[Part(name="thread")])
+    kinds: list[tuple[Any, str, Any]] = [
+        (list[Part], f"[{inner}]", [part]),
+        (Part | None, "null", None),
+        (Kit, f'{{"part": {inner}}}', Kit(part)),
+    ]
+    for kind, text, value in kinds:
+        result = result_type_of(kind)
+        assert problem_of_schema(result.schema_json) == ""
+        assert validate_result(result.schema_json, text).violations == ()
+        assert result.read(text) == value
+    with pytest.raises(ValueError, match="name"):
+        result_type_of(list[Part]).read('[{"parts": []}]')

@@ -15,10 +15,11 @@ from services.gateway.peers import Peers
 from services.gateway.tool_names import check_tool_names
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Tool, define
-from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.tools import MAX_UNKNOWN, EffectClass, ToolSourceKind
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
@@ -58,13 +59,25 @@ async def test_names_that_take_long_to_compare_stop_nothing_else() -> None:
     assert turns > 10
 
 
-def peers(answer: pb.CheckToolNamesResponse | Exception) -> Peers:
+def peers(answer: pb.CheckToolNamesResponse | Exception, agent: agent_pb.AgentDefinition | None = None) -> Peers:
+    """The tool service answers so. `agent`: the definition of revisions 1 and 2 of the only agent."""
+
+    async def get(request: agent_pb.GetAgentRequest, **_options: Any) -> agent_pb.GetAgentResponse:
+        if agent is None:
+            raise NotFound("no agent")
+        revision = agent_pb.AgentRevision(revision=request.revision, definition=agent if request.revision else None)
+        return agent_pb.GetAgentResponse(
+            agent=agent_pb.Agent(current_revision=1, ramp_revision=2), revisions=[revision]
+        )
+
     async def check(_request: pb.CheckToolNamesRequest, **_options: Any) -> pb.CheckToolNamesResponse:
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    return cast("Peers", SimpleNamespace(tools=SimpleNamespace(CheckToolNames=check)))
+    return cast(
+        "Peers", SimpleNamespace(tools=SimpleNamespace(CheckToolNames=check), agents=SimpleNamespace(GetAgent=get))
+    )
 
 
 AGENT = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["raed_file"]), approve_tools=["raed_file"])
@@ -85,6 +98,26 @@ async def test_names_are_unchecked_without_tools_or_for_own_loops() -> None:
     function = task_pb2.TaskSpec(agent=AGENT, control=task_pb2.ControlWork(function="mine"))
     for spec in (own, function):
         await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), spec)
+
+
+@pytest.mark.parametrize("revision", [0, 2])
+async def test_an_approval_of_a_tool_that_the_agent_does_not_have_is_refused(revision: int) -> None:
+    """In Python as without code. What the tool service has may be called by inline tools."""
+    definition = agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_PYTHON, tools=[agent_pb.AgentTool(name="do_work")])
+    spec = task_pb2.TaskSpec(
+        agent=task_pb2.AgentSpec(approve_tools=["do_wrok", "do_work"]),
+        control=task_pb2.ControlWork(function="mine"),
+        agent_pin=task_pb2.AgentPin(revision=revision),
+    )
+    unknown = pb.CheckToolNamesResponse.UnknownTool(name="do_wrok", nearest=["do_walk"])
+    with pytest.raises(InvalidRequest) as refused:
+        await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[unknown]), definition), spec)
+    (violation,) = refused.value.violations
+    assert violation.field == "agent.approve_tools"
+    assert violation.description == "there is no tool 'do_wrok'; did you mean do_work or do_walk?"
+    await check_tool_names(peers(pb.CheckToolNamesResponse(), definition), spec)
+    definition.kind = agent_pb.AGENT_KIND_FUNCTION
+    await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[unknown]), definition), spec)
 
 
 async def test_an_older_tool_service_checks_no_names() -> None:

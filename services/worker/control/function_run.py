@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple, Self
 from services.worker.control.callables import call
 from services.worker.control.json_values import check_text, encode, result_of
 from services.worker.control.model_calls import AttemptReport, check_request
+from tenure.agents.execution import unit
 from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
-from tenure.control.failures import CallFailure, failure_of, failure_of_call
+from tenure.control.failures import CallFailure, NotReplayable, failure_of, failure_of_call
 from tenure.control.work import STEP_TIMEOUT_SECONDS, RecordedCall
 from tenure.domain.control import FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
@@ -155,8 +156,9 @@ class _Made(NamedTuple):
 class FunctionWork:
     """Implements tenure.control.Work. Steps and calls share one number sequence: 1, 2, 3 and so on."""
 
-    def __init__(self, task_id: str, goal: str, ask: Ask) -> None:
+    def __init__(self, task_id: str, goal: str, ask: Ask, approve_tools: Collection[str] = ()) -> None:
         self._task_id, self._goal, self._ask = task_id, goal, ask
+        self._approve_tools = frozenset(approve_tools)
         self._is_busy = False
         self._unrecorded: list[RecordStep | CancelModelCall] = []
         self.steps = 0
@@ -168,6 +170,10 @@ class FunctionWork:
     @property
     def goal(self) -> str:
         return self._goal
+
+    @property
+    def approve_tools(self) -> Collection[str]:
+        return self._approve_tools
 
     @property
     def key(self) -> str:
@@ -346,7 +352,8 @@ class FunctionWork:
         began = monotonic()
         try:
             async with asyncio.timeout(timeout_seconds):
-                result = await call(run, args)
+                with unit(f"the step {name}"):
+                    result = await call(run, args)
             result_json = encode(result, f"the result of step {name}", MAX_KEPT_BYTES)
         except Exception as error:  # noqa: BLE001  recorded, or raised as StepFailed
             failure = failure_of(error)
@@ -426,9 +433,11 @@ class FunctionRequest(NamedTuple):
 class FunctionRun:
     """Runs the function in `async with`: starts it at the beginning, and cancels it at the end if it is not done."""
 
-    def __init__(self, function: Function, control: ControlWork, task_id: str, goal: str) -> None:
+    def __init__(
+        self, function: Function, control: ControlWork, task_id: str, goal: str, approve_tools: Collection[str] = ()
+    ) -> None:
         self._function, self._control = function, control
-        self._work = FunctionWork(task_id, goal, self._ask)
+        self._work = FunctionWork(task_id, goal, self._ask, approve_tools)
         self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue()  # each request has its number: none is lost
         self._is_over = False
         self._running: asyncio.Task[None]
@@ -453,7 +462,12 @@ class FunctionRun:
     async def _ask(self, request: Request) -> Any:
         if self._is_over:
             raise WorkIsOver
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._running.get_loop() is not (loop := asyncio.get_running_loop()):
+            raise NotReplayable(
+                "the function used its work, or ran an agent, in another thread: await it in the function itself, "
+                "for example agent.run(…) in place of agent.run_sync(…)"
+            )
+        answer: asyncio.Future[Any] = loop.create_future()
         await self._requests.put(FunctionRequest(request, answer))
         return await answer
 

@@ -36,8 +36,10 @@ from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
 from services.worker.model_metrics import OTHER, count_model_call
 from services.worker.transitions import close_out, late_call, wait_before_attempt
+from tenure.agents.functions import content_of
 from tenure.control import Function, RecordedCall, ResultLost
 from tenure.domain import entries
+from tenure.domain.agents import AgentKind
 from tenure.domain.control import (
     Diverged,
     after_function_failure,
@@ -52,7 +54,7 @@ from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.kept_content import digest_of_path
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
-from tenure.domain.tools import Outcome, call_id
+from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
 from tenure.domain.turn import calls_to_make
 from tenure.runtime.request_context import within_trace
 
@@ -76,8 +78,12 @@ class ControlLoop(Loop):
         assert control is not None, "a task of the control loop has a function"
         self._check_revision(control)
         function = self._function(control)
+        if (unknown := await self._unknown_approvals(function)) is not None:
+            await close_out(self._dependencies, self._held_task, self._ledger, self._pending, unknown)
+            return ReleaseReason.CLOSED
         with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
-            async with FunctionRun(function, control, self._held_task.task_id, self._spec.goal) as run:
+            spec, task_id = self._spec, self._held_task.task_id
+            async with FunctionRun(function, control, task_id, spec.goal, spec.agent.approve_tools) as run:
                 transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
@@ -94,6 +100,23 @@ class ControlLoop(Loop):
         if pin is None or not pin.needs_build or self._dependencies.digests.get(control.function) == pin.digest:
             return
         raise Unavailable(f"this worker does not have the code of {pin.reference}", reason=REVISION_NOT_HERE)
+
+    async def _unknown_approvals(self, function: Function) -> entries.Transition | None:
+        """Returns the end of a task whose submit asks for the approval of a tool that its agent does not have.
+
+        The gateway refuses most of them. Such a name is a mistake, and the tool that it means would run unasked.
+        """
+        content, named = content_of(function), self._spec.agent.approve_tools
+        if not named or content is None or content.kind is not AgentKind.PYTHON:
+            return None
+        known = {tool.name for tool in content.tools}
+        if not known.issuperset(named):
+            known |= {tool.name for tool in await self._define_tools()}
+        unknown = unknown_tools(named, known)
+        if not unknown:
+            return None
+        text = "; ".join(unknown_tool_text(*one) for one in unknown)
+        return entries.Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, f"approve_tools: {text}")
 
     async def _serve(self, run: FunctionRun) -> entries.Transition:
         """Answers the function's requests until the task must leave this worker."""

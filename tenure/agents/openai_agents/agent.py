@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from agents import Agent, RunConfig, Runner
 from agents.handoffs import Handoff
 from agents.models.interface import Model
-from agents.run_config import ToolExecutionConfig
-from agents.tool import ApplyPatchTool, ComputerTool, FunctionTool, LocalShellTool, ShellTool
+from agents.tool import (
+    CodeInterpreterTool,
+    FileSearchTool,
+    FunctionTool,
+    HostedMCPTool,
+    ImageGenerationTool,
+    ProgrammaticToolCallingTool,
+    ToolSearchTool,
+    WebSearchTool,
+)
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
-from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, DurableModel, DurableProvider, name_of
+from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
+from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.control.work import Work
 from tenure.domain.tools import EffectClass
 
 MAX_TURNS: Final = 100
-_LOCAL: Final = (ApplyPatchTool, ComputerTool, LocalShellTool, ShellTool)
+_HOSTED: Final = (
+    CodeInterpreterTool,
+    FileSearchTool,
+    HostedMCPTool,
+    ImageGenerationTool,
+    ProgrammaticToolCallingTool,
+    ToolSearchTool,
+    WebSearchTool,
+)
+"""The tools that the provider runs. All others run here, where only functions can be recorded."""
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
-_DECLARED: Final = "_tenure_effects"
-"""The attribute of a durable agent with the effect classes of its tools by name."""
+_SETTINGS: Final = "_tenure_settings"
+"""The attribute of a durable agent with the settings that it was made durable with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
     effects: Mapping[str, EffectClass | None]
-    max_output_tokens: int
+    calls: CallOptions
     tool_timeout_seconds: float
+
+
+_DEFAULTS: Final = _Settings(effects=_NO_EFFECTS, calls=CallOptions(), tool_timeout_seconds=DEFAULT_TIMEOUT_SECONDS)
+"""For an agent that a durable function runs, and that nobody made durable."""
 
 
 def durable(
@@ -48,6 +70,7 @@ def durable(
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     version: str = "",
+    stream: bool = True,
 ) -> DurableFunction:
     """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
 
@@ -55,41 +78,37 @@ def durable(
     name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. context:
     makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code; another version is
-    another revision, also if the agent says the same of itself (docs/versions.md).
+    another revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that
+    cannot stream its answers.
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
     that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, and for one that is part
     of two durable functions with different effect classes.
     """
     settings = _Settings(
-        effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+        effects=effect_classes(effects),
+        calls=CallOptions(max_output_tokens, streams=stream),
+        tool_timeout_seconds=tool_timeout_seconds,
     )
-    alone = _prepare(agent, settings, set())
+    _prepare(agent, settings, set())
+    install(_prepared_for_run)
     name = name or agent.name
-    configured = _durable_config(run_config or RunConfig(), max_output_tokens, one_tool=alone)
 
     async def run(work: Work, given: Any) -> Any:
         with executing(work):
             made = None if context is None else await made_from(context, given)
             result = await Runner.run(
-                agent, prompt_of(name, work.goal, given), context=made, max_turns=max_turns, run_config=configured
+                agent, prompt_of(name, work.goal, given), context=made, max_turns=max_turns, run_config=run_config
             )
         return to_jsonable_python(result.final_output)
 
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 
 
-def _durable_config(run_config: RunConfig, max_output_tokens: int, *, one_tool: bool) -> RunConfig:
-    """Returns the configuration with durable models. `one_tool`: one tool at a time."""
-    model, tools = run_config.model, run_config.tool_execution
-    if one_tool:
-        tools = replace(tools or ToolExecutionConfig(), max_function_tool_concurrency=1)
-    return replace(
-        run_config,
-        model=DurableModel(model, name_of(model), max_output_tokens) if isinstance(model, Model) else model,
-        model_provider=DurableProvider(run_config.model_provider, max_output_tokens),
-        tool_execution=tools,
-    )
+def _prepared_for_run(agent: Agent[Any]) -> tuple[CallOptions, bool]:
+    """Makes an agent durable that a function runs, with the settings of its own `durable` if there are any."""
+    settings: _Settings = getattr(agent, _SETTINGS, _DEFAULTS)
+    return settings.calls, _prepare(agent, settings, set())
 
 
 def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
@@ -104,11 +123,14 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
     if agent.mcp_servers:
         raise ValueError(f"agent {agent.name} has MCP servers: let the tool service run them (docs/tools.md)")
     if isinstance(agent.model, Model) and not isinstance(agent.model, DurableModel):
-        agent.model = DurableModel(agent.model, name_of(agent.model), settings.max_output_tokens)
+        agent.model = DurableModel(agent.model, name_of(agent.model), settings.calls)
     alone = _prepare_tools(agent, settings, seen)
+    agent.input_guardrails = [as_unit(each) for each in agent.input_guardrails]
+    agent.output_guardrails = [as_unit(each) for each in agent.output_guardrails]
+    setattr(agent, _SETTINGS, getattr(agent, _SETTINGS, settings))
     for handoff in agent.handoffs:
         if isinstance(handoff, Handoff):
-            handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings, seen)
+            handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings)
             alone.append(True)
         else:
             alone.append(_prepare(handoff, settings, seen))
@@ -117,15 +139,12 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
 
 def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> list[bool]:
     """Makes the tools of an agent durable. Returns for each whether it runs in the function itself."""
-    declared: dict[str, EffectClass | None] = getattr(agent, _DECLARED, {})
+    declared: dict[str, EffectClass | None] = getattr(agent, IS_DURABLE, {})
     tools, alone = list(agent.tools), []
     for index, tool in enumerate(tools):
-        if isinstance(tool, _LOCAL):
-            raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
-                f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
-            )
         if not isinstance(tool, FunctionTool):
-            continue  # the provider runs it
+            _check_provider_runs(agent, tool)
+            continue
         effect = _effect_of(tool, settings, seen)
         if declared.setdefault(tool.name, effect) is not effect:
             raise ValueError(
@@ -133,30 +152,52 @@ def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> li
                 f" tool {tool.name}, the other with {effect}: declare the same effect in both, or give each function an"
                 " agent of its own"
             )
-        if not isinstance(tool.on_invoke_tool, DurableInvocation) or not hasattr(agent, _DECLARED):
+        if not isinstance(tool.on_invoke_tool, DurableInvocation) or not hasattr(agent, IS_DURABLE):
             tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds)
         alone.append(effect is None)
     agent.tools = tools
-    setattr(agent, _DECLARED, declared)
+    setattr(agent, IS_DURABLE, declared)
     return alone
 
 
+def _check_provider_runs(agent: Agent[Any], tool: Any) -> None:
+    """Raises ValueError for a tool that the provider does not run, or for which it asks for approvals nobody gives."""
+    if not isinstance(tool, _HOSTED):
+        raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
+            f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"
+        )
+    if not isinstance(tool, HostedMCPTool) or tool.on_approval_request is not None:
+        return
+    if tool.tool_config.get("require_approval") != "never":
+        raise ValueError(
+            f"agent {agent.name} has a hosted MCP server whose calls need approvals that Tenure cannot ask for: set "
+            "require_approval to never, or give on_approval_request"
+        )
+
+
 def _effect_of(tool: FunctionTool, settings: _Settings, seen: set[int]) -> EffectClass | None:
-    """Returns the declared effect class of a tool. Prepares the agent that the tool may be."""
+    """Returns the declared effect class of a tool; a clone's tools keep theirs. Prepares the agent that it may be."""
     inner = getattr(tool, "_agent_instance", None)
     if inner is not None:
         _prepare(inner, settings, seen)
-    return settings.effects.get(tool.name, None if inner is not None else EffectClass.UNSAFE)
+    if tool.name in settings.effects:
+        return settings.effects[tool.name]
+    if isinstance(tool.on_invoke_tool, DurableInvocation):
+        return tool.on_invoke_tool.effect
+    return None if inner is not None else EffectClass.UNSAFE
 
 
 def _prepared_later(
-    invoke: Callable[[Any, str], Awaitable[Any]], settings: _Settings, seen: set[int]
+    invoke: Callable[[Any, str], Awaitable[Any]], settings: _Settings
 ) -> Callable[[Any, str], Awaitable[Any]]:
     """Prepares the agent of a handoff when it is known."""
+    if hasattr(invoke, _SETTINGS):
+        return invoke
 
     async def prepared(context: Any, arguments: str) -> Any:
         agent = await invoke(context, arguments)
-        _prepare(agent, settings, seen)
+        _prepare(agent, settings, set())
         return agent
 
+    setattr(prepared, _SETTINGS, settings)
     return prepared

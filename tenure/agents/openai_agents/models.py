@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-import httpx2
-import openai
 from agents.agent_output import AgentOutputSchemaBase
 from agents.handoffs import Handoff
 from agents.items import ItemHelpers, ModelResponse, TResponseInputItem, TResponseOutputItem, TResponseStreamEvent
@@ -32,9 +30,11 @@ from openai.types.responses import (
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
-from tenure.agents.execution import Execution, execution_of_agent, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
+from tenure.agents.execution import Execution, execution_of, unit
+from tenure.agents.failures import ModelRequestFailed
+from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
 from tenure.agents.output_report import OutputReport
+from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
@@ -52,17 +52,22 @@ _MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
 
 
-class StreamingUnsupported(RuntimeError):  # noqa: N818  the name says what is missing
-    """A durable agent was run with `Runner.run_streamed`, whose events cannot be recorded."""
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """The options of model calls. `max_output_tokens`: of a call whose settings name no `max_tokens`.
 
-    retryable = False
+    `streams`: False for a server that cannot stream its answers.
+    """
+
+    max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
+    streams: bool = True
 
 
 class DurableModel(Model):
     """Sends the requests of a durable function through its `Work`, and all others directly."""
 
-    def __init__(self, inner: Model, name: str, max_output_tokens: int) -> None:
-        self.inner, self._name, self._max_output_tokens = inner, name, max_output_tokens
+    def __init__(self, inner: Model, name: str, options: CallOptions) -> None:
+        self.inner, self._name, self._options = inner, name, options
 
     async def get_response(
         self,
@@ -78,7 +83,7 @@ class DurableModel(Model):
         conversation_id: str | None,
         prompt: ResponsePromptParam | None,
     ) -> ModelResponse:
-        """Returns the response, recorded now or earlier. Raises StepFailed for a request that failed for good."""
+        """Returns the response, recorded now or earlier. Raises an exception of `openai` for a request that failed."""
         references: dict[str, Any] = {
             "previous_response_id": previous_response_id,
             "conversation_id": conversation_id,
@@ -92,21 +97,23 @@ class DurableModel(Model):
         def stream(settings: ModelSettings) -> AsyncIterator[TResponseStreamEvent]:
             return self.inner.stream_response(system_instructions, input, settings, *rest, **references)
 
-        current = execution_of_agent(self._name)
+        current = execution_of(f"the model {self._name}")
         if current is None:
             return await send(model_settings)
         bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
-        return await self._call(current, bound, model_settings, Request(send, stream))
+        return await self._call(
+            current, bound, model_settings, Request(send, stream if self._options.streams else None)
+        )
 
     async def _call(self, current: Execution, bound: int, settings: ModelSettings, sending: Request) -> ModelResponse:
         name = f"{OPENAI}/{self._name.removeprefix(f'{OPENAI}/')}"[:200]
-        most = settings.max_tokens or self._max_output_tokens
+        most = settings.max_tokens or self._options.max_output_tokens
         request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most)
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:
             headers = {**(settings.extra_headers or {}), ATTEMPT_HEADER: report.attempt}
             granted = replace(settings, max_tokens=report.max_output_tokens, extra_headers=headers)
-            with unit(f"a model call of {self._name}"), _named_failures():
+            with unit(f"a model call of {self._name}"), recorded_failures():
                 response = await sending.answer(granted, report)
             text = "".join(map(ItemHelpers.extract_last_content, response.output))
             return ModelCallAnswer(
@@ -123,7 +130,10 @@ class DurableModel(Model):
             )
 
         async with current.lock:
-            recorded = await current.work.call_model("model", request, run)
+            try:
+                recorded = await current.work.call_model("model", request, run)
+            except StepFailed as failed:
+                raise exception_of(failed) from failed
         return ModelResponse(
             output=_ITEMS.validate_python(recorded["output"]),
             usage=deserialize_usage(recorded["usage"]),
@@ -131,9 +141,9 @@ class DurableModel(Model):
         )
 
     def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
-        """Streams a response outside of durable functions. Raises StreamingUnsupported within one."""
-        if execution_of_agent(self._name) is not None:
-            raise StreamingUnsupported("a durable agent cannot stream its events: use Runner.run, not run_streamed")
+        """Streams a response outside of durable functions. Raises NotReplayable within one."""
+        if (current := execution_of(f"the model {self._name}")) is not None:
+            raise current.fail(NotReplayable("a task cannot stream an agent's events: use Runner.run"))
         return self.inner.stream_response(*arguments, **options)
 
 
@@ -142,10 +152,12 @@ class Request:
     """A request: `send` gets the answer as a whole, `stream` in pieces."""
 
     send: Callable[[ModelSettings], Awaitable[ModelResponse]]
-    stream: Callable[[ModelSettings], AsyncIterator[TResponseStreamEvent]]
+    stream: Callable[[ModelSettings], AsyncIterator[TResponseStreamEvent]] | None
 
     async def answer(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
         """Returns the answer, and reports its text as it comes. A model that cannot stream is asked for the whole."""
+        if self.stream is None:
+            return await self._whole(settings, report)
         counting = settings if settings.include_usage is not None else replace(settings, include_usage=True)
         items: list[TResponseOutputItem] = []
         output, has_begun = OutputReport(report), False
@@ -161,14 +173,17 @@ class Request:
                         case ResponseCompletedEvent(response=response) | ResponseIncompleteEvent(response=response):
                             return _complete(response, items)
                         case ResponseFailedEvent() | ResponseErrorEvent():
-                            raise ModelRequestFailed(f"the provider failed: {_message_of(event)}", retryable=True)
+                            raise ModelRequestFailed(f"APIError: {_message_of(event)}", retryable=True)
         except NotImplementedError:
             if has_begun:
                 raise
-            whole = await self.send(settings)
-            report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
-            return whole
-        raise ModelRequestFailed("the answer ended before it was complete", retryable=True)
+            return await self._whole(settings, report)
+        raise ModelRequestFailed("APIError: the answer ended before it was complete", retryable=True)
+
+    async def _whole(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
+        whole = await self.send(settings)
+        report.on_text(0, "".join(map(ItemHelpers.extract_last_content, whole.output)))
+        return whole
 
 
 def _report_output(event: TResponseStreamEvent, output: OutputReport) -> None:
@@ -211,13 +226,13 @@ def _complete(response: Response, items: list[TResponseOutputItem]) -> ModelResp
 class DurableProvider(ModelProvider):
     """Finds models by name, and makes them durable."""
 
-    def __init__(self, inner: ModelProvider, max_output_tokens: int) -> None:
-        self._inner, self._max_output_tokens = inner, max_output_tokens
+    def __init__(self, inner: ModelProvider, options: CallOptions) -> None:
+        self._inner, self._options = inner, options
 
     def get_model(self, model_name: str | None) -> Model:
         """Returns the model of a name; None: the default of the SDK."""
         model = self._inner.get_model(model_name)
-        return DurableModel(model, model_name or name_of(model), self._max_output_tokens)
+        return DurableModel(model, model_name or name_of(model), self._options)
 
     async def aclose(self) -> None:
         """Closes the connections of the models."""
@@ -227,18 +242,6 @@ class DurableProvider(ModelProvider):
 def name_of(model: Model) -> str:
     """Returns the name of a model, or of its class if it states none."""
     return str(getattr(model, "model", "") or type(model).__name__)
-
-
-@contextmanager
-def _named_failures() -> Iterator[None]:
-    """Says of each failure of the provider whether another attempt may succeed."""
-    try:
-        yield
-    except openai.APIStatusError as error:
-        retryable, after = is_temporary(error.status_code), retry_after_of(error.response.headers)
-        raise ModelRequestFailed(str(error), retryable=retryable, retry_after_seconds=after) from error
-    except (openai.APIError, httpx2.TransportError) as error:  # the connection, or an error within a stream
-        raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
 
 
 def _token_usage(usage: Usage) -> TokenUsage:

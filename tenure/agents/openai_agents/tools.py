@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from agents import RunContextWrapper
-from agents.tool import FunctionTool
+from agents.tool import (
+    FunctionTool,
+    default_tool_error_function,
+    resolve_function_tool_failure_error_function,
+    set_function_tool_failure_error_function,
+)
 from agents.tool_context import ToolContext
+from agents.util._approvals import evaluate_function_tool_approval
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.approvals import ANY_OBJECT, permission
 from tenure.agents.calls import running_call
-from tenure.agents.execution import Execution, execution, unit
+from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.own_calls import value_of
-from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.agents.shared_state import unchanged
+from tenure.control.failures import NotReplayable
+from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
 from tenure.domain.tools import EffectClass
 
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 OUTPUT_LIMIT_BYTES: Final = 256 * 1024
-INPUT_SCHEMA: Final[Mapping[str, Any]] = {"type": "object"}
-"""The SDK validates the arguments."""
-
-NeedsApproval = bool | Callable[[RunContextWrapper[Any], dict[str, Any], str], Awaitable[bool]]
 
 
 class ApprovalUnavailable(RuntimeError):  # noqa: N818  the name says what is missing
@@ -32,63 +38,137 @@ class ApprovalUnavailable(RuntimeError):  # noqa: N818  the name says what is mi
 
 
 class DurableInvocation:
-    """Runs a function tool behind the fence in durable functions, and directly elsewhere."""
+    """Runs a function tool behind the fence in durable functions, and directly elsewhere.
 
-    def __init__(self, tool: FunctionTool, effect: EffectClass, timeout_seconds: float) -> None:
-        self.original = tool
+    `effect` None: the tool runs in the function itself, after a person's permission if its calls need one.
+    """
+
+    def __init__(self, tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> None:
+        self.original, self.effect = tool, effect
         self._name, self._description = tool.name, tool.description
         self._schema = tool.params_json_schema
-        self._plain, self._approval = tool.on_invoke_tool, tool.needs_approval
-        self._effect, self._timeout_seconds = effect, tool.timeout_seconds or timeout_seconds
+        self._plain, self._explain = tool.on_invoke_tool, _explanation_of(tool)
+        self._timeout_seconds = tool.timeout_seconds or timeout_seconds
 
     @property
     def needs_approval(self) -> bool:
         """Whether calls need an approval, or may: a function decides it for each."""
-        return self._approval is not False
+        return self.original.needs_approval is not False
 
     async def __call__(self, context: ToolContext[Any], arguments: str) -> Any:
-        """Returns what the model is told, recorded now or earlier."""
-        current = execution()
-        if current is not None:
-            return await self._call(current, context, arguments)
-        if self.needs_approval:
-            raise ApprovalUnavailable(f"the durable tool {self._name} needs an approval, and so runs in tasks only")
-        return await self._plain(context, arguments)
-
-    async def _call(self, current: Execution, context: ToolContext[Any], arguments: str) -> Any:
+        """Returns what the model is told, recorded now or earlier. Raises NotReplayable in a recorded tool."""
+        current = execution_of(f"the tool {self._name}")
+        if current is None:
+            if self.needs_approval:
+                raise ApprovalUnavailable(f"the durable tool {self._name} needs an approval, and so runs in tasks only")
+            return await self._plain(context, arguments)
         try:
             sent = json.loads(arguments or "{}")
         except (ValueError, RecursionError):  # a model may write broken JSON: it gets an error, and can call again
             sent = None
         if not isinstance(sent, dict):
             return f"The arguments of {self._name} must be a JSON object."
+        asks = self._name in current.work.approve_tools or await self._asks(context, arguments)
+        if self.effect is None:
+            return await self._call_inline(current, context, arguments, sent if asks else None)
+        return await self._call(current, context, arguments, sent, self.effect, asks=asks)
 
+    async def _call_inline(
+        self, current: Execution, context: ToolContext[Any], arguments: str, asked: dict[str, Any] | None
+    ) -> Any:
+        """Runs the tool in the function itself. `asked`: the arguments that a person must allow first; None: none."""
+        if asked is not None:
+            outcome = await permission(current, self._name, self._description, self._schema, asked)
+            if outcome.is_error:
+                return f"{outcome.status}: {outcome.content}"
+            arguments = arguments if json.loads(outcome.content) == asked else outcome.content
+        return await _heard(self.original, current)(context, arguments)
+
+    async def _call(
+        self,
+        current: Execution,
+        context: ToolContext[Any],
+        arguments: str,
+        sent: dict[str, Any],
+        effect: EffectClass,
+        *,
+        asks: bool,
+    ) -> Any:
         async def run(call: OwnToolContext, given: Mapping[str, Any]) -> str:
-            with unit(f"the tool {self._name}"), running_call(call):
-                edited = arguments if given == sent else json.dumps(dict(given))
-                return json.dumps(_recorded(await self._plain(context, edited)))
+            edited = arguments if given == sent else json.dumps(dict(given))
+            what = f"the tool {self._name}"
+            with unit(what), running_call(call), unchanged(context.context, what):
+                try:
+                    output = await _raising(self.original)(context, edited)
+                except Exception as error:
+                    if self._explain is None or isinstance(error, EffectUnknown | NotReplayable):
+                        raise
+                    raise ToolError(await self._explain(context, error)) from error
+            recorded = _recorded(output)
+            is_plain = isinstance(recorded, str) and value_of(recorded) == recorded
+            return recorded if is_plain else json.dumps(recorded, ensure_ascii=False)
 
         tool = OwnTool(
             name=self._name,
             description=self._description,
-            input_schema=INPUT_SCHEMA,
+            input_schema=ANY_OBJECT,  # the SDK validates the arguments
             shown_schema=self._schema,
-            effect=self._effect,
+            effect=effect,
             timeout_seconds=self._timeout_seconds,
             output_limit_bytes=OUTPUT_LIMIT_BYTES,
-            needs_approval=await self._needs_approval(context, sent),
+            needs_approval=asks,
             run=run,
         )
-        outcome = await current.own_calls.call(tool, sent)
+        outcome = await current.call_own_tool(tool, sent)
         if outcome.is_error:
             return f"{outcome.status}: {outcome.content}"
         value = value_of(outcome.content)
         return value if isinstance(value, str | dict | list) else outcome.content
 
-    async def _needs_approval(self, context: ToolContext[Any], arguments: dict[str, Any]) -> bool:
-        if isinstance(self._approval, bool):
-            return self._approval
-        return bool(await self._approval(context, arguments, context.tool_call_id))
+    async def _asks(self, context: ToolContext[Any], arguments: str) -> bool:
+        """Whether the SDK would ask for an approval: also if it cannot tell what the arguments would become."""
+        evaluated = await evaluate_function_tool_approval(self.original, context, arguments, context.tool_call_id)
+        return evaluated.outcome != "invoke"
+
+
+Explain = Callable[[ToolContext[Any], Exception], Awaitable[str]]
+
+
+def _explanation_of(tool: FunctionTool) -> Explain | None:
+    """Returns the tool's own words for a failure; None: it has none, and the outcome names the exception."""
+    explain = resolve_function_tool_failure_error_function(tool)
+    if explain is None or explain is default_tool_error_function:
+        return None
+
+    async def explained(context: ToolContext[Any], error: Exception) -> str:
+        words = explain(context, error)
+        return str(await words if inspect.isawaitable(words) else words)
+
+    return explained
+
+
+Invoke = Callable[[ToolContext[Any], str], Awaitable[Any]]
+
+
+def _raising(tool: FunctionTool) -> Invoke:
+    """Returns the tool's invocation without the SDK's words for a failure, which look like a success."""
+    return set_function_tool_failure_error_function(copy.copy(tool), None).on_invoke_tool
+
+
+def _heard(tool: FunctionTool, current: Execution) -> Invoke:
+    """Returns the invocation of an inline tool. What must end the task ends it, whatever the SDK tells the model."""
+    explain = resolve_function_tool_failure_error_function(tool)
+    if explain is None:
+        return tool.on_invoke_tool
+
+    def heard(context: RunContextWrapper[Any], error: Exception) -> Any:
+        if isinstance(error, EffectUnknown):
+            raise current.fail(
+                NotReplayable(f"the effect of the inline tool {tool.name} is unknown: {error}")
+            ) from error
+        return explain(context, error)
+
+    return set_function_tool_failure_error_function(copy.copy(tool), heard).on_invoke_tool
 
 
 def needs_approval(tool: FunctionTool) -> bool:
@@ -98,17 +178,16 @@ def needs_approval(tool: FunctionTool) -> bool:
 
 
 def durable_tool(tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> FunctionTool:
-    """Returns a durable copy of the tool. None: the tool itself, which runs in the function.
+    """Returns a durable copy of the tool. None: it runs in the function itself.
 
     A copy, because another agent may have the same tool with another effect class.
     """
     original = tool.on_invoke_tool.original if isinstance(tool.on_invoke_tool, DurableInvocation) else tool
-    if effect is None:
-        return original
     durable = copy.copy(original)
     durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds)
     durable.needs_approval = False  # the invocation waits for the approval
-    durable.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none
+    if effect is not None:
+        durable.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none
     return durable
 
 

@@ -15,7 +15,8 @@ from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.effects import effect_classes
-from tenure.agents.execution import executing, execution_of_agent
+from tenure.agents.execution import executing, execution_of
+from tenure.agents.failures import UnfinishedRun
 from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
@@ -30,12 +31,6 @@ ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
 
 
-class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
-    """The agent's run ended with calls of external tools, which a task has nobody to answer."""
-
-    retryable = False
-
-
 def durable(
     agent: pydantic_ai.Agent[Any, Any],
     *,
@@ -45,6 +40,7 @@ def durable(
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     version: str = "",
+    stream: bool = True,
 ) -> DurableFunction:
     """Makes an agent's runs in durable functions durable, and returns the function that runs it as a task.
 
@@ -52,7 +48,8 @@ def durable(
     for the others. None: the tool runs in the function itself, so agents that it runs are durable too, if they are
     made so. deps: makes the dependencies of the agent from the task's input. max_output_tokens: of a model call whose
     settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code;
-    another version is another revision, also if the agent says the same of itself (docs/versions.md).
+    another version is another revision, also if the agent says the same of itself (docs/versions.md). stream: False for
+    a server that cannot stream its answers.
 
     The agent is changed in place: code that runs it within a task needs no change, and elsewhere it runs as before.
     Raises ValueError for an agent without a name, and for one that is durable already.
@@ -63,7 +60,10 @@ def durable(
     if "iter" in vars(agent):
         raise ValueError(f"the agent {name} is durable already")
     settings = DurableSettings(
-        effects=effect_classes(effects), max_output_tokens=max_output_tokens, tool_timeout_seconds=tool_timeout_seconds
+        effects=effect_classes(effects),
+        max_output_tokens=max_output_tokens,
+        tool_timeout_seconds=tool_timeout_seconds,
+        stream=stream,
     )
     _route_runs(agent, TenureDurability(name, settings), name)
 
@@ -76,7 +76,7 @@ def durable(
             raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
         return to_jsonable_python(result.output)
 
-    return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
+    return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))
 
 
 def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability, name: str) -> None:
@@ -86,7 +86,7 @@ def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability
     @wraps(plain)
     @asynccontextmanager
     async def iter_durably(*arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
-        current = execution_of_agent(name)
+        current = execution_of(f"agent {name}")
         if current is not None:
             capabilities = [*(capabilities or ()), durability]
         with nullcontext() if current is None else current.running(name):
@@ -120,6 +120,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
         tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         version: str = "",
+        stream: bool = True,
         **options: Any,
     ) -> None:
         options.setdefault("defer_model_check", True)  # the worker may find the model's settings after this
@@ -131,6 +132,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
             max_output_tokens=max_output_tokens,
             tool_timeout_seconds=tool_timeout_seconds,
             version=version,
+            stream=stream,
         )
 
     @property

@@ -10,20 +10,27 @@ import pydantic_ai
 from pydantic import PydanticUserError
 from pydantic_ai.models import Model
 from pydantic_ai.tools import Tool
-from pydantic_ai.toolsets import FunctionToolset
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
 from tenure.agents.pydantic_ai.tool_calls import Effects, effect_of
 from tenure.domain.agents import AgentContent, AgentKind, ToolContent
 
 MAX_DESCRIPTION: Final = 16_000
+_WITH_ID: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.toolsets._dynamic", "pydantic_ai.mcp"})
+"""The modules of the toolsets that ask or are asked in steps of their own."""
 
 
 def describe(
-    agent: pydantic_ai.Agent[Any, Any], effects: Effects, max_output_tokens: int, version: str
+    agent: pydantic_ai.Agent[Any, Any], name: str, effects: Effects, max_output_tokens: int, version: str
 ) -> Callable[[], AgentContent]:
-    """Returns the function that describes the agent as it is then: tools may be added until its worker starts."""
+    """Returns the function that describes the agent as it is then: tools may be added until its worker starts.
+
+    It raises ValueError for an agent with a toolset that its steps cannot name.
+    """
 
     def content() -> AgentContent:
+        for toolset in agent.toolsets:
+            toolset.apply(lambda leaf: _check_id(name, leaf))
         return AgentContent(
             AgentKind.PYTHON,
             model=_model(agent.model),
@@ -35,6 +42,16 @@ def describe(
         )
 
     return content
+
+
+def _check_id(agent: str, toolset: AbstractToolset[Any]) -> None:
+    """Raises ValueError for a toolset without an id. It would fail each task when it first asks for the tools."""
+    is_listed = any(each.__module__ in _WITH_ID for each in type(toolset).__mro__)
+    if is_listed and getattr(toolset, "_explicit_id", toolset.id) is None:
+        raise ValueError(
+            f"agent {agent} has a {type(toolset).__name__} without an id, which names its steps in the ledger: write "
+            f"{type(toolset).__name__}(…, id='orders')"
+        )
 
 
 def _model(model: Model | str | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -11,7 +13,11 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
 
 import pydantic_ai
 from pydantic_ai import AgentRunResult
-from pydantic_ai.capabilities import WrapModelRequestHandler, WrapRunHandler
+from pydantic_ai.capabilities import (
+    ValidatedToolArgs,
+    WrapRunHandler,
+    WrapToolExecuteHandler,
+)
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -24,11 +30,16 @@ from pydantic_ai.durable_exec import (
     ModelRequestParams,
     ToolsetCallToolId,
     ToolsetCallToolParams,
+    ToolsetGetInstructionsId,
+    ToolsetGetToolsId,
     conversation_id_from_run_id,
     durable_unit_scope,
 )
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.durable_exec._utils import DurableModel
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.tools import (
     DeferredToolRequests,
     DeferredToolResults,
@@ -39,7 +50,8 @@ from pydantic_ai.tools import (
 )
 from pydantic_ai.toolsets import ToolsetTool
 
-from tenure.agents.execution import Execution, execution, unit
+from tenure.agents.approvals import permission
+from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, Handler, call_model, reporting_model
 from tenure.agents.pydantic_ai.tool_calls import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -50,11 +62,13 @@ from tenure.agents.pydantic_ai.tool_calls import (
     call_tool,
     effect_of,
 )
-from tenure.control.failures import ToolFailed
+from tenure.control.failures import NotReplayable, ToolFailed, TryAgain
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import REQUEST_APPROVAL
 from tenure.domain.waits import APPROVE, MAX_CONTEXT_CHARACTERS
 
+_RECORDED: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.durable_exec._toolset", "pydantic_ai.mcp"})
+"""The modules of the toolsets whose calls Pydantic AI gives to the backend."""
 DENIED: Final = "A person denied the call."
 MAX_STEP_NAME_CHARACTERS: Final = 200
 MAX_SHOWN_IN_QUESTION: Final = 1000
@@ -71,12 +85,14 @@ class DurableSettings:
     """The settings by which an agent's operations become steps, model calls and tool calls.
 
     `effects`: the effect classes of tools by name, before those in the tools' metadata. `max_output_tokens`: of a model
-    call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own.
+    call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own. `stream`:
+    model calls stream their answers.
     """
 
     effects: Effects
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    stream: bool = True
 
 
 class _Bound(BoundDurableOperation[P, W, R], Generic[P, W, R]):
@@ -150,7 +166,7 @@ class WorkBackend(DurableOperationBackend[EffectClass]):
         name = self._namer.invocation_name(operation.operation_id, label=label).operation_name
 
         async def body() -> Any:
-            with unit(f"the step {name}"), durable_unit_scope():
+            with unit(f"the step {name}"), durable_unit_scope(), _repeated_discovery(operation.operation_id):
                 return operation.result_codec.dump(await operation.handler(params))
 
         current = _current()
@@ -199,30 +215,73 @@ class TenureDurability(BaseDurabilityCapability[Any]):
             began = await current.work.step(f"{self.name}: start of the run", _now)
         return datetime.fromisoformat(began)
 
-    async def wrap_model_request(
-        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: WrapModelRequestHandler
-    ) -> ModelResponse:
-        """Accepts a model of this run only, from `run(model=…)` or `override(model=…)`: a unit runs in this process."""
+    async def _build_durable_model(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> Any:
+        """Makes each model of a FallbackModel durable by itself: each request has its own record, price and bill."""
         model = request_context.model
-        self._models_by_id.setdefault(f"run-{id(model)}", model)
-        return await super().wrap_model_request(ctx, request_context=request_context, handler=handler)
+        if not isinstance(model, FallbackModel):
+            self._models_by_id.setdefault(f"run-{id(model)}", model)
+            return await super()._build_durable_model(replace(ctx, model=model), request_context)
+        durable = copy.copy(model)
+        durable.models = [
+            await self._build_durable_model(ctx, replace(request_context, model=each)) for each in model.models
+        ]
+        return durable
+
+    async def _ensure_durable_model(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        model = request_context.model
+        if isinstance(model, FallbackModel) and all(isinstance(each, DurableModel) for each in model.models):
+            return request_context
+        return await super()._ensure_durable_model(ctx, request_context)
 
     def get_wrapper_model(self, model: Model) -> Model | None:
-        return reporting_model(model)
+        return reporting_model(model, streams=self._settings.stream)
 
     async def prepare_tools(
         self,
         ctx: RunContext[Any],  # noqa: ARG002
         tool_defs: list[ToolDefinition],
     ) -> list[ToolDefinition]:
-        """Lets tools that require approval wait for a person as calls of the task, and not end the run.
+        """Lets recorded tools that need an approval wait for a person as calls of the task, and not end the run.
 
-        A tool that runs in the function itself runs alone: the order of what it calls identifies these calls later.
+        A tool that runs in the function itself stays deferred until a person has allowed its call, and runs alone: the
+        order of what it calls identifies these calls later.
         """
-        if not self.in_durable_context:
+        current = execution()
+        if current is None:
             return tool_defs
-        waiting = [_waiting(tool) if tool.kind == "unapproved" else tool for tool in tool_defs]
-        return [self._alone(tool) if effect_of(tool, self._settings.effects) is None else tool for tool in waiting]
+        return [self._prepared(tool, current.work.approve_tools) for tool in tool_defs]
+
+    def _prepared(self, tool: ToolDefinition, approve_tools: Collection[str]) -> ToolDefinition:
+        is_inline = effect_of(tool, self._settings.effects) is None
+        if tool.kind == "unapproved" or (tool.kind == "function" and tool.name in approve_tools):
+            tool = replace(tool, kind="unapproved") if is_inline else _waiting(tool)
+        return self._alone(tool) if is_inline else tool
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: ValidatedToolArgs,
+        handler: WrapToolExecuteHandler,
+    ) -> Any:
+        """Refuses calls that nothing would record or let a person approve: out of a recorded tool, or of a toolset of a
+        kind that Pydantic AI cannot make durable.
+        """
+        current = execution_of(f"the tool {tool_def.name}")
+        if current is not None and effect_of(tool_def, self._settings.effects) is not None:
+            toolset = _unrecorded_toolset(ctx, tool_def)
+            if toolset:
+                raise current.fail(
+                    NotReplayable(
+                        f"the tool {tool_def.name} is of a {toolset}, whose calls cannot be recorded: make it a tool of"
+                        " a FunctionToolset, or declare it with effect=None"
+                    )
+                )
+        return await super().wrap_tool_execute(ctx, call=call, tool_def=tool_def, args=args, handler=handler)
 
     async def prepare_output_tools(
         self,
@@ -244,20 +303,31 @@ class TenureDurability(BaseDurabilityCapability[Any]):
             return await super().wrap_run(ctx, handler=handler)
 
     async def handle_deferred_tool_calls(
-        self,
-        ctx: RunContext[Any],  # noqa: ARG002
-        *,
-        requests: DeferredToolRequests,
+        self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Asks a person about each call whose tool raised ApprovalRequired."""
+        """Asks a person about each call of an inline tool that needs an approval, or that raised ApprovalRequired."""
         current = execution()
         if current is None or not requests.approvals:
             return None
         approvals: dict[str, bool | ToolApproved | ToolDenied] = {}
         for call in requests.approvals:
-            request = approval_request(call.tool_name, call.args_as_json_str())
-            approvals[call.tool_call_id] = await _decision(current, request)
+            tool = None if ctx.tool_manager is None else ctx.tool_manager.get_tool_def(call.tool_name)
+            if tool is not None and tool.kind == "unapproved":
+                approvals[call.tool_call_id] = await _permission(current, tool, call)
+            else:
+                request = approval_request(call.tool_name, call.args_as_json_str())
+                approvals[call.tool_call_id] = await _decision(current, request)
         return requests.build_results(approvals=approvals)
+
+
+async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPart) -> ToolApproved | ToolDenied:
+    """Asks for a call of an inline tool. A person may change its arguments."""
+    asked = call.args_as_dict()
+    outcome = await permission(current, tool.name, tool.description or "", tool.parameters_json_schema, asked)
+    if outcome.is_error:
+        return ToolDenied(f"{outcome.status}: {outcome.content}")
+    allowed = json.loads(outcome.content)
+    return ToolApproved() if allowed == asked else ToolApproved(override_args=allowed)
 
 
 def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
@@ -281,6 +351,23 @@ async def _decision(current: Execution, request: Mapping[str, str]) -> ToolAppro
     return ToolApproved() if decided.get("decision") == APPROVE else ToolDenied(decided.get("comment") or DENIED)
 
 
+@contextmanager
+def _repeated_discovery(operation: object) -> Iterator[None]:
+    """Lets the task try again when an MCP server did not start or answer: to ask it for its tools has no effect.
+
+    A command that does not exist, and a mistake in the program, is there the next time, too.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, UserError, NotReplayable):
+        raise
+    except Exception as error:
+        is_mcp = isinstance(operation, ToolsetGetToolsId) and operation.toolset_kind == "mcp"
+        if not is_mcp and not isinstance(operation, ToolsetGetInstructionsId):
+            raise
+        raise TryAgain(f"the MCP server did not answer: {type(error).__name__}: {error}") from error
+
+
 def _current() -> Execution:
     current = execution()
     assert current is not None, "Pydantic AI asks only in a durable context"
@@ -293,6 +380,20 @@ def _now() -> str:
 
 def _waiting(tool: ToolDefinition) -> ToolDefinition:
     return replace(tool, kind="function", metadata={**(tool.metadata or {}), NEEDS_APPROVAL: True})
+
+
+def _unrecorded_toolset(ctx: RunContext[Any], tool: ToolDefinition) -> str:
+    """Returns the class of the tool's toolset if its calls go past the backend; "" for all others.
+
+    Those of Pydantic AI itself, such as the search for tools, change nothing outside of the run.
+    """
+    found = None if ctx.tool_manager is None else (ctx.tool_manager.tools or {}).get(tool.name)
+    if found is None:
+        return ""
+    modules = [each.__module__ for each in type(found.toolset).__mro__]
+    needs_approval = bool((tool.metadata or {}).get(NEEDS_APPROVAL))
+    is_harmless = modules[0].startswith("pydantic_ai.") and not needs_approval
+    return "" if is_harmless or not _RECORDED.isdisjoint(modules) else type(found.toolset).__name__
 
 
 def _definition_of(params: CallParams) -> ToolDefinition:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pydantic_ai.durable_exec import DurableOperation, ModelRequestParams
-from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
@@ -30,9 +29,10 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from tenure.agents.execution import Execution, unit
-from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
 from tenure.agents.output_report import OutputReport
+from tenure.agents.pydantic_ai.model_errors import exception_of, recorded_failures
 from tenure.agents.pydantic_ai.prompts import input_bound
+from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import ANTHROPIC
@@ -82,7 +82,7 @@ async def call_model(
     handler: Handler,
     max_output_tokens: int,
 ) -> Any:
-    """Returns the encoded response, recorded now or earlier. Raises StepFailed for a request that failed for good."""
+    """Returns the encoded response, recorded now or earlier. Raises Pydantic AI's exception for one that failed."""
     model = params.run_context.model
     assert isinstance(model, Model), "a realtime session makes no requests through this interface"
     settings: ModelSettings = params.model_settings or {}
@@ -95,7 +95,9 @@ async def call_model(
     async def run(report: ModelCallReport) -> ModelCallAnswer:
         headers = {**settings.get("extra_headers", {}), ATTEMPT_HEADER: report.attempt}
         granted: ModelSettings = {**settings, "max_tokens": report.max_output_tokens, "extra_headers": headers}
-        with unit(f"a model call of {agent}"), _reporting(report), _named_failures():
+        if "max_retries" not in _unwrapped(model).unsupported_settings:
+            granted["max_retries"] = 0  # retries of the client would be calls that the ledger does not know
+        with unit(f"a model call of {agent}"), _reporting(report), recorded_failures():
             response = await handler(replace(params, model_settings=granted))
         return ModelCallAnswer(
             result=operation.result_codec.dump(response),
@@ -107,7 +109,10 @@ async def call_model(
         )
 
     async with execution.lock:
-        return await execution.work.call_model(f"{agent}: model", request, run)
+        try:
+            return await execution.work.call_model(f"{agent}: model", request, run)
+        except StepFailed as failed:
+            raise exception_of(failed, model.model_name) from failed
 
 
 @contextmanager
@@ -119,22 +124,15 @@ def _reporting(report: ModelCallReport) -> Iterator[None]:
         _REPORT.reset(token)
 
 
-@contextmanager
-def _named_failures() -> Iterator[None]:
-    """Says of each failure of the provider whether another attempt may succeed."""
-    try:
-        yield
-    except ModelHTTPError as error:
-        retryable = is_temporary(error.status_code)
-        raise ModelRequestFailed(
-            str(error), retryable=retryable, retry_after_seconds=retry_after_of(error.headers or {})
-        ) from error
-    except ModelAPIError as error:
-        raise ModelRequestFailed(str(error), retryable=True) from error
-
-
 class ReportingModel(WrapperModel):
-    """Streams each request of a model call, and reports its text and its usage as they come."""
+    """Streams each request of a model call, and reports its text and its usage as they come.
+
+    Not `streams`: it asks for the whole answer, from servers that cannot stream.
+    """
+
+    def __init__(self, wrapped: Model, *, streams: bool) -> None:
+        super().__init__(wrapped)
+        self._streams = streams and _can_stream(wrapped)
 
     async def request(
         self,
@@ -143,8 +141,7 @@ class ReportingModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         report = _REPORT.get()
-        _retry_nothing(self.wrapped)
-        if report is None or not _streams(self.wrapped):
+        if report is None or not self._streams:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
             output = OutputReport(report)
@@ -157,9 +154,9 @@ class ReportingModel(WrapperModel):
             return stream.get()
 
 
-def reporting_model(model: Model) -> Model | None:
+def reporting_model(model: Model, *, streams: bool) -> Model | None:
     """Returns the model that a model call sends its request with; None outside of model calls."""
-    return None if _REPORT.get() is None else ReportingModel(model)
+    return None if _REPORT.get() is None else ReportingModel(model, streams=streams)
 
 
 def _unwrapped(model: Model) -> Model:
@@ -168,14 +165,7 @@ def _unwrapped(model: Model) -> Model:
     return model
 
 
-def _retry_nothing(model: Model) -> None:
-    """Keeps the provider's client from retries of its own: they would be calls that the ledger does not know."""
-    client: Any = getattr(_unwrapped(model), "client", None)
-    if getattr(client, "max_retries", 0):
-        client.max_retries = 0
-
-
-def _streams(model: Model) -> bool:
+def _can_stream(model: Model) -> bool:
     """Whether the model can stream its answers."""
     model = _unwrapped(model)
     if isinstance(model, FunctionModel):

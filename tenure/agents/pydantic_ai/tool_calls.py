@@ -12,21 +12,23 @@ from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolPar
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext, ToolDefinition
 
+from tenure.agents.approvals import ANY_OBJECT
 from tenure.agents.calls import running_call
 from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import value_of
 from tenure.agents.pydantic_ai.arguments import recordable
-from tenure.control.own_tools import OwnTool, OwnToolContext
-from tenure.domain.tools import EffectClass
+from tenure.agents.shared_state import unchanged
+from tenure.control.own_tools import OwnTool, OwnToolContext, ToolError
+from tenure.domain.tools import EffectClass, Outcome
 
 KEY: Final = "tenure"
 """The key of a tool's metadata that has its effect class: `{"tenure": {"effect": "KEYED"}}`, or False for none."""
 OUTPUT_LIMIT_BYTES: Final = 256 * 1024
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 NEEDS_APPROVAL: Final = "needs_approval"
-INPUT_SCHEMA: Final[Mapping[str, Any]] = {"type": "object"}
-"""Pydantic has validated the arguments, and knows types that a JSON Schema cannot describe."""
+_RAISED: Final = frozenset({"MODEL_RETRY", "TOOL_FAILED", "VALIDATION_ERROR", "RUN_CANCELLED"})
+"""The details of FAILED outcomes whose tools raised an exception of Pydantic AI."""
 
 CallParams = ToolsetCallToolParams | DynamicToolsetCallToolParams
 Effects = Mapping[str, EffectClass | None]
@@ -83,15 +85,16 @@ async def call_tool(
 
     async def run(call: OwnToolContext, arguments: Mapping[str, Any]) -> str:
         called = params if arguments == sent else _edited(params, arguments)
-        with unit(f"the tool {params.name}"), running_call(call):
+        what = f"the tool {params.name}"
+        with unit(what), running_call(call), unchanged(params.ctx.deps, what):
             result = await operation.handler(replace(called, ctx=_context(params.ctx, call, needs_approval)))
-            return json.dumps(operation.result_codec.dump(result), ensure_ascii=False)
+            return _written(operation, operation.result_codec.dump(result))
 
     needs_approval = bool((definition.metadata or {}).get(NEEDS_APPROVAL))
     tool = OwnTool(
         name=params.name,
         description=definition.description or "",
-        input_schema=INPUT_SCHEMA,
+        input_schema=ANY_OBJECT,  # Pydantic has validated them, and knows types that a JSON Schema cannot describe
         shown_schema=definition.parameters_json_schema,
         effect=effect,
         timeout_seconds=definition.timeout or default_timeout_seconds,
@@ -99,10 +102,38 @@ async def call_tool(
         needs_approval=needs_approval,
         run=run,
     )
-    outcome = await execution.own_calls.call(tool, sent)
+    outcome = await execution.call_own_tool(tool, sent)
+    if outcome.detail in _RAISED:
+        return _framed_failure(operation, outcome)
     if outcome.is_error:
         raise ToolFailed(f"{outcome.status}: {outcome.content}")
     return _framed(operation, value_of(outcome.content))
+
+
+def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
+    """Returns the content of the outcome: what the tool returned, without Pydantic AI's frame where it can be made
+    again. Raises ToolError for a failure that the model is told by an exception of Pydantic AI.
+    """
+    framed = json.dumps(encoded, ensure_ascii=False)
+    if not isinstance(encoded, Mapping):
+        return framed
+    kind = str(encoded.get("kind", ""))
+    if kind.upper() in _RAISED:
+        raise ToolError(str(encoded["message"]) if len(encoded) == 2 else framed, detail=kind.upper())
+    value = encoded.get("result")
+    plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return plain if _framed(operation, value_of(plain)) == encoded else framed
+
+
+def _framed_failure(operation: DurableOperation[Any, Any, Any], outcome: Outcome) -> Any:
+    """Returns the frame of a failure that the tool raised as an exception of Pydantic AI. Raises ToolFailed."""
+    for frame in ({"kind": outcome.detail.lower(), "message": outcome.content}, value_of(outcome.content)):
+        try:
+            operation.result_codec.load(frame)
+        except ValidationError:
+            continue
+        return frame
+    raise ToolFailed(f"{outcome.status}: {outcome.content}")
 
 
 def _framed(operation: DurableOperation[Any, Any, Any], value: Any) -> Any:

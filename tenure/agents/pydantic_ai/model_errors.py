@@ -1,0 +1,83 @@
+"""Failures of model requests as the ledger has them, and as Pydantic AI's own exceptions again.
+
+Fallbacks, hooks and users' code decide by the exception, in the first execution and in each later one. So all get it
+from the record, whose message names the exception and the HTTP status.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pydantic_ai import exceptions
+from pydantic_ai.exceptions import (
+    ContentFilterError,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelRequestTimeout,
+    ModelTimeoutError,
+    UnexpectedModelBehavior,
+    UserError,
+)
+
+from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
+from tenure.control.failures import StepFailed
+from tenure.domain.entries import ControlFailure
+from tenure.domain.retry import FailureClass
+
+_OWN: Final = {FailureClass.TIMEOUT.value: ModelTimeoutError, FailureClass.CONNECTION.value: ModelConnectionError}
+"""The exceptions for failures that the worker itself found."""
+_PLAIN: Final = {each.__name__: each for each in (ContentFilterError, UnexpectedModelBehavior, UserError)}
+_RECORDED: Final = re.compile(r"(?P<name>\w+)(?: (?P<status>[1-5]\d\d))?: (?P<text>.*)", re.DOTALL)
+
+
+@contextmanager
+def recorded_failures() -> Iterator[None]:
+    """Says of each failure of the provider what it was, and whether another attempt may succeed."""
+    try:
+        yield
+    except ModelHTTPError as error:
+        text = error.body if isinstance(error.body, str) and error.body else str(error)
+        raise ModelRequestFailed(
+            f"{type(error).__name__} {error.status_code}: {text}",
+            retryable=is_temporary(error.status_code),
+            retry_after_seconds=retry_after_of(error.headers or {}),
+        ) from error
+    except ModelAPIError as error:
+        raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
+
+
+def exception_of(failed: StepFailed, model: str) -> Exception:
+    """Returns the exception of Pydantic AI that a failed model call stands for; `failed` itself for any other."""
+    error = _exception(failed.failure, model)
+    if error is None:
+        return failed
+    vars(error)["failure"] = failed.failure  # the task is retried by what the record says
+    error.__cause__ = failed
+    return error
+
+
+def _exception(failure: ControlFailure, model: str) -> Exception | None:
+    if failure.error_class in _OWN:
+        return _OWN[failure.error_class](model_name=model, message=failure.message)
+    if failure.error_class in _PLAIN:
+        return _PLAIN[failure.error_class](failure.message)
+    recorded = _RECORDED.fullmatch(failure.message if failure.error_class == ModelRequestFailed.__name__ else "")
+    kind: Any = None if recorded is None else getattr(exceptions, recorded["name"], None)
+    if recorded is None or not isinstance(kind, type) or not issubclass(kind, ModelAPIError):
+        return None
+    if recorded["status"]:
+        return ModelHTTPError.for_category(
+            None if kind is ModelHTTPError else kind,  # type: ignore[arg-type]  # a category: an error had this name
+            status_code=int(recorded["status"]),
+            model_name=model,
+            body=recorded["text"],
+            retry_after=failure.retry_after_seconds,
+        )
+    if kind is ModelRequestTimeout:
+        seconds = re.search(r"after ([0-9.e+-]+) seconds", recorded["text"])
+        return ModelRequestTimeout(model, float(seconds[1]) if seconds else 0.0)
+    return kind(model_name=model, message=recorded["text"])

@@ -1,0 +1,116 @@
+"""No call of an agent in Python runs that a person has not allowed: the cells of approval_agents, on real services."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure import TaskState
+from tenure.domain.errors import InvalidRequest
+from tenure.testing import TaskHandle, Tenure, tool
+from tests.support.approval_agents import AGENT, CELLS, OPENAI, PYDANTIC, WHERE, Cell
+
+pytestmark = pytest.mark.server
+MODULE = "tests.support.approval_agents"
+ANSWERS = ("allow", "edit", "deny", "nobody")
+GROUPS = [(library, where) for library, places in WHERE.items() for where in places]
+
+
+def begin(tenure: Tenure, folder: Path, cell: Cell, name: str) -> tuple[TaskHandle[Any], Path]:
+    trace = folder / f"{cell.name}-{name}"
+    called = tool("ask", input="?") if cell.where == AGENT else tool("act", cents=5)
+    tenure.model.script([called, "Done."])
+    tenure.model.script([tool("act", cents=5), "5"], instructions="inner")
+    submitted = tenure.submit("Act", agent=cell.name, input=str(trace), approve_tools=cell.approve_tools)
+    return submitted, trace
+
+
+def check(tenure: Tenure, folder: Path, cell: Cell, answer: str, *, task: Any = None) -> None:
+    """Brings one task to its wait, answers it, and compares the calls that ran."""
+    begun, trace = task or begin(tenure, folder, cell, answer)
+    begun.wait_until(TaskState.WAITING_USER)
+    assert ran(trace) == [], f"{cell.name}: a call ran before anybody allowed it\n{begun.story()}"
+    match answer:
+        case "nobody":
+            begun.cancel()
+            begun.wait()
+        case "deny":
+            begun.deny(reason="no")
+        case "edit" if cell.can_edit and cell.where != AGENT:
+            begun.approve(arguments={"cents": 7})
+        case "edit" if not cell.can_edit:
+            with pytest.raises(InvalidRequest):
+                begun.approve(arguments={"cents": 7})
+            begun.deny(reason="no")
+        case _:
+            begun.approve()
+    if answer != "nobody":
+        assert begun.result().value == "Done.", cell.name
+    assert ran(trace) == expected(cell, answer), f"{cell.name}, {answer}\n{begun.story()}"
+
+
+def expected(cell: Cell, answer: str) -> list[str]:
+    if answer == "edit":
+        return ["5"] if cell.where == AGENT else ["7"] if cell.can_edit else []
+    return ["5"] if answer == "allow" else []
+
+
+def ran(trace: Path) -> list[str]:
+    return trace.read_text().split() if trace.exists() else []
+
+
+@pytest.fixture
+def served(tenure: Tenure) -> Tenure:
+    tenure.worker(functions=MODULE)
+    return tenure
+
+
+SMALL = [
+    (Cell(PYDANTIC, "declared", None), "allow"),
+    (Cell(PYDANTIC, "submit", None), "deny"),
+    (Cell(OPENAI, "declared", None), "edit"),
+    (Cell(OPENAI, AGENT, None), "nobody"),
+]
+
+
+def test_a_call_of_each_kind_waits_for_a_person(served: Tenure, tmp_path: Path) -> None:
+    for cell, answer in SMALL:
+        check(served, tmp_path, cell, answer)
+
+
+def test_approvals_of_a_tool_that_no_agent_has_end_the_task(served: Tenure, tmp_path: Path) -> None:
+    """The registry of the test's tenant does not have the agent, so the submit cannot refuse the name."""
+    trace = tmp_path / "trace"
+    for cell in (Cell(PYDANTIC, "submit", None), Cell(OPENAI, "submit", None)):
+        task = served.submit("Act", agent=cell.name, input=str(trace), approve_tools=["atc"])
+        ended = task.wait()
+        assert ended.state == TaskState.FAILED
+        assert "there is no tool 'atc'; did you mean act?" in ended.message
+    assert ran(trace) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("library", "where"), GROUPS)
+def test_no_call_runs_that_a_person_has_not_allowed(served: Tenure, tmp_path: Path, library: str, where: str) -> None:
+    for cell in CELLS:
+        if (cell.library, cell.where) == (library, where):
+            for answer in ANSWERS:
+                check(served, tmp_path, cell, answer)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize(("library", "where"), GROUPS)
+def test_a_kill_before_the_wait_skips_no_approval(
+    tenure: Tenure, tmp_path: Path, library: str, where: str, answer: str
+) -> None:
+    for cell in CELLS:
+        if (cell.library, cell.where) == (library, where):
+            worker = tenure.worker(functions=MODULE)
+            task = begin(tenure, tmp_path, cell, answer)
+            worker.kill(at="after intent 2.0")
+            second = tenure.worker(functions=MODULE)
+            check(tenure, tmp_path, cell, answer, task=task)
+            second.kill()
