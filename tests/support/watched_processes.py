@@ -1,4 +1,4 @@
-"""Whatever process a test starts ends with pytest, also when pytest is killed: `devstack.watchdog` watches all of them."""
+"""Whatever process a test starts ends with pytest, also when pytest is killed: `devstack.watchdog` watches them all."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class EtcdClient:
     ) -> tuple[KeyValue | None, int]:
         """Returns the key, or None, and the store's revision at which it was read."""
         response = await self._range(stubs.RangeRequest(key=self.namespace + key), timeout_seconds)
-        found = key_value(response.kvs[0], self.namespace) if response.kvs else None
-        return found, response.header.revision
+        value = key_value(response.kvs[0], self.namespace) if response.kvs else None
+        return value, response.header.revision
 
     async def get_many(self, keys: Iterable[bytes], *, timeout_seconds: float | None = None) -> dict[bytes, KeyValue]:
         """Returns those of the keys that exist, each read at its own revision, _READS_AT_ONCE at a time."""
