@@ -33,7 +33,6 @@ from tenure.validators.common import (
     check_duration,
     check_entries,
     check_frame,
-    check_guarded,
     check_list,
     check_lower_tiers,
     check_task_id,
@@ -72,6 +71,11 @@ def _find_repeat(request: checkpoint.FindRepeatRequest, v: Violations) -> None:
     if kind is not None:
         repeated = getattr(request, kind)
         {**CHECKS, **schedule_service.CHECKS}[type(repeated)](repeated, v)
+
+
+def _open(request: checkpoint.OpenRequest, v: Violations) -> None:
+    check_token(request.token, v)
+    v.require(request.after_sequence >= 0, "after_sequence", "must not be negative")
 
 
 def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
@@ -242,7 +246,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.CheckpointServiceForkTaskRequest: _fork,
     checkpoint.PrepareForkRequest: _prepare_fork,
     checkpoint.FindRepeatRequest: _find_repeat,
-    checkpoint.OpenRequest: check_guarded,
+    checkpoint.OpenRequest: _open,
     checkpoint.CommitRequest: _commit,
     checkpoint.CommitStreamRequest: check_frame("commits"),
     checkpoint.CheckpointServiceGetTaskRequest: check_task_id,
