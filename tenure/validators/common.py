@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.errors import FieldViolation
 from tenure.domain.fencing import is_claim_epoch
-from tenure.domain.outputs import MAX_URI_CHARACTERS
+from tenure.domain.outputs import MAX_URI_BYTES
 from tenure.domain.tool_arguments import storable_json
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.wire.common import seconds
@@ -225,7 +225,7 @@ def _output_filter(wanted: task_pb2.OutputFilter, v: Violations) -> None:
     v.require(
         not wanted.kind or bool(NAME.match(wanted.kind)), "filter.output.kind", "must be a name of an output's kind"
     )
-    v.length("filter.output.uri_prefix", wanted.uri_prefix, 0, MAX_URI_CHARACTERS)
+    v.length("filter.output.uri_prefix", wanted.uri_prefix, 0, MAX_URI_BYTES)
     v.require("\0" not in wanted.uri_prefix, "filter.output.uri_prefix", "must not contain NUL")
 
 

@@ -18,6 +18,7 @@ from tenure.validators.common import (
     MAX_ID_CHARACTERS,
     MAX_LOOPS,
     MAX_SLOTS,
+    MAX_TRANSITION_MESSAGE,
     NAME,
     WORKER_ID,
     WORKER_ID_RULE,
@@ -48,6 +49,7 @@ def _session(request: coordinator.SessionRequest, v: Violations) -> None:
         case "release":
             _claim_ids("release", request.release, v)
             v.require(request.release.reason in _RELEASE_REASONS, "release.reason", f"must be one of {_RELEASE_NAMES}")
+            v.length("release.message", request.release.message, 0, MAX_TRANSITION_MESSAGE)
 
 
 def _hello(hello: coordinator.Hello, v: Violations) -> None:

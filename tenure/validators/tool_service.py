@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from tenure.domain.kept_content import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
-from tenure.domain.outputs import MAX_OUTPUTS, MAX_URI_CHARACTERS
+from tenure.domain.outputs import MAX_OUTPUTS, MAX_URI_BYTES
 from tenure.domain.own_tools import (
     MAX_OWN_DESCRIPTION,
     MAX_OWN_OUTPUT_BYTES,
@@ -106,7 +106,7 @@ def _digests(request: tools.DigestFilesRequest, v: Violations) -> None:
     check_guarded(request, v)
     v.require(len(request.paths) <= MAX_OUTPUTS, "paths", f"at most {MAX_OUTPUTS}")
     for index, path in enumerate(request.paths):
-        v.length(f"paths[{index}]", path, 1, MAX_URI_CHARACTERS)
+        v.length(f"paths[{index}]", path, 1, MAX_URI_BYTES)
 
 
 def _keep(request: tools.KeepContentRequest, v: Violations) -> None:
