@@ -8,7 +8,8 @@ from tenure.domain import halts
 from tenure.domain.retry import RetryPolicy
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import CALL_SECONDS, Checkpoint, MakeCheckpoint, Owner, words
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, Owner, words
+from tests.support.patience import CALL_SECONDS
 
 pytestmark = pytest.mark.server
 QUEUED, SCHEDULED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RETRY_SCHEDULED

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,7 +35,7 @@ EXPECTED = {
 Prepare = Callable[[Checkpoint], Awaitable[tuple[Owner, pb.CommitRequest]]]
 
 
-async def _owner(replica: Checkpoint, **spec: object) -> Owner:
+async def _owner(replica: Checkpoint, **spec: Any) -> Owner:
     return await replica.claim((await replica.create(**spec)).task_id)
 
 
