@@ -15,7 +15,8 @@ from bench.options import Options
 from tenure.domain.fold import fold
 from tenure.runtime.postgres import Pool
 from tenure.runtime.postgres import connection as pool_connection
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.ledger import read_entries
 
 TASKS: Final = 4
 EARLY: Final = 10
@@ -94,13 +95,14 @@ async def _add_resume(section: Section, agents: NullAgents, task: HeldTask, late
     for _ in range(RESUMES):
         token = await agents.maker.claim(task.task_id)
         began = perf_counter()
-        opened = await agents.agent.ledger.open(token)
+        history: list[ledger_pb2.Entry] = []
+        await agents.agent.ledger.open(token, history.extend).read()
         received = perf_counter()
-        point = fold(opened.entries)
+        point = fold(read_entries(history))
         opens.append((received - began) * 1000)
         folds.append((perf_counter() - received) * 1000)
         assert point.step >= late, "the whole ledger was folded"
-        count = len(opened.entries)
+        count = len(history)
     note = f"{count:,} entries"
     section.add_rounds(f"resume at step {late:,}: Open", opens, "ms", note=note)
     section.add_rounds(f"resume at step {late:,}: fold", folds, "ms", note=note)

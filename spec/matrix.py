@@ -97,6 +97,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _sessions("m_mod", "M_MOD", BREAKS),
     _sessions("m_revoke", "M_REVOKE", BREAKS),
     _sessions("m_announce", "M_ANNOUNCE", BREAKS),
+    _sessions("m_full", "M_FULL", BREAKS),
     _calls("cancelled", "P_ALL NCAN=1 NF=0", HOLDS),
     _calls("runner_dies", "P_ALL NX=1 NF=0", HOLDS),
     _calls("runner_drains", "P_ALL NDR=1 NF=0", HOLDS),

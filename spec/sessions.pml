@@ -4,10 +4,12 @@
  *
  * Each attachment puts the session's key in etcd again, so the key's mod_revision names the attachment. A coordinator
  * whose stream broke ends the session only if the key still has the revision of its own put. Each coordinator may sleep
- * between any two steps.
+ * between any two steps. While etcd is out of space (`nospace`), it takes no put: an attachment then keeps the key as it is,
+ * and a coordinator whose stream broke before or meanwhile leaves the session to its lease.
  *
  * Mutations:  M_MOD       the key is deleted without comparison       M_REVOKE  the lease is revoked without the key's deletion
  *             M_ANNOUNCE  a stream that the coordinator sent away counts as broken
+ *             M_FULL      a coordinator ends sessions although etcd is or was out of space
  * Properties: P_KEPT  an attached worker keeps its claims     P_SENT  a worker that is sent away keeps its session
  *             P_GONE  at rest the session of a dead worker is deleted
  */
@@ -24,7 +26,7 @@
 #endif
 byte mod, key, lease = 1;             /* the newest mod_revision, the key's (0: no key), whether the lease lives */
 byte at, sent_from;                   /* the coordinator the worker is attached to; the one that sent it away */
-bit  alive = 1, lost, begun;
+bit  alive = 1, lost, begun, nospace, was_nospace;
 byte put[NR + 1];                     /* the mod_revision that this coordinator's attachment put */
 bit  broken[NR + 1], sent[NR + 1], deleted[NR + 1];
 
@@ -34,8 +36,12 @@ active proctype Worker() {
   /* code: services/coordinator/sessions/session_attach.py; services/coordinator/lease_store/session_keys.py */
   :: alive && !lost && at == 0 && mod < NA && (!begun || key) ->
      if :: i = 1 :: i = NR fi;
-     d_step { if :: alive && at == 0 && (!begun || key) -> mod++; key = mod; begun = 1; put[i] = mod; broken[i] = 0; sent[i] = 0; deleted[i] = 0; at = i; sent_from = 0;
+     d_step { if :: alive && at == 0 && (!begun || key) && !nospace -> mod++; key = mod; begun = 1; put[i] = mod; broken[i] = 0; sent[i] = 0; deleted[i] = 0; at = i; sent_from = 0;
                    printf("attached to %d, mod %d\n", i, mod) :: else fi; i = 0 }
+  :: alive && !lost && at == 0 && nospace && begun && key ->
+     if :: i = 1 :: i = NR fi;
+     d_step { if :: alive && at == 0 && nospace && key -> put[i] = key; broken[i] = 0; sent[i] = 0; deleted[i] = 0; at = i; sent_from = 0;
+                   printf("attached to %d without a put\n", i) :: else fi; i = 0 }
   /* SESSION_EXPIRED: the worker drops all claims and begins a new session */
   :: d_step { alive && !lost && begun && at == 0 && !key ->
 #ifdef P_SENT
@@ -57,7 +63,12 @@ proctype Coordinator(byte i) {
   :: d_step { broken[i] && put[i] ->
 #else
   :: d_step { broken[i] && put[i] && sent[i] -> put[i] = 0; broken[i] = 0 }
+#ifdef M_FULL
   :: d_step { broken[i] && put[i] && !sent[i] ->
+#else
+  :: d_step { broken[i] && put[i] && !sent[i] && nospace -> put[i] = 0; broken[i] = 0 }
+  :: d_step { broken[i] && put[i] && !sent[i] && !nospace ->
+#endif
 #endif
 #ifdef M_MOD
        if :: key -> key = 0; deleted[i] = 1 :: else fi;
@@ -71,6 +82,19 @@ proctype Coordinator(byte i) {
   :: d_step { deleted[i] -> deleted[i] = 0; lease = 0; printf("coordinator %d revokes the lease\n", i);
 #ifdef P_KEPT
        assert(!(alive && at));
+#endif
+     }
+  od
+}
+
+/* The alarm NOSPACE, once; code: services/coordinator/generation.py Generation.was_out_of_space */
+active proctype Space() {
+  byte i;
+  do
+  :: d_step { !nospace && !was_nospace && begun -> nospace = 1; was_nospace = 1 }
+  :: d_step { nospace -> nospace = 0;
+#ifndef M_FULL
+       i = 1; do :: i <= NR -> if :: broken[i] -> put[i] = 0; broken[i] = 0 :: else fi; i++ :: else -> break od; i = 0
 #endif
      }
   od

@@ -64,14 +64,21 @@ def add_entry(page: pb.EntryPage, columns: Sequence[Any]) -> None:
 
 
 async def fill_first_pages(
-    connection: Connection, pages: Mapping[str, pb.EntryPage], sequences: Mapping[str, int], *, page_bytes: int
+    connection: Connection,
+    pages: Mapping[str, pb.EntryPage],
+    afters: Mapping[str, int],
+    sequences: Mapping[str, int],
+    *,
+    page_bytes: int,
 ) -> None:
-    """Fills the first page of each task's entries up to its sequence with at least one entry, with one statement."""
+    """Fills a page of each task's entries after one sequence up to another, with at least one entry if there is any,
+    with one statement.
+    """
     task_ids = list(pages)
     parameters = {
         "ords": list(range(len(task_ids))),
         "task_ids": task_ids,
-        "afters": [0] * len(task_ids),
+        "afters": [afters[task_id] for task_id in task_ids],
         "untils": [sequences[task_id] for task_id in task_ids],
         "most_entries": PAGE_ENTRIES,
         "most_bytes": page_bytes,

@@ -17,7 +17,7 @@ from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
 from services.checkpoint.approvals.issuing import LinkIssuer, LinkSettings, OldLinks
 from services.checkpoint.approvals.servicer import ApprovalServicer
 from services.checkpoint.audit import AuditServicer, refusal_log
-from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
+from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher, report_health
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.comparing import FindingKind, compare
@@ -126,6 +126,9 @@ class CheckpointSettings:
     task_retention_seconds: float = setting(
         "how long ended tasks are kept; 0: forever", default=0.0, minimum=0, maximum=100 * 366 * 86_400.0
     )
+    max_ledger_bytes: int = setting(
+        "most bytes of one task's history; 0: no limit", default=512 * 1024 * 1024, minimum=0, maximum=2**40
+    )
     lower_tier_share: float = setting(
         "share of the slots, as 1/n, for each lower tier while higher tiers wait; 0: a strict order of tiers",
         default=1 / FLOOR_SLOTS,
@@ -204,7 +207,13 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await limited.refresh()
     committer = await process.open(
         LedgerCommitter(
-            settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited, settings.in_session
+            settings.postgres_dsn,
+            replicas.announce,
+            refusals.note_commit,
+            prices,
+            limited,
+            settings.max_ledger_bytes,
+            settings.in_session,
         )
     )
     opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, settings.in_session))
@@ -264,6 +273,11 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
     approvals = ApprovalServicer(pool, replicas.announce, audit.note, security.identity)
     server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, approvals)
+    duties.start(
+        "commit health",
+        lambda: report_health(committer, server.health.set_all_serving),
+        silence_seconds=SWEEP_SILENCE_SECONDS,
+    )
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )

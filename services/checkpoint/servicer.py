@@ -88,7 +88,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
         claims = self._ledger.tokens.check(request.token)
         try:
-            opened = await self._ledger.opener.open(claims, joins_model_calls=request.joins_model_calls)
+            opened = await self._ledger.opener.open(
+                claims, joins_model_calls=request.joins_model_calls, after=request.after_sequence
+            )
         except StaleEpoch as error:
             self._ledger.refusals.note("Open", claims.task_id, claims.tenant, claims.holder, error)
             raise

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
@@ -90,6 +92,7 @@ class Generation:
         self._lost_life = -1
         self._doubts = 0
         self._logged_reason: str | None = None
+        self._no_space_at = -math.inf
         self._doubted = asyncio.Event()
         self._checked_once = asyncio.Event()
         self._now_settled = asyncio.Event()
@@ -105,6 +108,15 @@ class Generation:
             message, reason = self._why_not
             raise Unavailable(message, reason=reason)
         return self._settled
+
+    @property
+    def is_out_of_space(self) -> bool:
+        """Whether etcd had the alarm NOSPACE at the last check: it takes no puts, but renewals and deletes."""
+        return self._why_not[1] == ETCD_OUT_OF_SPACE and self._settled is None
+
+    def was_out_of_space(self, within_seconds: float) -> bool:
+        """Whether etcd had the alarm NOSPACE at a check within this time, or at the one before."""
+        return monotonic() - self._no_space_at < within_seconds + 2 * _POLL_SECONDS
 
     async def first_look(self) -> None:
         """Waits for the first check of `watch_over`, whatever its result."""
@@ -178,6 +190,7 @@ class Generation:
         if not alarms:
             return
         if _NO_SPACE in alarms:
+            self._no_space_at = monotonic()
             advice = "compact it, defragment each member, then `etcdctl alarm disarm`; running tasks go on meanwhile"
             raise Unavailable(f"etcd is out of space, and no claim is granted: {advice}", reason=ETCD_OUT_OF_SPACE)
         raise Unavailable(f"etcd has raised the alarm {', '.join(sorted(alarms))}", reason=ETCD_UNAVAILABLE)

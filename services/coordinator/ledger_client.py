@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
@@ -10,7 +11,8 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.audit import append_request
 from tenure.wire.common import duration
 from tenure.wire.coordinator_service import lower_tiers
-from tenure.wire.ledger import read_opened_to_end
+from tenure.wire.ledger import OpenedTask, read_entries_to_end
+from tenure.wire.opened import LONG_OPENS, OPEN_SECONDS, OpenStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
@@ -19,15 +21,14 @@ if TYPE_CHECKING:
     from services.coordinator.lease_store.named_leases import NamedLease
     from services.coordinator.sessions.session import WorkerProfile
     from tenure.domain.audit import AuditRecord
+    from tenure.domain.entries import Entry
     from tenure.domain.slots import Slots
     from tenure.runtime.rpc_client import TenureChannel
-    from tenure.v1 import token_pb2
-    from tenure.wire.ledger import OpenedTask
+    from tenure.v1 import ledger_pb2, token_pb2
 
 MAX_CLAIMS: Final = 512
 _TIMEOUT_SECONDS: Final = 5.0
 _PAGE: Final = 1000
-_OPEN_TIMEOUT_SECONDS: Final = 30.0
 # The queue watch opens a new stream every quarter of an hour, so that each call has a deadline.
 WATCH_SECONDS: Final = 900.0
 
@@ -37,6 +38,7 @@ class LedgerClient:
 
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = CheckpointServiceStub(channel)
+        self._long_opens = asyncio.Semaphore(LONG_OPENS)
 
     async def list_claimable(
         self, profile: WorkerProfile, slots: Slots, worker_ids: Collection[str], *, without_suspects: bool
@@ -128,7 +130,16 @@ class LedgerClient:
 
     async def open(self, token: token_pb2.FencingToken) -> OpenedTask:
         """Opens a task and returns the part of its history that a close-out needs."""
-        return await read_opened_to_end(self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS))
+        entries: list[Entry] = []
+
+        def start(after: int) -> Any:
+            return self._stub.Open(pb.OpenRequest(token=token, after_sequence=after), timeout=OPEN_SECONDS)
+
+        def take(page: Sequence[ledger_pb2.Entry]) -> None:
+            entries.extend(read_entries_to_end(page))
+
+        header = await OpenStream(start, take, self._long_opens).read()
+        return OpenedTask(header.task, header.next_commit_number, entries)
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         """Commits entries. A repeat with the same request is safe."""

@@ -114,7 +114,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     )
     key_watch = KeyWatch(coordinator_id, store, sessions, lost_claims, generation, operator_requests)
     releases = await process.open(ClaimReleases(store, lost_claims))
-    takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
+    takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds, generation))
     enforcement = PoolEnforcement(pools, sessions, releases, dispatch.on_queued)
     live_addresses = LiveAddresses(LiveNetworks(settings.live_networks))
     session_attach = SessionAttach(
@@ -131,6 +131,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
         operator_requests,
         pools,
         WorkerAgents(checkpoint, pools),
+        generation,
         process.stopping,
     )
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)

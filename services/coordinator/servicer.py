@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from services.coordinator.claims.dispatch import Dispatch
     from services.coordinator.claims.issuing import Issuer
     from services.coordinator.claims.lost_claims import ClaimReleases
+    from services.coordinator.generation import Generation
     from services.coordinator.lease_store import LeaseStore
     from services.coordinator.operator_requests import OperatorRequests
     from services.coordinator.pools import WorkerPools
@@ -44,8 +45,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         operator_requests: OperatorRequests,
         pools: WorkerPools,
         worker_agents: WorkerAgents,
+        generation: Generation,
         stopping: asyncio.Event,
     ) -> None:
+        self._generation = generation
         self._worker_agents = worker_agents
         self._pools = pools
         self._operator_requests = operator_requests
@@ -66,7 +69,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             raise draining()
         hello = await _hello(request_iterator)
         session = await self._session_attach.attach(Greeting.of(hello, current_principal(), context.peer()))
-        stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
+        stream = SessionStreamServer(
+            session, self._store, self._issuer, self._releases, self._dispatch, self._generation, self._stopping
+        )
         try:
             self._dispatch.on_queued()
             # Part of the first write otherwise: gRPC refuses the status of a stream that ends during that write, and

@@ -14,8 +14,8 @@ from services.worker.interrupts import Interruption
 from services.worker.ledger_client import LedgerClient
 from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted, ReserveRequest
-from tenure.domain.errors import TOO_MUCH_APPENDED, SequenceConflict, TryLater, Unavailable
-from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, SequenceConflict, TryLater, Unavailable
+from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.trace_ids import attempt_traceparent, call_traceparent
 from tenure.runtime.request_context import Exporting
@@ -40,6 +40,14 @@ StepEntry = tuple[int, entries.Body]
 """An entry to append: its step and its body."""
 
 
+class CommitRefused(Exception):  # noqa: N818  named after the answer, as the domain's errors
+    """The ledger refuses the entries of a commit, whoever sends them: nothing was written, and no repeat can help."""
+
+    def __init__(self, refusal: InvalidRequest) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
 class _OwnEntry(NamedTuple):
     """An entry to append, with its message: it is measured and sent."""
 
@@ -59,7 +67,8 @@ class _Written:
 class ClaimLedger:
     """The ledger of one task under one claim.
 
-    Every method may raise Fenced (the claim is stale: drop it at once) and, after `TRIES`, TryLater (release it).
+    Every method may raise Fenced (the claim is stale: drop it at once) and, after `TRIES`, TryLater (release it). A
+    method that commits raises CommitRefused for entries that cannot be written.
     """
 
     def __init__(self, client: LedgerClient, held_task: HeldTask) -> None:
@@ -70,17 +79,18 @@ class ClaimLedger:
         self._root_task_id, self._attempt_number = "", 0
 
     async def open(self) -> None:
-        """Opens the task and folds its history. A repeat reads everything again."""
+        """Opens the task and folds its history, a page at a time: the other tasks of this worker go on meanwhile."""
+        point = ResumePoint()
 
-        async def attempt() -> None:
-            opened = await self._client.open(self._held_task.token)
-            self._commit_number = opened.next_commit_number
-            self.point = fold(opened.entries)
-            self._root_task_id, self._attempt_number = opened.task.root_task_id, opened.task.attempt
-            if opened.task.cancel_requested:
-                self._held_task.interrupts.request(Interruption.END)
+        def take(page: Sequence[ledger_pb2.Entry]) -> None:
+            for entry in read_entries(page):
+                point.apply(entry)
 
-        await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
+        header = await retrying(self._client.open(self._held_task.token, take).read, TRIES, on=(TryLater, PeerFailed))
+        self.point, self._commit_number = point, header.next_commit_number
+        self._root_task_id, self._attempt_number = header.task.root_task_id, header.task.attempt
+        if header.task.cancel_requested:
+            self._held_task.interrupts.request(Interruption.END)
         self._held_task.progress.sequence = self.point.sequence
         _log.info("task opened", extra={"sequence": self.point.sequence})
 
@@ -139,6 +149,8 @@ class ClaimLedger:
             request = self._request(written)
             try:
                 return await retrying(partial(self._client.commit, request), TRIES, on=(TryLater, PeerFailed))
+            except InvalidRequest as refusal:
+                raise CommitRefused(refusal) from refusal
             except SequenceConflict as conflict:
                 if conflict.reason != TOO_MUCH_APPENDED:
                     raise

@@ -6,9 +6,10 @@ A lost claim is different: it cancels the whole coroutine, since no write under 
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import Coroutine
 from enum import IntEnum
-from time import monotonic
 from typing import Any, TypeVar
 
 from tenure.domain.fencing import TrustWindow
@@ -131,6 +132,13 @@ class StepClock:
 # The gate before everything new.
 
 
+def trust_clock() -> float:
+    """Returns the seconds of a clock that goes on while the machine is suspended, where there is one: its lease ends
+    meanwhile.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
 class TrustGate:
     """Is open while the trust window is open.
 
@@ -142,12 +150,12 @@ class TrustGate:
         self._renewed = asyncio.Event()
 
     def begin(self, sent_at: float, ttl_seconds: float) -> None:
-        """Starts the trust window of a new session whose Hello was sent at this monotonic time."""
+        """Starts the trust window of a new session whose Hello was sent at this time of `trust_clock`."""
         self._window = TrustWindow(sent_at, ttl_seconds)
         self._renewed.set()
 
     def renew(self, sent_at: float) -> None:
-        """Extends the trust window: the renewal that was sent at this monotonic time was answered."""
+        """Extends the trust window: the renewal that was sent at this time of `trust_clock` was answered."""
         assert self._window is not None, "no session yet"
         self._window = self._window.renewed(sent_at)
         self._renewed.set()
@@ -157,7 +165,7 @@ class TrustGate:
         """Whether the worker may begin something new now."""
         if failpoint_enabled("worker.ignore_trust_window"):
             return True
-        return self._window is not None and self._window.is_open(monotonic())
+        return self._window is not None and self._window.is_open(trust_clock())
 
     async def wait_open(self) -> None:
         """Waits until a renewal opens the trust window."""

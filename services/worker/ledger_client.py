@@ -20,10 +20,11 @@ from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
 from tenure.v1 import token_pb2
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS, usage_report_to_wire
 from tenure.wire.common import refusal_to_domain
-from tenure.wire.ledger import OpenedTask, read_entries, read_opened
+from tenure.wire.ledger import read_entries
+from tenure.wire.opened import LONG_OPENS, OPEN_SECONDS, OpenStream, Take
 
 COMMIT_TIMEOUT_SECONDS: Final = 10.0
-OPEN_TIMEOUT_SECONDS: Final = 30.0
+LIST_TIMEOUT_SECONDS: Final = 30.0
 LIST_PAGE: Final = 1000
 
 
@@ -38,6 +39,7 @@ class LedgerClient:
         self._stub: Any = grpc_pb.CheckpointServiceStub(channel)
         shape = FrameShape("checkpoint", self._stub.CommitStream, _build_frame, _events)
         self._frames = FrameClient(shape)
+        self._long_opens = asyncio.Semaphore(LONG_OPENS)
 
     async def run(self) -> None:
         """Keeps the commit stream open, as a duty."""
@@ -48,13 +50,17 @@ class LedgerClient:
         """False while the commit stream is broken and no connection is ready."""
         return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
 
-    async def open(self, token: token_pb2.FencingToken) -> OpenedTask:
-        """Opens the task and returns its history. A repeat under the same claim is safe.
+    def open(self, token: token_pb2.FencingToken, take: Take) -> OpenStream:
+        """Returns the stream that opens the task and passes its history on. A repeat under the same claim is safe.
 
-        Raises WrongState when the task cannot be opened.
+        Its `read` raises WrongState when the task cannot be opened.
         """
-        request = pb.OpenRequest(token=token, joins_model_calls=self._joins_model_calls)
-        return await read_opened(self._stub.Open(request, timeout=OPEN_TIMEOUT_SECONDS))
+
+        def start(after: int) -> Any:
+            request = pb.OpenRequest(token=token, joins_model_calls=self._joins_model_calls, after_sequence=after)
+            return self._stub.Open(request, timeout=OPEN_SECONDS)
+
+        return OpenStream(start, take, self._long_opens)
 
     async def commit(
         self, request: pb.CommitRequest, timeout_seconds: float = COMMIT_TIMEOUT_SECONDS
@@ -87,7 +93,7 @@ class LedgerClient:
     async def entries_after(self, task_id: str, sequence: int) -> tuple[list[Entry], bool]:
         """Returns a page of the entries after a sequence, and whether more follow."""
         request = pb.ListEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
-        page = await self._stub.ListEntries(request, timeout=OPEN_TIMEOUT_SECONDS)
+        page = await self._stub.ListEntries(request, timeout=LIST_TIMEOUT_SECONDS)
         return read_entries(page.entries), page.more
 
     async def report_usage(self, report: UsageReport) -> None:

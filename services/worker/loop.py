@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from services.worker.budget_wait import queue_until_budget, wait_for_budget
-from services.worker.claim_ledger import ClaimLedger, StepEntry
+from services.worker.claim_ledger import ClaimLedger, CommitRefused, StepEntry
 from services.worker.context_window import window_for
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption, StepClock
 from services.worker.model_attempt import AttemptWatch
 from services.worker.tool_step import ToolStep
-from services.worker.transitions import after_calls, after_interruption, close_out
+from services.worker.transitions import after_calls, after_interruption, close_out, end_after_refusal
 from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted
 from tenure.domain.close_out import UNREAD_MESSAGES
@@ -65,6 +65,11 @@ class Loop:
         """Works until the task leaves this worker."""
         try:
             return await self._run()
+        except CommitRefused as refused:
+            self._report_unsettled_call()
+            await self._dependencies.own_runs.stopped(self._held_task)
+            await end_after_refusal(self._dependencies, self._held_task, self._ledger, refused)
+            return ReleaseReason.CLOSED
         except BaseException:
             self._report_unsettled_call()
             raise

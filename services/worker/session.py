@@ -17,13 +17,12 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import grpc
 
 from services.worker.held_claims import HeldTask, HeldTasks
-from services.worker.interrupts import Interruption, TrustGate
+from services.worker.interrupts import Interruption, TrustGate, trust_clock
 from services.worker.session_stream import AttachmentLost, PendingUpdates, SessionStreamClient
 from tenure.domain.access import Role
 from tenure.domain.errors import Refused, TenureError, Unavailable
@@ -34,7 +33,7 @@ from tenure.domain.task import Priority
 from tenure.runtime import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
 from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc_status import MAX_MESSAGE_BYTES, PeerFailed, shortened
 from tenure.runtime.security import NO_SECURITY, Security
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2_grpc as grpc_pb
@@ -123,10 +122,12 @@ class WorkerSession:
         """Whether this worker is attached to a coordinator."""
         return self._attached is not None
 
-    def release(self, held_task: HeldTask, reason: ReleaseReason) -> None:
-        """Releases a claim."""
+    def release(self, held_task: HeldTask, reason: ReleaseReason, why: str = "") -> None:
+        """Releases a claim. `why`: for people."""
         claims = held_task.claims
-        self._updates.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
+        message = shortened(why, MAX_MESSAGE_BYTES)
+        release = pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason, message=message)
+        self._updates.releases.append(release)
         self.report_slots()
 
     def report_slots(self) -> None:
@@ -203,7 +204,7 @@ class WorkerSession:
         await stream.serve(attached.renew_interval_seconds, attached.call_interval_seconds)
 
     async def _attach(self, call: Any) -> _Attached:
-        sent_at = monotonic()
+        sent_at = trust_clock()
         try:
             async with asyncio.timeout(ATTACH_TIMEOUT_SECONDS):
                 await call.write(pb.SessionRequest(hello=self._hello()))

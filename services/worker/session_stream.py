@@ -16,7 +16,7 @@ from typing import Any, Never, Protocol
 import grpc
 
 from services.worker.held_claims import HeldTasks
-from services.worker.interrupts import TrustGate
+from services.worker.interrupts import TrustGate, trust_clock
 from tenure.domain.errors import Unavailable
 from tenure.domain.slots import Slots
 from tenure.runtime.process import note_progress
@@ -124,7 +124,7 @@ class SessionStreamClient:
         while True:
             number += 1
             sent_at = monotonic()
-            self._sent_at = {number: sent_at}
+            self._sent_at = {number: trust_clock()}
             self._answered.clear()
             slots = self._updates.slots()
             self._renew = pb.Renew(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Self
 
+from services.worker.claim_ledger import CommitRefused
 from services.worker.control.loop import ControlLoop
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask, HeldTasks
@@ -83,8 +84,8 @@ async def drain(session: WorkerSession, held_tasks: HeldTasks, timeout_seconds: 
     _log.info("drained", extra={"tasks": count, "seconds": round(monotonic() - began, 3)})
 
 
-Release = Callable[[HeldTask, ReleaseReason], None]
-"""Releases a claim with a reason."""
+Release = Callable[[HeldTask, ReleaseReason, str], None]
+"""Releases a claim with a reason, and a message for people: why."""
 
 
 def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
@@ -124,11 +125,9 @@ class Supervisor:
     def take(self, held_task: HeldTask) -> None:
         """Starts the work of a held task. Releases the claim at once when this worker holds far too many tasks."""
         if len(self._held_tasks) >= self._most:
-            _log.warning(
-                "a grant is refused: this worker holds twice as many tasks as it has slots",
-                extra={"task": held_task.task_id},
-            )
-            self._release(held_task, ReleaseReason.WORKER_HALTED)
+            why = "this worker holds twice as many tasks as it has slots"
+            _log.warning("a grant is refused", extra={"task": held_task.task_id, "why": why})
+            self._release(held_task, ReleaseReason.WORKER_HALTED, why)
             return
         self._held_tasks.add(held_task)
         held_task.work = asyncio.create_task(self._work(held_task), name=f"task {held_task.task_id}")
@@ -136,19 +135,19 @@ class Supervisor:
         held_task.work.add_done_callback(self._working.discard)
 
     async def _work(self, held_task: HeldTask) -> None:
-        reason = ReleaseReason.WORKER_CRASHED
+        reason, why = ReleaseReason.WORKER_CRASHED, ""
         claims = held_task.claims
         set_tenant(claims.tenant)
         with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch), claim=claims.claim_id):
             try:
                 await self._start_gate.wait_turn()
-                reason = await self._loop(held_task)
+                reason, why = await self._loop(held_task)
             finally:
                 held_task.live.close()
                 self._held_tasks.remove(held_task)
                 if not held_task.lost:
                     self._note_end(reason)
-                    self._release(held_task, reason)
+                    self._release(held_task, reason, why)
                 ending = "LOST" if held_task.lost else reason
                 metrics.count("tenure_worker_releases_total", reason=ending)
                 _log.info("task left", extra={"reason": ending, "sequence": held_task.progress.sequence})
@@ -159,20 +158,21 @@ class Supervisor:
         elif reason is ReleaseReason.CLOSED:
             self._crash_backoff.after_success()
 
-    async def _loop(self, held_task: HeldTask) -> ReleaseReason:
+    async def _loop(self, held_task: HeldTask) -> tuple[ReleaseReason, str]:
+        """Returns the reason of the release, and why."""
         try:
-            return await loop_of(self._dependencies, held_task).run()
+            return await loop_of(self._dependencies, held_task).run(), ""
         except Fenced as fenced:
             _log.warning("fenced: the task is dropped", extra={"why": str(fenced)})
-            return ReleaseReason.FENCED
+            return ReleaseReason.FENCED, ""
         except WrongState as refusal:  # the task ended or began a wait after the grant, so nothing is left to do
             _log.info("the task cannot be opened", extra={"why": str(refusal)})
-            return ReleaseReason.CLOSED
-        except (TryLater, Unauthenticated) as error:  # a service may not know a signing key yet that is new
+            return ReleaseReason.CLOSED, ""
+        except (TryLater, PeerFailed, CommitRefused, Unauthenticated) as error:
+            # A service is away or fails, the ledger refuses even the end, or a signing key is too new for a service:
+            # none of these says that the task kills workers.
             _log.warning("the claim is released", extra={"why": str(error)})
-            return ReleaseReason.WORKER_HALTED
-        except PeerFailed as error:
-            _log.warning("the claim is released", extra={"why": str(error)})
-        except Exception:  # noqa: BLE001  a bug in one task's work: logged with its stack, the other tasks go on
+            return ReleaseReason.WORKER_HALTED, str(error)
+        except Exception as error:  # noqa: BLE001  a bug in one task's work: logged with its stack, the others go on
             _log.exception("unexpected error: the claim is released")
-        return ReleaseReason.WORKER_CRASHED
+            return ReleaseReason.WORKER_CRASHED, type(error).__name__

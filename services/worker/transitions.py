@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from services.worker.claim_ledger import TRIES, ClaimLedger, StepEntry
+from services.worker.claim_ledger import TRIES, ClaimLedger, CommitRefused, StepEntry
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.tool_step import ToolStepProblems
 from tenure.domain import entries
-from tenure.domain.close_out import outcomes_of_ended_calls
+from tenure.domain.close_out import outcomes_after_refusal, outcomes_of_ended_calls
 from tenure.domain.entries import ModelFailure, ToolIntent, Transition
 from tenure.domain.errors import TryLater
 from tenure.domain.fold import ResumePoint
@@ -184,6 +184,25 @@ async def close_out(
     await ledger.close_out(own, transition)
     if ends or transition.reason == Reason.BUDGET_REQUESTED:
         await failpoint("worker.after_close_out")
+
+
+async def end_after_refusal(
+    dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, refused: CommitRefused
+) -> None:
+    """Ends a task whose commit the ledger refuses for good. Its pending entries are left out; the tool service has the
+    outcomes of its calls.
+
+    If one of these outcomes is what the ledger refuses, all are replaced: a task must be able to end.
+    """
+    message = f"the ledger refused a commit of its worker: {refused.refusal.message}"
+    transition = Transition(TaskState.FAILED, Reason.COMMIT_REFUSED, message)
+    try:
+        await ledger.close_out(await _outcomes_of_open_calls(dependencies, held_task, ledger, ()), transition)
+    except CommitRefused:
+        own = await _outcomes_of_open_calls(dependencies, held_task, ledger, ())
+        outcomes = [body for _, body in own if isinstance(body, entries.ToolOutcome)]
+        replaced = [(ledger.point.step, outcome) for outcome in outcomes_after_refusal(outcomes)]
+        await ledger.close_out(replaced, transition)
 
 
 async def _checked_outputs(

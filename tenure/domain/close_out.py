@@ -29,6 +29,7 @@ from tenure.domain.task import LeaseLostPolicy, offered_function
 from tenure.domain.tools import (
     IN_DOUBT,
     NOT_RUN,
+    UNRECORDED,
     USUAL_OUTPUT_BYTES,
     CallState,
     CallStatus,
@@ -66,6 +67,21 @@ class PendingEnding:
     message: str
     actor: str
     result: str = ""
+
+
+def ending_of_full_ledger(ledger_bytes: int, limit_bytes: int) -> PendingEnding | None:
+    """Returns the pending ending of a task whose ledger is larger than the limit, or None. `limit_bytes` 0: no limit.
+
+    Every takeover sends the whole history to the next worker, which holds it in memory.
+    """
+    if not limit_bytes or ledger_bytes <= limit_bytes:
+        return None
+    message = f"its history has {ledger_bytes:,} bytes, and this installation keeps at most {limit_bytes:,} of a task"
+    return PendingEnding(TaskState.FAILED, Reason.LEDGER_LIMIT, message, "checkpoint")
+
+
+LEDGER_WARNING_SHARE: Final = 0.8
+"""The share of the limit of a ledger's bytes at which the ledger warns."""
 
 
 CLOSED_OUT_AS: Final = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED})
@@ -235,6 +251,15 @@ def outcomes_of_ended_calls(
         )
         for intent in open_intents
     ]
+
+
+def outcomes_after_refusal(refused: Iterable[ToolOutcome]) -> list[ToolOutcome]:
+    """Returns the outcomes for a close-out whose first outcomes the ledger refused.
+
+    The texts of this module are known to be writable; every other outcome is replaced, because the refusal names none.
+    """
+    known = (NOT_RUN, IN_DOUBT, STOPPED)
+    return [one if one.outcome in known else ToolOutcome(one.call_id, UNRECORDED) for one in refused]
 
 
 _NEVER_SENT: Final = CallStatus(CallState.NOT_RUN)

@@ -94,6 +94,10 @@ class InvalidRequest(Refused):
         return self.violations[0].field if self.violations else ""
 
 
+UNWRITABLE: Final = "UNWRITABLE"
+"""Reason of an InvalidRequest: the database refuses the values, whoever sends them. Nothing was written."""
+
+
 class NotFound(Refused):
     """The object does not exist, or belongs to another tenant. The two cases give the same error."""
 

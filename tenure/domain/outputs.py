@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 RECORD_OUTPUT: Final = "record_output"
 MAX_OUTPUTS: Final = 32
 """The most calls of record_output of one task, failed ones included."""
-MAX_URI_CHARACTERS: Final = 1000
+MAX_URI_BYTES: Final = 1000
+"""In UTF-8: the ledger has an index on URIs, and an index row of Postgres holds 2,704 bytes."""
 MAX_DESCRIPTION_CHARACTERS: Final = 200
 MAX_SIZE_BYTES: Final = 2**53
 WORKSPACE_SCHEME: Final = "workspace:"
@@ -71,13 +72,18 @@ class FileDigest:
     size_bytes: int
 
 
+def utf8_bytes(text: str) -> int:
+    """Returns the length in UTF-8; half of a surrogate pair, which `problem_of_output` refuses, counts as three."""
+    return len(text.encode(errors="surrogatepass"))
+
+
 def problem_of_output(output: TaskOutput) -> str:
     """Returns why an output cannot be recorded, as text that follows its name; "" for none."""
     if _KIND.match(output.kind) is None:
         return "its kind must be a name of up to 63 characters: letters, digits, dots, - and _"
     pattern = _FILE_URI if output.path else _URI
-    if len(output.uri) > MAX_URI_CHARACTERS or pattern.match(output.uri) is None:
-        return f"its uri must be a URI of at most {MAX_URI_CHARACTERS:,} characters, without spaces"
+    if utf8_bytes(output.uri) > MAX_URI_BYTES or pattern.match(output.uri) is None:
+        return f"its uri must be a URI of at most {MAX_URI_BYTES:,} bytes in UTF-8, without spaces"
     if bool(output.path) == (output.state is OutputState.STATED):
         return "only files of the workspace are checked, and all of them are"
     if output.digest and _DIGEST.match(output.digest) is None:

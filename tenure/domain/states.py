@@ -46,6 +46,8 @@ class Reason:
     POOL_CHANGED = "POOL_CHANGED"
     ENDING_OVER = "ENDING_OVER"
     CRASH_LOOP = "CRASH_LOOP"
+    COMMIT_REFUSED = "COMMIT_REFUSED"
+    LEDGER_LIMIT = "LEDGER_LIMIT"
     RETRY_DUE = "RETRY_DUE"
     CANCEL_REQUESTED = "CANCEL_REQUESTED"
     OPERATOR_REQUEUE = "OPERATOR_REQUEUE"
@@ -101,7 +103,7 @@ class ReleaseReason(StrEnum):
     CLOSED = "CLOSED"  # the task left RUNNING
     FENCED = "FENCED"  # another worker owns the task
     WORKER_DRAINED = Reason.WORKER_DRAINED
-    WORKER_HALTED = Reason.WORKER_HALTED  # the worker cannot reach a service that it needs
+    WORKER_HALTED = Reason.WORKER_HALTED  # the worker cannot reach a service that it needs, or the service failed
     WORKER_CRASHED = Reason.WORKER_CRASHED  # a bug in the worker
 
 

@@ -123,6 +123,12 @@ IN_DOUBT = Outcome(
     "It is not known whether this call took effect: the process that ran it died. Do not simply repeat the call; "
     "first find out whether its effect is there.",
 )
+UNRECORDED = Outcome(
+    OutcomeStatus.FAILED,
+    "The tool service has an outcome of this call, but the ledger refused it. The call may have taken effect.",
+    detail="UNRECORDED",
+)
+"""The outcome of a call whose own outcome cannot be written: without one, its task could not end."""
 
 
 def call_id(step: int, index: int) -> str:

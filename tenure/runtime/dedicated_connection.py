@@ -6,13 +6,14 @@ connection is broken, and the writing loop repeats the write.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Self
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from tenure.domain.errors import TenureError, Unavailable
 from tenure.runtime.pipelined_transaction import PipelinedTransaction, SingleStatements, pipelined_transaction
 from tenure.runtime.postgres import (
     BinaryCursor,
@@ -22,6 +23,7 @@ from tenure.runtime.postgres import (
     connection_arguments,
     domain_errors,
     revealed,
+    unwritable,
 )
 from tenure.runtime.settings import Secret
 
@@ -29,8 +31,9 @@ from tenure.runtime.settings import Secret
 class DedicatedConnection:
     """A connection for one user at a time. Close it by its `async with`, or by `close`.
 
-    `prepare` is called with each new connection. `keep_after_errors`: an error that leaves no transaction open leaves
-    the connection open, too. Then the user closes a connection to a server that it should leave, such as a standby.
+    `prepare` is called with each new connection. `keep_after_errors`: a domain error that leaves no transaction open
+    leaves the connection open, too. Then the user closes a connection to a server that it should leave, such as a
+    standby. Any other error may mean that the session itself is wrong.
     """
 
     def __init__(
@@ -64,23 +67,22 @@ class DedicatedConnection:
 
     async def open(self) -> None:
         """Opens the connection now. Raises domain errors."""
-        with domain_errors():
-            await self._connected()
+        await self._connected()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[BoundedConnection]:
         """Yields the connection, in autocommit. Raises domain errors. Closes a connection whose use was interrupted."""
-        with domain_errors():
-            connection = await self._connected()
-            try:
+        connection = await self._connected()
+        try:
+            with _refusals(), domain_errors():
                 yield connection
-            except BaseException as error:
-                if not (self._keep_after_errors and isinstance(error, Exception)):
-                    await self.close()
-                raise
-            finally:
-                if connection.info.transaction_status is not TransactionStatus.IDLE:
-                    await self.close()
+        except BaseException as error:
+            if not (self._keep_after_errors and isinstance(error, TenureError)):
+                await self.close()
+            raise
+        finally:
+            if connection.info.transaction_status is not TransactionStatus.IDLE:
+                await self.close()
 
     @asynccontextmanager
     async def statements(self) -> AsyncIterator[SingleStatements]:
@@ -96,12 +98,37 @@ class DedicatedConnection:
 
     async def _connected(self) -> BoundedConnection:
         if self._connection is None or self._connection.closed:
-            arguments = connection_arguments(self._service, self._options.connect_timeout_seconds)
-            postgres: BoundedConnection = await BoundedConnection.connect(
-                revealed(self._dsn), cursor_factory=BinaryCursor, **arguments
-            )
-            self._connection = postgres
-            await configure_session(postgres, self._options, self._schema)
-            if self._prepare is not None:
-                self._prepare(postgres)
+            self._connection = await self._connect()
         return self._connection
+
+    async def _connect(self) -> BoundedConnection:
+        """Returns a new connection once it is configured. Raises Unavailable, without an unknown outcome: no statement
+        of the user ran.
+        """
+        arguments = connection_arguments(self._service, self._options.connect_timeout_seconds)
+        try:
+            with domain_errors():
+                postgres: BoundedConnection = await BoundedConnection.connect(
+                    revealed(self._dsn), cursor_factory=BinaryCursor, **arguments
+                )
+                try:
+                    await configure_session(postgres, self._options, self._schema)
+                    if self._prepare is not None:
+                        self._prepare(postgres)
+                except BaseException:
+                    await postgres.close()
+                    raise
+        except Unavailable as error:
+            raise Unavailable(f"no connection to Postgres: {error.message}", reason="POSTGRES_UNAVAILABLE") from error
+        return postgres
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Converts an error whose cause is a value into InvalidRequest (UNWRITABLE)."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if (refusal := unwritable(error)) is None:
+            raise
+        raise refusal from error

@@ -389,7 +389,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             "tenure_postgres_errors_total",
             STORES,
             "failed uses of Postgres",
-            reason="the reason code; BUG: a fault of the statement",
+            reason="the reason code; REFUSED: a value that the database does not store; BUG: a fault of the statement",
         ),
         _gauge("tenure_standby_usable", _CHECKPOINT, "1: reads may use the standby, if one is configured"),
         _gauge("tenure_standby_lag_seconds", _CHECKPOINT, "how old the data of the standby is"),

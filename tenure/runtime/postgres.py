@@ -17,11 +17,12 @@ import random
 import select
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import psycopg
 import psycopg_pool
@@ -29,18 +30,18 @@ from psycopg.pq import Conninfo, Format
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
+from tenure.domain.errors import UNWRITABLE, InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.pipelined_transaction import PipelinedTransaction, PreparedStatements, pipelined_transaction
 from tenure.runtime.process import note_progress
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
+from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN, STATEMENT_TIMEOUT
 from tenure.runtime.security import SecuritySettings, clear_text_problems
 from tenure.runtime.settings import ConfigurationError, Secret
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 
 # Errors: psycopg's exceptions, converted to domain errors by SQLSTATE.
@@ -55,20 +56,43 @@ class TransactionConflict(Unavailable):
     default_reason = "TRANSACTION_CONFLICT"
 
 
-# SQLSTATE → reason. In all these cases Postgres refused the statement or rolled it back: nothing was written.
-_NOTHING_DONE: Final = {
-    "25006": "READ_ONLY",  # a standby, or a primary about to be one
-    "53100": "STORAGE_FULL",
-    "53200": "OUT_OF_MEMORY",
-    "53300": "TOO_MANY_CONNECTIONS",
-    "55P03": LOCK_TIMEOUT,
-    "57014": "STATEMENT_TIMEOUT",
-    "57P03": "STARTING_UP",
+class _Outage(NamedTuple):
+    """An answer of Postgres that is not the fault of the statement. The message does not quote Postgres: an error of a
+    batch reaches the callers of all its items.
+    """
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = MappingProxyType({})
+
+
+_CONNECTION_ENDED: Final = _Outage("POSTGRES_UNAVAILABLE", "the connection to Postgres was lost", OUTCOME_UNKNOWN)
+_STORAGE: Final = _Outage("STORAGE_FAILED", "Postgres cannot read or write its files")
+
+# SQLSTATE, or its class → the outage. Any other SQLSTATE is the fault of the statement and its values.
+_OUTAGES: Final = {
+    "08": _CONNECTION_ENDED,
+    "25P03": _CONNECTION_ENDED,
+    "25P04": _CONNECTION_ENDED,
+    "57P01": _CONNECTION_ENDED,
+    "57P02": _CONNECTION_ENDED,
+    "57P04": _CONNECTION_ENDED,
+    "57P05": _CONNECTION_ENDED,
+    "25006": _Outage("READ_ONLY", "Postgres is read-only: it is a standby, or about to become one"),
+    "53100": _Outage("STORAGE_FULL", "the disk of Postgres is full"),
+    "53200": _Outage("OUT_OF_MEMORY", "Postgres is out of memory"),
+    "53300": _Outage("TOO_MANY_CONNECTIONS", "Postgres has too many connections"),
+    "55P03": _Outage(LOCK_TIMEOUT, "another transaction keeps a row lock"),
+    "57014": _Outage(STATEMENT_TIMEOUT, "Postgres cancelled the statement, which took too long or was stopped"),
+    "57P03": _Outage("STARTING_UP", "Postgres starts or stops"),
+    "58": _STORAGE,
 }
 # 26000: the session lost its prepared statements, see PreparedStatements.
 _CONFLICTS: Final = frozenset(("40001", "40P01", "26000"))
-# The server ended the connection. A commit in flight may or may not have been carried out.
-_CONNECTION_ENDED: Final = frozenset(("57P01", "57P02", "57P05", "25P03", "25P04"))
+
+_REFUSED_VALUES: Final = ("22", "23", "54", "P0")
+"""Classes of SQLSTATE: a value, a constraint, a limit such as the size of an index row, a guard of a trigger. With any
+other class the statement or the database is broken, and the values are not at fault."""
 
 
 # Characters that Postgres cannot store in a text, such as NUL.
@@ -83,7 +107,7 @@ def domain_errors() -> Iterator[None]:
     except psycopg.Error as error:
         translated = to_domain(error)
         if translated is None:
-            metrics.count("tenure_postgres_errors_total", reason="BUG")
+            metrics.count("tenure_postgres_errors_total", reason="REFUSED" if unwritable(error) else "BUG")
             raise
         metrics.count("tenure_postgres_errors_total", reason=translated.reason)
         raise translated from error
@@ -100,22 +124,31 @@ def to_domain(error: psycopg.Error) -> TenureError | None:
     if isinstance(error, (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed)):
         return Unavailable("no connection to Postgres was free in time", reason="POSTGRES_UNAVAILABLE")
     if state in _CONFLICTS:
-        return TransactionConflict(str(error))
-    if state in _NOTHING_DONE:
-        return Unavailable(_first_line(error), reason=_NOTHING_DONE[state])
-    if state is None and isinstance(error, psycopg.errors.ConnectionTimeout):
-        return Unavailable("Postgres does not answer", reason="POSTGRES_UNAVAILABLE")
-    lost = state in _CONNECTION_ENDED or (state or "").startswith("08")
-    if lost or (state is None and isinstance(error, psycopg.OperationalError)):
-        return Unavailable(
-            "the connection to Postgres was lost", reason="POSTGRES_UNAVAILABLE", metadata=OUTCOME_UNKNOWN
-        )
+        return TransactionConflict("Postgres rolled the transaction back because of another one")
+    if state is None:
+        return _without_answer(error)
+    outage = _OUTAGES.get(state) or _OUTAGES.get(state[:2])
+    return None if outage is None else Unavailable(outage.message, reason=outage.reason, metadata=outage.metadata)
+
+
+def _without_answer(error: psycopg.Error) -> TenureError | None:
+    if isinstance(error, psycopg.errors.ConnectionTimeout):
+        return Unavailable("Postgres does not answer", reason=_CONNECTION_ENDED.reason)
     if isinstance(error, psycopg.OperationalError):
-        return Unavailable(_first_line(error), reason="POSTGRES_UNAVAILABLE")
+        ended = _CONNECTION_ENDED
+        return Unavailable(ended.message, reason=ended.reason, metadata=ended.metadata)
     return None
 
 
-def _first_line(error: psycopg.Error) -> str:
+def unwritable(error: psycopg.Error) -> InvalidRequest | None:
+    """Returns the refusal of values that Postgres does not store, or None if they are not at fault."""
+    state = error.sqlstate or ""
+    if not state.startswith(_REFUSED_VALUES):
+        return None
+    return InvalidRequest(f"the database refuses it (SQLSTATE {state}): {_first_line(error)}", reason=UNWRITABLE)
+
+
+def _first_line(error: BaseException) -> str:
     """Returns the message without its context, which quotes the statement."""
     return str(error).partition("\n")[0]
 
@@ -416,11 +449,51 @@ def dsn_problems(settings: SecuritySettings, variable: str, dsn: Secret) -> Iter
     yield from clear_text_problems(settings, variable, remote, "sslmode=verify-full and sslrootcert in it")
 
 
+_POOLER_SECONDS: Final = 5.0
+_POOLER_LOOKS: Final = 5
+
+
+async def _pooler_problems(pool: Pool) -> list[str]:
+    """Returns a problem if a pooler gives the transactions of one connection to several sessions of Postgres.
+
+    A pooler has process ids of its own. Then a second connection keeps a transaction open, so that the first one gets
+    another session, or none.
+    """
+    problem = (
+        "a pooler in transaction mode is between this service and Postgres: settings, prepared statements and "
+        "LISTEN of a session would be lost; set pool_mode = session, or name Postgres itself"
+    )
+    async with connection(pool) as one, connection(pool) as other:
+        if await _server_process(one) == one.backend_pid:
+            return []
+        for _ in range(_POOLER_LOOKS):
+            own = await _server_process(one)
+            async with other.transaction():
+                if await _server_process(other) == own:
+                    return [problem]
+                try:
+                    async with asyncio.timeout(_POOLER_SECONDS):
+                        moved = await _server_process(one) != own
+                except TimeoutError:
+                    return [problem]
+            if moved:
+                return [problem]
+    return []
+
+
+async def _server_process(postgres: BoundedConnection) -> int:
+    row = await (await postgres.execute("select pg_backend_pid()", prepare=False)).fetchone()
+    assert row is not None, "the function returns a row"
+    return int(row[0])
+
+
 async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:
     """Raises ConfigurationError for a server that may lose acknowledged commits, or that is too old.
 
     `allow_unsafe` (for experiments) accepts unsafe settings, but not an old version.
     """
+    if pooler := await _pooler_problems(pool):  # first: a prepared statement may fail behind it
+        raise ConfigurationError(pooler)
     names = ["fsync", "synchronous_commit", "full_page_writes", "server_version", "server_version_num"]
     async with connection(pool) as postgres:
         rows = await (

@@ -58,6 +58,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
                 self._serving[service] = serving
                 self._changed.notify_all()
 
+    async def set_all_serving(self, serving: bool) -> None:
+        """Sets the status of every service that the server has. Has no effect before it serves, or when it drains."""
+        async with self._changed:
+            if not self._draining and len(self._serving) > 1:
+                self._serving = dict.fromkeys(self._serving, serving)
+                self._changed.notify_all()
+
     async def drain(self) -> None:
         """Sets every service to NOT_SERVING for good, sends this status to watchers and ends their streams."""
         async with self._changed:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DOMAIN: Final = "tenure"
 DRAINING: Final = "DRAINING"
 """A reason of Unavailable: the server stops, and another one or its successor takes the call."""
+STATEMENT_TIMEOUT: Final = "STATEMENT_TIMEOUT"
+"""A reason of Unavailable: Postgres cancelled a statement, and nothing was written."""
 LOCK_TIMEOUT: Final = "LOCK_TIMEOUT"
 """A reason of Unavailable: another transaction held a row lock for too long, and nothing was written."""
 OUTCOME_UNKNOWN: Final = {"outcome": "unknown"}

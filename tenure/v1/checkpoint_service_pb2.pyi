@@ -503,9 +503,14 @@ class OpenRequest(message.Message):
 
     TOKEN_FIELD_NUMBER: builtins.int
     JOINS_MODEL_CALLS_FIELD_NUMBER: builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
     joins_model_calls: builtins.bool
     """The worker uses the model runner, so that it can join a call that outlives the former owner. Without it, Open
     settles such a call as lost.
+    """
+    after_sequence: builtins.int
+    """The caller has the history up to this entry, from an answer to Open that broke off: the pages begin after it. 0: from
+    the beginning. A service of an older version sends the whole history.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -516,10 +521,11 @@ class OpenRequest(message.Message):
         *,
         token: token_pb2.FencingToken | None = ...,
         joins_model_calls: builtins.bool = ...,
+        after_sequence: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["joins_model_calls", b"joins_model_calls", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_sequence", b"after_sequence", "joins_model_calls", b"joins_model_calls", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

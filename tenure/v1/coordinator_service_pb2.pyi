@@ -537,24 +537,28 @@ class Release(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     CLAIM_ID_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     claim_id: builtins.str
     """The claim."""
     reason: builtins.str
-    """The reason, one of: CLOSED, FENCED, WORKER_DRAINED, WORKER_HALTED (a service that the worker needs is unreachable),
-    WORKER_CRASHED (a bug).
+    """The reason, one of: CLOSED, FENCED, WORKER_DRAINED, WORKER_HALTED (a service that the worker needs is unreachable, or
+    fails), WORKER_CRASHED (a bug).
     """
+    message: builtins.str
+    """Why, for people, at most 4,000 characters. The task's ledger gets it."""
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         claim_id: builtins.str = ...,
         reason: builtins.str = ...,
+        message: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "reason", b"reason", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "message", b"message", "reason", b"reason", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -482,7 +482,9 @@ class TaskOutput(message.Message):
     kind: builtins.str
     """The kind, the caller's own word, for example report: 1 to 63 of letters, digits, dots, - and _."""
     uri: builtins.str
-    """Its URI, at most 1,000 characters. `workspace:` and a path: a file of the task's workspace, for TaskService.ReadFile."""
+    """Its URI, at most 1,000 bytes in UTF-8. `workspace:` and a path: a file of the task's workspace, for
+    TaskService.ReadFile.
+    """
     digest: builtins.str
     """Its digest, for example sha256:<hex>; empty: unknown. Of a file of the workspace: computed by the tool service."""
     size_bytes: builtins.int

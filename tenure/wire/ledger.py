@@ -6,7 +6,7 @@ Each entry kind has a pair of functions. The tables `_TO_DOMAIN` and `_TO_WIRE` 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import ResolveCall
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.waits import BeginWait, WaitDeadlinePolicy
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES, WAIT_DEADLINES, duration, seconds, timestamp, unix_seconds
 from tenure.wire.control_steps import failure_to_domain, failure_to_wire, step_to_domain, step_to_wire
@@ -511,33 +510,12 @@ class OpenedTask(NamedTuple):
     entries: list[Entry]
 
 
-async def read_opened(parts: AsyncIterable[pb.OpenResponse]) -> OpenedTask:
-    """Reads the answer to Open. Raises Unavailable when the history is incomplete or a newer version wrote it."""
-    header, entries = await _read_parts(parts)
-    return OpenedTask(header.task, header.next_commit_number, read_entries(entries))
-
-
-async def read_opened_to_end(parts: AsyncIterable[pb.OpenResponse]) -> OpenedTask:
-    """Reads the answer to Open with only the entries that a close-out needs, so that no other entry can prevent it."""
-    header, entries = await _read_parts(parts)
+def read_entries_to_end(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:
+    """Converts only the entries that a close-out needs, so that no other entry can prevent it."""
     try:
-        needed = [read for entry in entries if (read := entry_for_ending(entry)) is not None]
+        return [read for entry in entries if (read := entry_for_ending(entry)) is not None]
     except ValueError as error:
         raise _unreadable(error) from error
-    return OpenedTask(header.task, header.next_commit_number, needed)
-
-
-async def _read_parts(parts: AsyncIterable[pb.OpenResponse]) -> tuple[pb.OpenHeader, list[ledger_pb2.Entry]]:
-    header: pb.OpenHeader | None = None
-    entries: list[ledger_pb2.Entry] = []
-    async for part in parts:
-        if part.HasField("header"):
-            header = part.header
-        else:
-            entries.extend(part.page.entries)
-    if header is None or header.task.sequence != (entries[-1].sequence if entries else 0):
-        raise Unavailable("the answer to Open is incomplete: open the task again", reason="CUT_OFF")
-    return header, entries
 
 
 def read_entries(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:

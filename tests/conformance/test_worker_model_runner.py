@@ -7,14 +7,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import grpc
 import pytest
 
 from services.worker import model_runner
-from services.worker.interrupts import TrustGate
+from services.worker.interrupts import TrustGate, trust_clock
 from services.worker.model_runner import RunnerModels
 from services.worker.models import CallEvents, ClaimedAttempt
 from tenure.domain.budget import TokenUsage
@@ -128,7 +127,7 @@ async def served(runner: ScriptedRunner) -> AsyncIterator[str]:
 @asynccontextmanager
 async def models_of(runner: ScriptedRunner) -> AsyncIterator[RunnerModels]:
     trust = TrustGate()
-    trust.begin(monotonic(), 3600.0)
+    trust.begin(trust_clock(), 3600.0)
     async with served(runner) as address, open_channel(address) as channel:
         yield RunnerModels(channel, trust, timeout_seconds=60.0)
 
@@ -245,7 +244,7 @@ async def test_a_worker_without_a_runner_is_out_of_reach(monkeypatch: pytest.Mon
     monkeypatch.setattr(model_runner, "PATIENCE_SECONDS", 0.5)
     async with open_channel("127.0.0.1:9") as channel:
         trust = TrustGate()
-        trust.begin(monotonic(), 3600.0)
+        trust.begin(trust_clock(), 3600.0)
         models = RunnerModels(channel, trust, timeout_seconds=60.0)
         assert models.in_reach
         with pytest.raises(Unavailable):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -37,9 +35,8 @@ from tenure.domain.waits import (
     WaitDeadlinePolicy,
     WaitKind,
 )
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.ledger import body_to_domain, body_to_wire, read_opened
+from tenure.wire.ledger import body_to_domain, body_to_wire, read_entries, read_entries_to_end
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
 SPEC = TaskSpec(
@@ -162,26 +159,10 @@ def test_an_effective_spec_is_stable() -> None:
     assert spec_to_domain(spec_to_wire(SPEC)) == SPEC
 
 
-async def parts(*messages: Any) -> AsyncGenerator[Any]:
-    for message in messages:
-        yield message
-
-
-async def test_an_open_without_its_end_is_not_the_whole_history() -> None:
-    entry = ledger_pb2.Entry(sequence=1, body=body_to_wire(facts.UserMessage("hello")))
-    header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=2), next_commit_number=3))
-    page = pb.OpenResponse(page=pb.EntryPage(entries=[entry]))
-    for expected in ((header, page), (page,), ()):
-        with pytest.raises(Unavailable, match="is incomplete"):
-            await read_opened(parts(*expected))
-    header.header.task.sequence = 1
-    opened = await read_opened(parts(header, page))
-    assert (opened.next_commit_number, [each.sequence for each in opened.entries]) == (3, [1])
-
-
-async def test_a_history_with_newer_entries_is_left_to_that_version() -> None:
-    header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=1)))
-    page = pb.OpenResponse(page=pb.EntryPage(entries=[ledger_pb2.Entry(sequence=1)]))
-    with pytest.raises(Unavailable) as refused:
-        await read_opened(parts(header, page))
-    assert refused.value.reason == "NEWER_LEDGER"
+def test_a_history_with_newer_entries_is_left_to_that_version() -> None:
+    for read in (read_entries, read_entries_to_end):
+        unknown = ledger_pb2.Entry(sequence=1)
+        unknown.body.operator_request.resolve_call.call_id = "1.0"
+        with pytest.raises(Unavailable) as refused:
+            read([unknown])
+        assert refused.value.reason == "NEWER_LEDGER"

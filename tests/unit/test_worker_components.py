@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from time import monotonic
 from typing import Any
 
 import pytest
 
 from services.worker import held_claims
 from services.worker.held_claims import ClaimProgress, HeldTask, HeldTasks
-from services.worker.interrupts import Interrupted, Interruption, Interrupts, TrustGate
+from services.worker.interrupts import Interrupted, Interruption, Interrupts, TrustGate, trust_clock
 from services.worker.live_text import MAX_CHARACTERS_PER_DELTA, LiveText
 from services.worker.main import WorkerSettings
 from services.worker.session_stream import PendingUpdates
@@ -103,21 +102,21 @@ async def test_nothing_is_begun_once_interrupted() -> None:
 async def test_the_gate_is_closed_before_and_after_its_window() -> None:
     gate = TrustGate()
     seen = [gate.is_open]
-    gate.begin(monotonic(), 5.0)
+    gate.begin(trust_clock(), 5.0)
     seen.append(gate.is_open)
-    gate.begin(monotonic() - 10, 5.0)
+    gate.begin(trust_clock() - 10, 5.0)
     assert [*seen, gate.is_open] == [False, True, False]
 
 
 async def test_a_renewal_opens_the_gate_for_those_who_wait() -> None:
     gate = TrustGate()
-    gate.begin(monotonic() - 10, 5.0)
+    gate.begin(trust_clock() - 10, 5.0)
     waiting = asyncio.create_task(gate.wait_open())
     await asyncio.sleep(0)
-    gate.renew(monotonic() - 9)
+    gate.renew(trust_clock() - 9)
     await asyncio.sleep(0)
     assert not waiting.done()
-    gate.renew(monotonic())
+    gate.renew(trust_clock())
     async with asyncio.timeout(PATIENCE_SECONDS):
         await waiting
 

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import pytest
 
 from services.worker.held_claims import HeldTask
-from services.worker.interrupts import TrustGate
+from services.worker.interrupts import TrustGate, trust_clock
 from services.worker.own_calls import CallOfOwnTool, OwnRuns
 from tenure.control import EffectClass, OwnTool, OwnToolContext
 from tenure.domain.entries import ToolIntent
@@ -60,7 +59,7 @@ class Desk:
         self.arrived = asyncio.Event()
 
     def open_trust(self) -> None:
-        self.trust.begin(monotonic(), 60.0)
+        self.trust.begin(trust_clock(), 60.0)
 
     def call(self, epoch: int = 1) -> CallOfOwnTool:
         tool = OwnTool(name="print", description="", input_schema={}, effect=EffectClass.KEYED, run=self.press.run)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from grpc import StatusCode
 
 from services.coordinator.sessions.session import Timing
 from services.worker import claim_ledger, tool_step
 from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.interrupts import TrustGate
-from services.worker.ledger_client import LedgerClient
 from services.worker.live_server import LiveServicer
 from services.worker.own_calls import OwnRuns
 from services.worker.supervisor import CrashBackoff, Supervisor
@@ -24,9 +23,8 @@ from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import TaskPolicy
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.rpc_client import open_channel
-from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import ledger_pb2, token_pb2
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import token_pb2
 from tenure.v1 import worker_service_pb2 as worker_pb
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -72,14 +70,19 @@ def test_patience_with_tools_is_shorter_than_with_workers() -> None:
     assert Timing().progress_timeout_seconds >= tool_step.PATIENCE_SECONDS + 30
 
 
+def opening_raises(error: Exception) -> Any:
+    """A client of the ledger whose Open fails."""
+    return SimpleNamespace(open=lambda *_: Raises(error))
+
+
 async def test_unknown_key_is_not_a_crash() -> None:
     released: list[str] = []
     held_tasks, held = HeldTasks(), holding()
     parts = cast(
-        "Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=Raises(Unauthenticated("an unknown key")))
+        "Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=opening_raises(Unauthenticated("an unknown key")))
     )
     async with Supervisor(
-        parts, held_tasks, CrashBackoff(), lambda _, reason: released.append(reason), 1
+        parts, held_tasks, CrashBackoff(), lambda _, reason, _why: released.append(reason), 1
     ) as supervisor:
         supervisor.take(held)
         assert held.work is not None
@@ -87,11 +90,18 @@ async def test_unknown_key_is_not_a_crash() -> None:
     assert released == ["WORKER_HALTED"]
 
 
-@pytest.mark.parametrize(("error", "resting"), [(ValueError("a bug"), 1), (Unavailable("no ledger"), 0)])
+ENDINGS = [
+    (ValueError("a bug"), 1),
+    (Unavailable("no ledger"), 0),
+    (PeerFailed(StatusCode.INTERNAL, "its bug"), 0),
+]
+
+
+@pytest.mark.parametrize(("error", "resting"), ENDINGS)
 async def test_only_a_crash_causes_a_backoff(error: Exception, resting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_ledger, "TRIES", RetryPolicy(max_attempts=1, initial_seconds=0.0))
     held_tasks, held, crash_backoff = HeldTasks(), holding(), CrashBackoff()
-    parts = cast("Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=Raises(error)))
+    parts = cast("Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=opening_raises(error)))
     async with Supervisor(parts, held_tasks, crash_backoff, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         assert held.work is not None
@@ -101,25 +111,15 @@ async def test_only_a_crash_causes_a_backoff(error: Exception, resting: int, mon
 
 async def test_lost_claim_is_not_a_crash() -> None:
     held_tasks, held, crash_backoff = HeldTasks(), holding(), CrashBackoff()
-    parts = cast("Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=Raises(ValueError("never reached"))))
+    parts = cast(
+        "Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=opening_raises(ValueError("never reached")))
+    )
     async with Supervisor(parts, held_tasks, crash_backoff, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         held.drop()
         assert held.work is not None
         await asyncio.wait([held.work])
     assert crash_backoff.count() == 0
-
-
-async def test_entry_of_a_newer_version_releases_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def history(*_: Any, **__: Any) -> AsyncIterator[pb.OpenResponse]:
-        yield pb.OpenResponse(header=pb.OpenHeader())
-        yield pb.OpenResponse(page=pb.EntryPage(entries=[ledger_pb2.Entry(sequence=1)]))
-
-    async with open_channel("127.0.0.1:1") as channel:
-        client = LedgerClient(channel)
-        monkeypatch.setattr(client, "_stub", SimpleNamespace(Open=history))
-        with pytest.raises(Unavailable):
-            await client.open(token_pb2.FencingToken())
 
 
 async def test_live_text_is_not_readable_by_another_tenant() -> None:

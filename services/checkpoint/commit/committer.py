@@ -7,20 +7,23 @@ that Postgres has not committed.
 
 from __future__ import annotations
 
+import logging
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
 from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.queries import QUERIES, SCHEMA, SESSION_SETTINGS, prepare_connection
-from tenure.domain.errors import StaleEpoch, TenureError, Unavailable
+from tenure.domain.errors import InvalidRequest, StaleEpoch, TenureError, Unavailable
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import PoolOptions
+from tenure.runtime.process import note_progress, rest
+from tenure.runtime.rpc_status import LOCK_TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from services.checkpoint.commit.prepared import PreparedCommit
     from services.checkpoint.prices import PriceList
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from tenure.runtime.settings import Secret
     from tenure.v1 import checkpoint_service_pb2 as pb
 
+_log: Final = logging.getLogger(__name__)
 LOCK_TIMEOUT_SECONDS: Final = 2.0
 """Other transactions hold a task's lock for milliseconds; one that holds it longer must not delay the batches."""
 ALONE_SECONDS: Final = 0.1
@@ -38,10 +42,12 @@ MAX_ALONE_SECONDS: Final = 0.5
 MIN_ALONE_SECONDS: Final = 0.005
 KEPT_SECONDS: Final = 30.0
 """How long a task is written alone after another transaction kept its lock: the owner repeats the commit."""
-NOT_RETRIED: Final = frozenset(
-    {"LOCK_TIMEOUT", "STATEMENT_TIMEOUT", "STORAGE_FULL", "OUT_OF_MEMORY", "READ_ONLY", "TOO_MANY_CONNECTIONS"}
-)
-"""Reasons of a reachable Postgres that an immediate retry would not change; it would only delay the next batches."""
+NOT_RETRIED: Final = frozenset({LOCK_TIMEOUT, "STORAGE_FULL", "READ_ONLY", "TOO_MANY_CONNECTIONS"})
+"""Reasons that an immediate retry would not change, whatever the batch has; it would only delay the next batches."""
+FAILING_SECONDS: Final = 5.0
+"""After so long without a successful write the replica reports that it does not serve."""
+FORGOTTEN_SECONDS: Final = 15.0
+"""A replica without commits serves again: only a commit can show whether it works."""
 # Short patience: the worker can repeat a refused commit itself.
 LIMITS: Final = BatchLimits(patience_seconds=2.0, full_reason="COMMIT_QUEUE_FULL")
 
@@ -66,6 +72,7 @@ class LedgerCommitter:
         on_stale: Callable[[PreparedCommit, StaleEpoch], None],
         prices: PriceList,
         limited: LimitedTenants | None = None,
+        max_ledger_bytes: int = 0,
         in_session: tuple[tuple[str, str], ...] = SESSION_SETTINGS,
     ) -> None:
         self._postgres = DedicatedConnection(
@@ -80,7 +87,17 @@ class LedgerCommitter:
         self._on_stale = on_stale
         self._prices = prices
         self._limited = limited
+        self._max_ledger_bytes = max_ledger_bytes
         self._kept_locks = _KeptLocks()
+        self._failing_since, self._failed_at = 0.0, 0.0
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long every write has failed. 0: the newest one succeeded, or nobody wrote lately."""
+        now = monotonic()
+        if not self._failing_since or now - self._failed_at > FORGOTTEN_SECONDS:
+            return 0.0
+        return now - self._failing_since
 
     async def __aenter__(self) -> Self:
         await self._postgres.open()
@@ -125,13 +142,19 @@ class LedgerCommitter:
         if not commits:
             return []
         try:
-            return await self._once(commits, lock_seconds)
-        except Unavailable as error:
-            if error.reason not in NOT_RETRIED:
+            results = await self._once(commits, lock_seconds)
+        except Exception as error:
+            if not isinstance(error, InvalidRequest) and getattr(error, "reason", "") != LOCK_TIMEOUT:
+                is_first = not self.failing_seconds
+                self._failed_at = monotonic()
+                self._failing_since = self._failed_at if is_first else self._failing_since
+            if not isinstance(error, Unavailable) or error.reason not in NOT_RETRIED:
                 raise
             if error.reason == "READ_ONLY":  # the server is a standby now: the next connection may reach the primary
                 await self._postgres.close()
             return [error for _ in commits]
+        self._failing_since = 0.0
+        return results
 
     async def _once(
         self, commits: Sequence[PreparedCommit], lock_seconds: float | None
@@ -140,10 +163,23 @@ class LedgerCommitter:
             await failpoint("checkpoint.before_commit")
             if lock_seconds is not None:
                 await transaction.execute(QUERIES.lock_timeout, {"lock_timeout": f"{round(lock_seconds * 1000)}ms"})
-            results, announcement = await commit_batch(transaction, commits, self._prices, self._limited)
+            results, announcement = await commit_batch(
+                transaction, commits, self._prices, self._limited, self._max_ledger_bytes
+            )
         self._announce(announcement)
         await failpoint("checkpoint.after_commit")
         return results
+
+
+async def report_health(committer: LedgerCommitter, set_serving: Callable[[bool], Awaitable[None]]) -> None:
+    """Reports NOT_SERVING while every commit of some seconds failed. A duty."""
+    while True:
+        note_progress()
+        serving = committer.failing_seconds < FAILING_SECONDS
+        if not serving:
+            _log.warning("every commit fails", extra={"seconds": round(committer.failing_seconds, 1)})
+        await set_serving(serving)
+        await rest(1.0)
 
 
 class _KeptLocks:
@@ -163,4 +199,4 @@ class _KeptLocks:
 
 
 def _is_lock_timeout(result: pb.CommitResponse | TenureError) -> bool:
-    return isinstance(result, Unavailable) and result.reason == "LOCK_TIMEOUT"
+    return isinstance(result, Unavailable) and result.reason == LOCK_TIMEOUT

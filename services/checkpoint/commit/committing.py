@@ -7,6 +7,7 @@ affects no other commit of the batch.
 
 from __future__ import annotations
 
+import logging
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,13 @@ from services.checkpoint.watch.announcement import Announcement, announcement_of
 from services.checkpoint.watch.appended_entries import entries_of
 from tenure.domain.admission import CommitVerdict, decide_commit
 from tenure.domain.budget import Denied, decide_reserve
-from tenure.domain.close_out import open_calls_after, refuse_early_end, refuse_success_with_unread
+from tenure.domain.close_out import (
+    LEDGER_WARNING_SHARE,
+    ending_of_full_ledger,
+    open_calls_after,
+    refuse_early_end,
+    refuse_success_with_unread,
+)
 from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, NotFound, SequenceConflict, TenureError
 from tenure.domain.requeue import refuse_limit_that_was_raised, refuse_limit_with_unread_grant
 from tenure.domain.result_schema import refuse_success
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
 
+_log: Final = logging.getLogger(__name__)
 Result = pb.CommitResponse | TenureError
 MAX_OPEN_CALLS: Final = 1024
 
@@ -55,6 +63,7 @@ async def commit_batch(
     commits: Sequence[PreparedCommit],
     prices: PriceList,
     limited: LimitedTenants | None = None,
+    max_ledger_bytes: int = 0,
 ) -> tuple[list[Result], Announcement]:
     """Returns the results in order, and what to announce once the surrounding transaction is durable.
 
@@ -85,6 +94,7 @@ async def commit_batch(
             results.append(refusal)
         else:
             drafts.append(Draft(row, budgets[row.root_task_id]))
+            _limit_size(drafts[-1], commit, max_ledger_bytes)
             results.append(await _apply(connection, drafts[-1], commit, prices, quotas, external.of(index)))
     await write(connection, drafts)
     return results, announcement_of(drafts)
@@ -197,6 +207,20 @@ async def _apply(
         if draft.row.state is TaskState.SUCCEEDED:  # not when a pending ending won
             await write_outputs(connection, draft, commit.move.outputs)
     return _with_external(_answer(draft, commit, base, reserved, added), external)
+
+
+def _limit_size(draft: Draft, commit: PreparedCommit, limit_bytes: int) -> None:
+    """Requests the end of a task whose ledger is too large after this commit; warns once before.
+
+    The commit itself is written: its owner, or else a coordinator, then carries the ending out.
+    """
+    row, after = draft.row, draft.row.ledger_bytes + commit.size_bytes
+    ending = ending_of_full_ledger(after, limit_bytes)
+    if ending is not None and row.ending is None and commit.move is None:
+        draft.request_ending(ending)
+    elif limit_bytes and row.ledger_bytes <= limit_bytes * LEDGER_WARNING_SHARE < after:
+        fields = {"task": row.task_id, "tenant": row.tenant, "bytes": after, "limit": limit_bytes}
+        _log.warning("a task's history comes near the limit of its size", extra=fields)
 
 
 async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedCommit) -> list[NewEntryRow]:

@@ -164,6 +164,7 @@ class Draft:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
         row = self.row
         row.sequence += 1
+        row.ledger_bytes += len(body)
         epoch, claim_id = (row.epoch, row.claim_id) if by_claim else (0, "")
         self.entries.append(
             NewEntryRow(

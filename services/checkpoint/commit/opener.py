@@ -78,12 +78,12 @@ class LedgerOpener:
         """Opens batches until it is cancelled. A duty."""
         await self._batcher.run()
 
-    async def open(self, claims: Claims, *, joins_model_calls: bool = False) -> OpenResult:
+    async def open(self, claims: Claims, *, joins_model_calls: bool = False, after: int = 0) -> OpenResult:
         """Raises the fence to the claim. Raises NotFound, StaleEpoch or WrongState; then nothing has changed.
 
         Raises Unavailable or LimitReached when the ledger cannot open the task now; then its fence may be raised.
         """
-        waiting = _Waiting(Opening(claims, joins_model_calls))
+        waiting = _Waiting(Opening(claims, joins_model_calls, after))
         try:
             return await self._batcher.submit(waiting)
         except asyncio.CancelledError:

@@ -24,7 +24,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from services.checkpoint.commit.task_row import BudgetRow, TaskRow
     from tenure.domain.fencing import Claims
@@ -35,17 +35,22 @@ FIRST_PAGES_BYTES: Final = 8 * 1024 * 1024
 
 
 class Opening(NamedTuple):
-    """A claim to open. `joins_model_calls`: its worker joins an open call that outlives the former owner."""
+    """A claim to open. `joins_model_calls`: its worker joins an open call that outlives the former owner.
+
+    `after`: the last entry that the caller has.
+    """
 
     claims: Claims
     joins_model_calls: bool = False
+    after: int = 0
 
 
 class OpenResult(NamedTuple):
-    """The header, and the first page of the history; `history` reads the pages after it."""
+    """The header, and the first page of the history after `after`; `history` reads the pages after it."""
 
     header: pb.OpenHeader
     first: pb.OpenResponse
+    after: int = 0
 
 
 async def open_task(pool: Pool, opening: Opening) -> tuple[OpenResult, Announcement]:
@@ -70,8 +75,8 @@ async def open_batch(
 
     A refusal is a result: it changes nothing and affects no other claim. A batch must not have two claims of one task.
     """
-    tasks, budgets = await lock_tasks(connection, [task_of(claims) for claims, _ in batch])
-    verdicts = [_decide(tasks.get(task_of(claims)), claims) for claims, _ in batch]
+    tasks, budgets = await lock_tasks(connection, [task_of(claims) for claims, *_ in batch])
+    verdicts = [_decide(tasks.get(task_of(claims)), claims) for claims, *_ in batch]
     limits = await lock_running_limits(
         connection,
         {
@@ -94,8 +99,9 @@ async def open_batch(
         else:
             drafts[task_id] = _draft(tasks[task_id], budgets, verdict, opening)
     await write(connection, list(drafts.values()))
-    opened = await _read(connection, list(drafts.values()))
-    results = [refusals.get(task_id) or opened[task_id] for task_id in (task_of(claims) for claims, _ in batch)]
+    afters = {task_of(claims): after for claims, _, after in batch}
+    opened = await _read(connection, list(drafts.values()), afters)
+    results = [refusals.get(task_id) or opened[task_id] for task_id in (task_of(claims) for claims, *_ in batch)]
     return results, announcement_of(list(drafts.values()))
 
 
@@ -139,7 +145,7 @@ def _put_under_claim(draft: Draft, verdict: OpenVerdict, opening: Opening) -> No
     draft.claim(claims.epoch, claims.claim_id, claims.holder)
 
 
-async def _read(connection: Connection, drafts: Sequence[Draft]) -> dict[str, OpenResult]:
+async def _read(connection: Connection, drafts: Sequence[Draft], afters: Mapping[str, int]) -> dict[str, OpenResult]:
     """Reads the snapshots and the first pages as the transaction leaves them."""
     if not drafts:
         return {}
@@ -148,13 +154,16 @@ async def _read(connection: Connection, drafts: Sequence[Draft]) -> dict[str, Op
     await fill_first_pages(
         connection,
         {task_id: response.page for task_id, response in pages.items()},
+        afters,
         {task_id: row.sequence for task_id, row in rows.items()},
         page_bytes=min(PAGE_BYTES, FIRST_PAGES_BYTES // len(rows)),
     )
     tasks = await read_tasks_of(connection, {row.tenant for row in rows.values()}, list(rows))
     return {
         task.task_id: OpenResult(
-            pb.OpenHeader(task=task, next_commit_number=rows[task.task_id].commit_number + 1), pages[task.task_id]
+            pb.OpenHeader(task=task, next_commit_number=rows[task.task_id].commit_number + 1),
+            pages[task.task_id],
+            afters[task.task_id],
         )
         for task in tasks
     }
@@ -166,7 +175,8 @@ async def history(pool: Pool, opened: OpenResult) -> AsyncIterator[pb.OpenRespon
     Raises NotFound when the task is pruned meanwhile.
     """
     task_id, until = opened.header.task.task_id, opened.header.task.sequence
-    after = opened.first.page.entries[-1].sequence
+    first = opened.first.page.entries
+    after = first[-1].sequence if first else opened.after
     while after < until:
         response = pb.OpenResponse()
         async with ledger_connection(pool) as connection:

@@ -145,6 +145,7 @@ class TaskRow:
     calls_in_doubt: tuple[str, ...]
     operator_wait: bytes
     queued_at: datetime | None
+    ledger_bytes: int
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""

@@ -85,6 +85,7 @@ STEPS: Final = RowArrays(
         "used_nano_usd",
         "model_nano_usd",
         "model_outlives",
+        "ledger_bytes",
     ),
 )
 ENTRIES: Final = RowArrays(

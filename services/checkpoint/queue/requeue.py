@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.commit.close_out import ask, carry_out_ending, what_follows
 from services.checkpoint.commit.draft import LEDGER, Draft, clean
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
+from services.checkpoint.entries import KINDS
 from services.checkpoint.locked_rows import without_locked
-from services.checkpoint.queries import QUERIES
+from services.checkpoint.queries import QUERIES, QUEUE, fetch_all
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.budget import TokenUsage
-from tenure.domain.close_out import NOBODY_DIED, ending_of_lost_claim
+from tenure.domain.close_out import NOBODY_DIED, PendingEnding, ending_of_lost_claim
+from tenure.domain.halts import Pause, after_halt
 from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
 from tenure.runtime.failpoints import failpoint
+from tenure.v1 import ledger_pb2
 from tenure.wire.task import reported_call_to_domain
 
 if TYPE_CHECKING:
@@ -31,6 +36,8 @@ _PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRES
 """Phases that coordinators time, by the reason with which they end a claim."""
 
 _TASKS_A_TRANSACTION: Final = 128
+_HALT_ENTRIES: Final = 2000
+"""How many of the newest entries are searched for halts: each halt has a few."""
 STEERED_SECONDS: Final = 10.0
 """How long a transferred task is offered only as the operator wants, before any worker may have it."""
 
@@ -53,6 +60,8 @@ async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -
 
 async def _requeue(connection: Connection, lost: Sequence[pb.RequeueLostRequest.Lost]) -> list[Draft]:
     tasks, budgets = await lock_tasks(connection, [one.task_id for one in lost])
+    halted = [tasks[one.task_id] for one in lost if one.reason == Reason.WORKER_HALTED and one.task_id in tasks]
+    halts = await _count_halts(connection, halted)
     drafts = []
     for one in lost:
         row = tasks.get(one.task_id)
@@ -62,7 +71,7 @@ async def _requeue(connection: Connection, lost: Sequence[pb.RequeueLostRequest.
         if row.holds and row.claim_id == one.claim_id:
             if one.reason == Reason.OPERATOR_TRANSFER:
                 await _steer(connection, one, row.owner)
-            _put_back(draft, one)
+            _put_back(draft, one, halts[one.task_id])
         elif one.reason == Reason.START_TIMEOUT and _is_unopened(row, one.claim_id):
             _leave_unopened(draft, one)
         else:
@@ -92,7 +101,23 @@ def _leave_unopened(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
         ask(draft, move)
 
 
-def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+async def _count_halts(connection: Connection, rows: Sequence[TaskRow]) -> Counter[str]:
+    """Returns how often workers halted each task since its newest step."""
+    counted: Counter[str] = Counter()
+    if not rows:
+        return counted
+    parameters = {
+        "task_ids": [row.task_id for row in rows],
+        "afters": [row.sequence - _HALT_ENTRIES for row in rows],
+        "steps": [row.step for row in rows],
+        "kind": KINDS["transition"],
+    }
+    for task_id, body in await fetch_all(connection, QUEUE.transitions_of_step, parameters):
+        counted[task_id] += ledger_pb2.EntryBody.FromString(body).transition.reason == Reason.WORKER_HALTED
+    return counted
+
+
+def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost, halts: int) -> None:
     row = draft.row
     if lost.reason not in NOBODY_DIED:
         row.count_death(row.owner)
@@ -100,7 +125,7 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
     if not row.model_outlives:
         draft.settle_lost()
     if row.ending is None:
-        _decide(draft, lost)
+        _decide(draft, lost, halts)
     if row.state is TaskState.RUNNING:
         draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)
 
@@ -113,9 +138,24 @@ def _reported_call(row: TaskRow, lost: pb.RequeueLostRequest.Lost) -> ReportedCa
     return ReportedCall(row.model_step, row.model_attempt, usage) if lost.output_tokens else None
 
 
-def _decide(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
-    """Applies the policy of the phase timeout, or of lost leases; without an ending the task returns to the queue."""
+def _decide(draft: Draft, lost: pb.RequeueLostRequest.Lost, halts: int) -> None:
+    """Applies the policy of the phase timeout, of lost leases, or of halts; without an ending the task returns to the
+    queue.
+    """
     row = draft.row
+    if lost.reason == Reason.WORKER_HALTED:
+        match after_halt(halts, lost.message, random.random()):
+            case Pause(seconds=pause_seconds):
+                draft.move(
+                    TaskState.RETRY_SCHEDULED,
+                    lost.reason,
+                    lost.message,
+                    actor=LEDGER,
+                    retry_delay_seconds=pause_seconds,
+                )
+            case PendingEnding() as halted:
+                draft.request_ending(halted)
+        return
     phase = _PHASES.get(lost.reason)
     move = None if phase is None else what_follows(draft, phase, lost.message)
     if move is not None and not row.died.is_crash_loop:

@@ -6,13 +6,16 @@ of a row, by database time. A sweep skips rows that another replica has locked.
 
 from __future__ import annotations
 
+import logging
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.commit.close_out import carry_out, carry_out_ending, what_follows
 from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
+from services.checkpoint.locked_rows import each_apart, may_be_one_row
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
 from services.checkpoint.waits import signals, waits
 from services.checkpoint.waits.budget_waits import end_budget_wait
@@ -29,13 +32,14 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
     from services.checkpoint.commit.task_row import TaskRow
     from services.checkpoint.queue.due import DueWork
     from tenure.runtime.postgres import Connection, Pool
 
+_log: Final = logging.getLogger(__name__)
 ROWS_A_SWEEP: Final = 100
 FORGET_INTERVAL_SECONDS: Final = 20.0
 
@@ -127,14 +131,13 @@ async def _sweep(
     change: Callable[[Connection, Draft], Awaitable[None]],
     due_at: Callable[[TaskRow], datetime | None] = lambda _row: None,
 ) -> list[Draft]:
-    """Changes the tasks that the statement finds. `due_at`: when a task was due."""
+    """Changes the tasks that the statement finds. `due_at`: when a task was due.
 
-    async def work(connection: Connection) -> list[Draft]:
-        due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
-        if not due:
-            return []
-        await before_sweep()
-        tasks, budgets = await lock_tasks(connection, due)
+    When one of them may be at fault for a failure, changes each under a savepoint, and leaves that one out.
+    """
+
+    async def of_tasks(connection: Connection, task_ids: Sequence[str]) -> list[Draft]:
+        tasks, budgets = await lock_tasks(connection, task_ids)
         drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
         for draft in drafts:
             if (due_time := due_at(draft.row)) is not None:
@@ -144,7 +147,22 @@ async def _sweep(
         await keep_starts(connection, drafts)
         return drafts
 
-    drafts = await in_ledger_transaction(pool, work)
+    async def work(connection: Connection, *, apart: bool = False) -> list[Draft]:
+        due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
+        if not due:
+            return []
+        await before_sweep()
+        if apart:
+            return await each_apart(connection, due, lambda task_id: of_tasks(connection, [task_id]))
+        return await of_tasks(connection, due)
+
+    try:
+        drafts = await in_ledger_transaction(pool, work)
+    except Exception as error:
+        if not may_be_one_row(error):
+            raise
+        _log.warning("a sweep failed; its tasks are changed one by one", extra={"error": str(error).partition("\n")[0]})
+        drafts = await in_ledger_transaction(pool, partial(work, apart=True))
     if drafts:
         await after_sweep()
     return drafts

@@ -31,6 +31,7 @@ select clock_timestamp() as locked_at,
        held.policy, held.timeout_retries, held.queued_until,
        held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
        held.parent_task_id::text, held.sub_agents, held.calls_in_doubt, held.operator_wait, held.queued_at,
+       held.ledger_bytes,
        money.max_tokens, money.used_tokens, money.reserved_tokens,
        money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
        money.warned_tokens, money.warned_nano_usd
@@ -49,7 +50,7 @@ with advanced as (
          model_open = n[i][6] = 1, model_step = n[i][7], model_attempt = n[i][8], model_input = n[i][9],
          model_output = n[i][10], input_tokens = n[i][11], output_tokens = n[i][12],
          cache_creation_input_tokens = n[i][13], cache_read_input_tokens = n[i][14], used_nano_usd = n[i][15],
-         model_nano_usd = n[i][16], model_outlives = n[i][17] = 1,
+         model_nano_usd = n[i][16], model_outlives = n[i][17] = 1, ledger_bytes = n[i][18],
          open_calls = string_to_array(c.open_calls, ','), last_commit_id = c.last_commit_id,
          last_commit_hash = c.last_commit_hash, last_reply = c.last_reply, model_name = c.model_name,
          model_prices = c.model_prices, updated_at = %(locked_at)b::timestamptz

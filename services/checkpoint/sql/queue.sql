@@ -146,6 +146,12 @@ returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
           case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
 
+-- name: transitions_of_step
+-- The transitions of tasks at their current step, among their newest entries.
+select o.task_id, e.body
+  from unnest(%(task_ids)b::text[], %(afters)b::bigint[], %(steps)b::bigint[]) as o(task_id, after, step)
+  join entries e on e.task_id = o.task_id::uuid and e.sequence > o.after and e.kind = %(kind)b and e.step = o.step;
+
 -- name: depth
 -- How many tasks are queued and for how long, for all tenants, from the index alone. Tasks of a tenant that has reached
 -- its running quota are counted apart: more workers would not help them.

@@ -17,6 +17,7 @@ from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
+from services.checkpoint.locked_rows import each_apart, may_be_one_row
 from services.checkpoint.queries import SUB_AGENTS, fetch_all, in_ledger_transaction
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.waits.budget_waits import resume_one_tree
@@ -103,22 +104,42 @@ async def resume_raised(pool: Pool) -> _TakenEvents:
 async def _in_transaction(
     pool: Pool, act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], *, parent_moved: bool
 ) -> _TakenEvents:
-    taken = await in_ledger_transaction(pool, partial(_handle, act, parent_moved))
+    """Handles events. When one parent may be at fault for a failure, handles each under a savepoint: the events of that
+    parent are dropped, and its wait ends at its deadline.
+    """
+    try:
+        taken = await in_ledger_transaction(pool, partial(_handle, act, parent_moved))
+    except Exception as error:
+        if not may_be_one_row(error):
+            raise
+        taken = await in_ledger_transaction(pool, partial(_handle, act, parent_moved, apart=True))
     if taken.handled:
         await after_sweep()
     return taken
 
 
 async def _handle(
-    act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], parent_moved: bool, connection: Connection
+    act: Callable[[Connection, list[str]], Awaitable[list[Draft]]],
+    parent_moved: bool,
+    connection: Connection,
+    *,
+    apart: bool = False,
 ) -> _TakenEvents:
+    async def of_parents(parents: list[str]) -> list[Draft]:
+        drafts = await act(connection, parents)
+        await write(connection, drafts)
+        return drafts
+
     parameters = {"parent_moved": parent_moved, "limit": EVENTS_AT_ONCE}
     events = [parent for (parent,) in await fetch_all(connection, SUB_AGENTS.take_news, parameters)]
     if not events:
         return _TakenEvents(0, [])
     await before_sweep()
-    drafts = await act(connection, sorted(set(events)))
-    await write(connection, drafts)
+    parents = sorted(set(events))
+    if apart:
+        drafts = await each_apart(connection, parents, lambda parent: of_parents([parent]))
+    else:
+        drafts = await of_parents(parents)
     return _TakenEvents(len(events), drafts)
 
 

@@ -20,9 +20,9 @@ from uuid import uuid4
 from services.coordinator.claims.lost_claims import LostClaim
 from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import ClaimRefusal, NewClaim
-from tenure.domain.close_out import Unfinished, outcomes_of_ended_calls, unfinished
+from tenure.domain.close_out import Unfinished, outcomes_after_refusal, outcomes_of_ended_calls, unfinished
 from tenure.domain.entries import ToolOutcome
-from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
+from tenure.domain.errors import Fenced, InvalidRequest, TenureError, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
@@ -143,12 +143,16 @@ class CloseOutRunner:
             return False
         point = unfinished(opened.entries)
         outcomes = await self._outcomes(token, point)
-        end = transition_of(ending, point.last_text)
-        entries = [new_entry(point.step, outcome) for outcome in outcomes]
-        *before, last = portions(entries, ledger_pb2.NewEntry.ByteSize, last_bytes=end.ByteSize())
         await failpoint("coordinator.before_ending_commit")
-        commits = [pb.CommitRequest(entries=part) for part in before]
-        await self._commit(token, opened, [*commits, pb.CommitRequest(entries=last, transition=end)])
+        try:
+            await self._commit(token, opened, _commits(point.step, outcomes, transition_of(ending, point.last_text)))
+        except InvalidRequest as refusal:
+            fields = {"task": ending.task_id, "error": refusal}
+            _log.warning("the ledger refuses the outcomes of a task's calls; they are replaced", extra=fields)
+            opened = await self._ledger.open(token)
+            left = [one for one in outcomes if one.call_id in unfinished(opened.entries).intents]
+            replaced = outcomes_after_refusal(left)
+            await self._commit(token, opened, _commits(point.step, replaced, transition_of(ending, "")))
         return True
 
     async def _commit(
@@ -167,6 +171,13 @@ class CloseOutRunner:
             return []
         statuses = await self._tools.close(token)
         return outcomes_of_ended_calls(intents, statuses, point.resolutions, point.tools)
+
+
+def _commits(step: int, outcomes: Iterable[ToolOutcome], end: pb.Transition) -> list[pb.CommitRequest]:
+    """Returns the commits of a close-out: mostly one."""
+    entries = [new_entry(step, outcome) for outcome in outcomes]
+    *before, last = portions(entries, ledger_pb2.NewEntry.ByteSize, last_bytes=end.ByteSize())
+    return [*(pb.CommitRequest(entries=part) for part in before), pb.CommitRequest(entries=last, transition=end)]
 
 
 def transition_of(ending: pb.ListEndingsResponse.Ending, result: str) -> pb.Transition:

@@ -208,6 +208,7 @@ class ClaimReleases:
             _log.warning("a claim could not be released", extra={"task": release.task_id, "error": error})
             return
         message = f"worker {session.worker_id} released the task"
+        message += f": {release.message}" if release.message else ""
         call = claim.progress.reported.call if claim is not None else None
         await self._lost_claims.delete_and_requeue(held, LostClaim.of(held, release.reason, message, call))
 

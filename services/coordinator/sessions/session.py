@@ -212,6 +212,7 @@ class AttachedSession:
         self.draining = False
         self._drain_sent = False
         self.sent_away = False
+        self.unwritten = False  # attached while etcd took no put: its key names another coordinator
         self.lost = False
         self.ended = asyncio.Event()
         self.error: TenureError | None = None

@@ -115,10 +115,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Takeover:
-    """Ends sessions whose streams broke. Closing drops the pending ones: a draining replica ends no session."""
+    """Ends sessions whose streams broke. Closing drops the pending ones: a draining replica ends no session.
 
-    def __init__(self, store: LeaseStore, grace_seconds: float) -> None:
+    It ends none whose grace etcd was out of space in: another replica could not record that the worker attached there.
+    """
+
+    def __init__(self, store: LeaseStore, grace_seconds: float, generation: Generation) -> None:
         self._store = store
+        self._generation = generation
         self._grace_seconds = grace_seconds
         self._running: set[asyncio.Task[None]] = set()
 
@@ -140,6 +144,9 @@ class Takeover:
     async def _end(self, session: AttachedSession, grace_seconds: float) -> None:
         await asyncio.sleep(grace_seconds)
         fields = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
+        if self._generation.was_out_of_space(grace_seconds):
+            _log.info("a broken session is left to its lease, because etcd is or was out of space", extra=fields)
+            return
         try:
             ended = await self._store.sessions.end(session.held)
         except Unavailable as error:
@@ -202,16 +209,19 @@ class SessionAttach:
         """
         self._pools.admit(certificate_name(greeting.owner.identity), WorkerProfile.of(greeting.hello))
         clock = asyncio.get_running_loop().time
-        await self._generation.settled(_SETTLING_SECONDS)
+        out_of_space = self._generation.is_out_of_space
+        if not out_of_space:
+            await self._generation.settled(_SETTLING_SECONDS)
         began, hello = clock(), greeting.hello
         live_address = await self._live_addresses.admit(hello.worker_id, hello.live_address, greeting.connected_from)
         greeting = replace(greeting, live_address=live_address)
-        held, former = await self._reattach(greeting), True
+        held, former = await (self._reattach_unwritten(greeting) if out_of_space else self._reattach(greeting)), True
         if held is None:
             held, former = await self._begin(greeting), False
         # The remaining TTL of a lease that is older than this stream is unknown until its next renewal.
         session = AttachedSession(held, hello, self._timing, attached_at=began, renewed_at=None if former else began)
-        kept_claims = await self._kept_claims(held, hello) if former else {}
+        session.unwritten = out_of_space
+        kept_claims = await self._kept_claims(held, hello, out_of_space=out_of_space) if former else {}
         for held_claim in kept_claims.values():
             session.hold(held_claim, clock(), named=True)
         session.resume(hello.holdings, clock())
@@ -250,12 +260,10 @@ class SessionAttach:
         A late attachment that the worker gave up may have come in between; it is replaced like any other. Raises
         PermissionDenied if another worker opened the session: ListWorkers shows the ids of all sessions.
         """
-        hello = greeting.hello
         for _ in range(_REATTACH_TRIES):
-            stored = await self._store.sessions.find(hello.session_id) if hello.session_id else None
-            if stored is None or stored.record.worker_id != hello.worker_id or stored.record.own:
+            stored = await self._find(greeting)
+            if stored is None:
                 return None
-            stored.record.owner.check(greeting.owner)
             try:
                 held = await self._store.sessions.reattach(stored, self._record(greeting, stored.record.started_at))
             except SessionLost:
@@ -264,10 +272,35 @@ class SessionAttach:
                 return held
         return None
 
-    async def _kept_claims(self, held: HeldSession, hello: pb.Hello) -> dict[str, HeldClaim]:
-        """Returns the reported claims that etcd still has under this session, by claim id."""
-        named = {each.claim_id for each in hello.holdings}
-        stored = await self._store.claims.find_many(each.task_id for each in hello.holdings)
+    async def _reattach_unwritten(self, greeting: Greeting) -> HeldSession:
+        """Attaches the worker's former session while etcd is out of space: renewals work, but a put does not.
+
+        The key goes on naming the former coordinator. That one ends no session meanwhile, and grants nothing. When etcd
+        has space again, the worker is asked to attach once more, with a put. Raises Unavailable (ETCD_OUT_OF_SPACE)
+        when there is no such session: a new one needs a put.
+        """
+        stored = await self._find(greeting)
+        if stored is None or stored.record.generation != (await self._store.generation.read()).generation:
+            self._generation.current()  # raises the reason
+            raise Unavailable("etcd has space again: attach again", retry_after_seconds=0.2)
+        return stored
+
+    async def _find(self, greeting: Greeting) -> HeldSession | None:
+        """Returns the worker's former session. Raises PermissionDenied if another worker opened it."""
+        hello = greeting.hello
+        stored = await self._store.sessions.find(hello.session_id) if hello.session_id else None
+        if stored is None or stored.record.worker_id != hello.worker_id or stored.record.own:
+            return None
+        stored.record.owner.check(greeting.owner)
+        return stored
+
+    async def _kept_claims(self, held: HeldSession, hello: pb.Hello, *, out_of_space: bool) -> dict[str, HeldClaim]:
+        """Returns the reported claims that etcd still has under this session, by claim id.
+
+        Some releases of etcd refuse even transactions that only read while they are out of space, but no list.
+        """
+        named, claims = {each.claim_id for each in hello.holdings}, self._store.claims
+        stored = await (claims.list_all() if out_of_space else claims.find_many(one.task_id for one in hello.holdings))
         return {
             claim.record.claim_id: claim
             for claim in stored.values()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from services.coordinator.claims.dispatch import Dispatch
     from services.coordinator.claims.issuing import Issuer
     from services.coordinator.claims.lost_claims import ClaimReleases
+    from services.coordinator.generation import Generation
     from services.coordinator.lease_store import LeaseStore
     from services.coordinator.sessions.session import AttachedSession
     from tenure.v1 import token_pb2
@@ -32,6 +34,8 @@ _log: Final = logging.getLogger(__name__)
 GOAWAY_SECONDS: Final = 3.0
 """The time for a worker to attach elsewhere after Goaway, before its stream is ended."""
 _STREAM_AGE_SECONDS: Final = 1500.0
+_NO_SPACE_SECONDS: Final = 2.0
+"""The pause before the next look whether etcd has space again."""
 MAX_TOKENS: Final = 1000
 MAX_TOKEN_BYTES: Final = 1024 * 1024
 """The limit of newly signed tokens in one Renewed; the other tokens come with later ones."""
@@ -61,9 +65,11 @@ class SessionStreamServer:
         issuer: Issuer,
         releases: ClaimReleases,
         dispatch: Dispatch,
+        generation: Generation,
         stopping: asyncio.Event,
     ) -> None:
         self._session = session
+        self._generation = generation
         self._store = store
         self._issuer = issuer
         self._releases = releases
@@ -213,13 +219,20 @@ class SessionStreamServer:
     async def _send_away(self) -> None:
         """Sends Goaway when this replica drains or the stream is old.
 
-        The worker then attaches elsewhere and keeps its claims.
+        The worker then attaches elsewhere and keeps its claims. While etcd is out of space no stream is too old; after
+        that the workers that attached without a put attach again.
         """
-        try:
-            async with asyncio.timeout(_STREAM_AGE_SECONDS * random.uniform(0.8, 1.0)):
-                await self._stopping.wait()
-        except TimeoutError:
-            _log.info("a session stream is old; its worker is asked to attach again")
+        clock = asyncio.get_running_loop().time
+        old_at = clock() + _STREAM_AGE_SECONDS * random.uniform(0.8, 1.0)
+        while not self._stopping.is_set():
+            waits = self._session.unwritten or self._generation.is_out_of_space
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_NO_SPACE_SECONDS if waits else old_at - clock()):
+                    await self._stopping.wait()
+            may_write = self._session.unwritten and self._generation.is_settled
+            if may_write or (clock() >= old_at and not self._generation.is_out_of_space):
+                _log.info("a session stream is old or not recorded; its worker is asked to attach again")
+                break
         self._session.sent_away = True  # from here on the worker would not read a grant
         self._session.send(pb.SessionResponse(goaway=pb.Goaway()))
         await asyncio.sleep(GOAWAY_SECONDS)

@@ -14,7 +14,7 @@ from tenure.domain.outputs import (
     MAX_DESCRIPTION_CHARACTERS,
     MAX_OUTPUTS,
     MAX_SIZE_BYTES,
-    MAX_URI_CHARACTERS,
+    MAX_URI_BYTES,
     RECORD_OUTPUT,
     URI_PATTERN,
     WORKSPACE_SCHEME,
@@ -27,8 +27,18 @@ from tenure.domain.tools import EffectClass
 
 _PROPERTIES: Final = {
     "kind": {"type": "string", "pattern": KIND_PATTERN, "description": "what it is, for example report"},
-    "path": {"type": "string", "minLength": 1, "maxLength": MAX_URI_CHARACTERS - len(WORKSPACE_SCHEME)},
-    "uri": {"type": "string", "pattern": URI_PATTERN, "maxLength": MAX_URI_CHARACTERS},
+    "path": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_URI_BYTES - len(WORKSPACE_SCHEME),
+        "description": f"at most {MAX_URI_BYTES - len(WORKSPACE_SCHEME)} bytes in UTF-8",
+    },
+    "uri": {
+        "type": "string",
+        "pattern": URI_PATTERN,
+        "maxLength": MAX_URI_BYTES,
+        "description": f"at most {MAX_URI_BYTES} bytes in UTF-8",
+    },
     "digest": {"type": "string", "pattern": DIGEST_PATTERN, "description": "of a `uri`, if you know it: sha256:<hex>"},
     "size_bytes": {"type": "integer", "minimum": 0, "maximum": MAX_SIZE_BYTES},
     "description": {"type": "string", "maxLength": MAX_DESCRIPTION_CHARACTERS},
