@@ -153,7 +153,8 @@ ASK_EVERY_NODE = {
     "cold, and the caller knows the task only, or rows of before have no root": """
         approvals.present_wait forks.bodies_of forks.copy_entries forks.pieces_of outputs.open_output
         outputs.write_outputs queries.count_foreign queries.find_foreign queries.list_refusals queries.newest_answers
-        queries.page_of_bills queries.record_refusals queries.steer retention.clear_entries retention.count_ancestors
+        queries.page_of_bills queries.record_refusals queries.steer queue.transitions_of_step retention.clear_entries
+        retention.count_ancestors
         retention.find_pruned retention.lock_one retention.note_cleared retention.note_forgotten retention.prune
         sub_agents.parent sub_agents.tell_again sub_agents.to_stop sub_agents.wanting_budget traces.note_exported
         usage_reports.correct usage_reports.find_attempts usage_reports.find_bill usage_reports.keep_report

@@ -12,7 +12,6 @@ from typing import Final
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.internal.encoder import TagBytes, _VarintBytes
 from google.protobuf.message import Message
 
 from tenure.domain.errors import InvalidRequest
@@ -25,6 +24,20 @@ SERVER_BYTES: Final = 4 * 1024 * 1024
 MOST_SECONDS: Final = 0.1
 
 pytestmark = pytest.mark.faults
+
+
+def varint(number: int) -> bytes:
+    """A number as protobuf encodes it."""
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def head(field: FieldDescriptor) -> bytes:
+    """The tag of a field whose value has a length."""
+    return varint(field.number << 3 | 2)
 
 
 def repeated_fields(kind: Descriptor, above: tuple[FieldDescriptor, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
@@ -42,12 +55,12 @@ def filled(way: tuple[FieldDescriptor, ...], size: int) -> bytes:
     """A request of about `size` bytes whose field has as many of the smallest items as fit."""
     *outer, last = way
     if last.type in {FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES}:
-        item = TagBytes(last.number, 2) + b"\x00"
+        item = head(last) + b"\x00"
         content = item * (size // len(item))
     else:
-        content = TagBytes(last.number, 2) + _VarintBytes(size) + b"\x01" * size
+        content = head(last) + varint(size) + b"\x01" * size
     for field in reversed(outer):
-        content = TagBytes(field.number, 2) + _VarintBytes(len(content)) + content
+        content = head(field) + varint(len(content)) + content
     return content
 
 

@@ -22,6 +22,7 @@ from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.validators import common
+from tenure.validators.rules import bounds
 from tests.fuzz.calling import FUZZED, Code, call, check_answer
 from tests.fuzz.methods import method_named
 from tests.fuzz.world import Owner, World
@@ -55,7 +56,7 @@ BOUNDED: Final[dict[str, tuple[int, Any]]] = {
     "labels": (common.MAX_LABELS, lambda size: _spec(labels={f"key-{n}": "v" for n in range(size)})),
     "label": (200, lambda size: _spec(labels={"key": "\u20ac" * size})),
     "approve_tools": (
-        common.MAX_APPROVE_TOOLS,
+        bounds(task_pb2.AgentSpec, "approve_tools").max_items,
         lambda size: _spec(agent=task_pb2.AgentSpec(loop=OWN_LOOP, approve_tools=[f"t-{n:061d}" for n in range(size)])),
     ),
     "input_json": (
@@ -83,7 +84,7 @@ async def test_tasks_with_the_longest_tool_lists_are_granted(world: World, names
     """As many as one batch of claims has, which is one request to etcd."""
     queue = f"tools-{names}"
     agent = task_pb2.AgentSpec(loop=OWN_LOOP, tools=task_pb2.ToolAllowlist(names=[f"t-{n:062d}" for n in range(names)]))
-    if names > common.MAX_ALLOWED_TOOLS:
+    if names > bounds(task_pb2.ToolAllowlist, "names").max_items:
         with pytest.raises(InvalidRequest):
             await _submitted(world, queue, _spec(agent=agent))
         return

@@ -14,7 +14,7 @@ from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tests.support.approval_agents import AGENT, CELLS, PYDANTIC, Cell, build
 from tests.support.journal_work import JournalWork
-from tests.unit.test_agents_openai import Script, call, said
+from tests.unit.test_agents_openai import Script, call, text_message
 
 RUNS = {"allow": ["5"], "edit": ["7"], "deny": [], "nobody": []}
 DECISION = {"allow": '{"decision": "approve"}', "deny": '{"decision": "deny"}'}
@@ -56,9 +56,9 @@ class Person(JournalWork):
 def model(cell: Cell, answer: str) -> Any:
     if cell.library != PYDANTIC:
         if cell.where == AGENT:  # the outer and the inner agent share it
-            inner = [] if answer == "deny" else [[call("act", '{"cents": 5}')], said("5")]
-            return Script([call("ask", '{"input": "?"}')], *inner, said("Done."))
-        return Script([call("act", '{"cents": 5}')], said("Done."))
+            inner = [] if answer == "deny" else [[call("act", '{"cents": 5}')], text_message("5")]
+            return Script([call("ask", '{"input": "?"}')], *inner, text_message("Done."))
+        return Script([call("act", '{"cents": 5}')], text_message("Done."))
 
     def says(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         if len(messages) == 1:

@@ -38,7 +38,7 @@ from tenure.runtime.settings import ConfigurationError
 from tests.support.journal_work import JournalWork
 from tests.support.patience import PATIENCE_SECONDS
 from tests.unit import test_agents_openai as sdk
-from tests.unit.test_agents_pydantic_ai import Script, call, said
+from tests.unit.test_agents_pydantic_ai import Script, call, text_response
 
 UNKNOWN = EffectUnknown("the bank hung up")
 
@@ -53,7 +53,7 @@ class Provider(ModelProvider):
 
 async def test_a_run_in_a_function_is_recorded_whatever_names_its_model() -> None:
     """By name, by the run's configuration, and of an agent that nobody made durable."""
-    script = sdk.Script(*[sdk.said(text) for text in ("One", "Two", "Three")])
+    script = sdk.Script(*[sdk.text_message(text) for text in ("One", "Two", "Three")])
     named = agents.Agent(name="named", model="gpt-5")
     durable_openai(named)
     plain = agents.Agent(name="plain")
@@ -80,7 +80,7 @@ async def test_tools_of_an_agent_that_a_function_runs_are_recorded() -> None:
         return "ok"
 
     def script() -> sdk.Script:
-        return sdk.Script([sdk.call("refund")], sdk.said("Done."))
+        return sdk.Script([sdk.call("refund")], sdk.text_message("Done."))
 
     first = agents.Agent(name="first", model=script(), tools=[refund])
     durable_openai(first, effects={"refund": Effect.KEYED})
@@ -100,7 +100,7 @@ async def test_tools_of_an_agent_that_a_function_runs_are_recorded() -> None:
 
 @pytest.mark.parametrize("run", [Runner.run_streamed, Runner.run_sync], ids=["streamed", "sync"])
 async def test_runs_that_cannot_be_recorded_fail_the_task(run: Callable[..., Any]) -> None:
-    agent = agents.Agent(name="support", model=sdk.Script(sdk.said("Hello.")))
+    agent = agents.Agent(name="support", model=sdk.Script(sdk.text_message("Hello.")))
 
     @function
     async def streams(work: Work) -> str:
@@ -117,7 +117,7 @@ async def test_runs_that_cannot_be_recorded_fail_the_task(run: Callable[..., Any
 async def test_a_session_is_read_and_written_once() -> None:
     session = SQLiteSession("chat", ":memory:")
     await session.add_items([{"role": "user", "content": "I am Ada."}])
-    script = sdk.Script(sdk.said("Hello Ada."))
+    script = sdk.Script(sdk.text_message("Hello Ada."))
     agent = agents.Agent(name="support", model=script)
 
     @function
@@ -136,7 +136,7 @@ class Judge(Model):
     """Called by the SDK itself."""
 
     async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
-        return ModelResponse(output=sdk.said("fine"), usage=Usage(), response_id=None)
+        return ModelResponse(output=sdk.text_message("fine"), usage=Usage(), response_id=None)
 
     def stream_response(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError
@@ -151,7 +151,7 @@ async def test_a_guardrail_runs_beside_the_agent_and_is_not_recorded() -> None:
         checked.append((await Runner.run(judge, given)).final_output)
         return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
 
-    agent = agents.Agent(name="support", model=sdk.Script(sdk.said("Hello.")), input_guardrails=[check])
+    agent = agents.Agent(name="support", model=sdk.Script(sdk.text_message("Hello.")), input_guardrails=[check])
     work = JournalWork("Hello")
     assert await durable_openai(agent).run(work, None) == "Hello."
     assert (checked, work.kinds) == (["fine"], ["model"])
@@ -195,22 +195,22 @@ async def test_a_run_that_ends_in_an_interruption_fails() -> None:
 FAILURES: list[tuple[Exception, str]] = [(UNKNOWN, "IN_DOUBT: the bank hung up"), (KeyError("no order"), "FAILED: ")]
 
 
-@pytest.mark.parametrize(("raised", "told"), FAILURES, ids=["unknown", "failed"])
-async def test_what_a_tool_of_the_openai_sdk_raises_is_its_outcome(raised: Exception, told: str) -> None:
+@pytest.mark.parametrize(("raised", "reported"), FAILURES, ids=["unknown", "failed"])
+async def test_exception_of_an_openai_tool_is_its_outcome(raised: Exception, reported: str) -> None:
     @function_tool
     def pay() -> str:
         raise raised
 
-    script = sdk.Script([sdk.call("pay")], sdk.said("Sorry."))
+    script = sdk.Script([sdk.call("pay")], sdk.text_message("Sorry."))
     work = JournalWork("Pay")
     run = durable_openai(agents.Agent(name="support", model=script, tools=[pay])).run
     for _ in range(2):
         assert await run(work.begin(), None) == "Sorry."
-    (seen,) = sdk.told(script, "pay")
-    assert seen.startswith(told)
+    (seen,) = sdk.sent_to_the_model(script, "pay")
+    assert seen.startswith(reported)
 
 
-async def test_a_tool_s_own_words_for_a_failure_are_told() -> None:
+async def test_failure_text_of_a_tool_reaches_the_model() -> None:
     def explain(_context: Any, error: Exception) -> str:
         return f"Ask Ada about {error}"
 
@@ -218,10 +218,10 @@ async def test_a_tool_s_own_words_for_a_failure_are_told() -> None:
     def pay() -> str:
         raise ValueError("order 7")
 
-    script = sdk.Script([sdk.call("pay")], sdk.said("Sorry."))
+    script = sdk.Script([sdk.call("pay")], sdk.text_message("Sorry."))
     agent = agents.Agent(name="support", model=script, tools=[pay])
     assert await durable_openai(agent).run(JournalWork("Pay"), None) == "Sorry."
-    assert sdk.told(script, "pay") == ["FAILED: Ask Ada about order 7"]
+    assert sdk.sent_to_the_model(script, "pay") == ["FAILED: Ask Ada about order 7"]
 
 
 async def test_an_unknown_effect_of_an_inline_tool_fails_the_task() -> None:
@@ -229,11 +229,11 @@ async def test_an_unknown_effect_of_an_inline_tool_fails_the_task() -> None:
     def pay() -> str:
         raise UNKNOWN
 
-    script = sdk.Script([sdk.call("pay")], sdk.said("Paid."))
+    script = sdk.Script([sdk.call("pay")], sdk.text_message("Paid."))
     agent = agents.Agent(name="support", model=script, tools=[pay])
     with pytest.raises(NotReplayable, match="hung up"):
         await durable_openai(agent, effects={"pay": None}).run(JournalWork("Pay"), None)
-    inline = Agent("inline", model=FunctionModel(Script(call("pay"), said("Paid."))))
+    inline = Agent("inline", model=FunctionModel(Script(call("pay"), text_response("Paid."))))
 
     @inline.tool_plain(name="pay", effect=None)
     def pay_inline() -> str:
@@ -253,7 +253,12 @@ Run = Callable[[Any, Any], Awaitable[Any]]
 
 
 def pydantic_cart(effect: Effect | None) -> Run:
-    agent = Agent("cart", model=FunctionModel(Script(call("add"), said("ok"), said("ok"))), deps_type=Cart, deps=cart)
+    agent = Agent(
+        "cart",
+        model=FunctionModel(Script(call("add"), text_response("ok"), text_response("ok"))),
+        deps_type=Cart,
+        deps=cart,
+    )
 
     @agent.tool(effect=effect)
     def add(ctx: RunContext[Cart]) -> str:
@@ -269,7 +274,7 @@ def openai_cart(effect: Effect | None) -> Run:
         context.context.items.append("a")
         return "added"
 
-    script = sdk.Script([sdk.call("add")], sdk.said("ok"), sdk.said("ok"))
+    script = sdk.Script([sdk.call("add")], sdk.text_message("ok"), sdk.text_message("ok"))
     agent = agents.Agent[Cart](name="cart", model=script, tools=[add])
     return durable_openai(agent, effects={"add": effect}, context=cart).run
 

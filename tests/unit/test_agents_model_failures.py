@@ -30,7 +30,7 @@ from tenure.control import Work
 from tenure.control.failures import failure_of
 from tests.support.journal_work import JournalWork
 from tests.unit import test_agents_openai as sdk
-from tests.unit.test_agents_pydantic_ai import Script, said
+from tests.unit.test_agents_pydantic_ai import Script, text_response
 
 LIMITED = ModelHTTPError.for_category(
     ModelRateLimitError, status_code=429, model_name="m", body="slow down", headers={"retry-after": "3"}
@@ -86,7 +86,7 @@ def moved_on(first: Script, second: Script) -> pydantic_ai.Agent[Any, Any]:
 
 @pytest.mark.parametrize("made", [fallen_back, moved_on])
 async def test_a_fallback_asks_the_next_model_and_each_is_recorded_and_priced(made: Callable[..., Any]) -> None:
-    first, second = Script(LIMITED), Script(said("Hello."))
+    first, second = Script(LIMITED), Script(text_response("Hello."))
     run = durable(made(first, second)).run
     work = JournalWork("Hello")
     for _ in range(2):
@@ -143,14 +143,14 @@ async def test_an_answer_is_asked_for_as_a_whole_where_servers_cannot_stream() -
     async def broken(_messages: object, _info: object) -> AsyncIterator[str]:
         yield streamed()
 
-    agent = Agent("support", model=FunctionModel(Script(said("Hello.")), stream_function=broken), stream=False)
+    agent = Agent("support", model=FunctionModel(Script(text_response("Hello.")), stream_function=broken), stream=False)
     assert await agent.durable_function.run(JournalWork("Hello"), None) == "Hello."
 
     class Whole(sdk.Script):
         def stream_response(self, *arguments: Any, **options: Any) -> Any:
             raise AssertionError("the server cannot stream")
 
-    run = durable_openai(agents.Agent(name="whole", model=Whole(sdk.said("Hello."))), stream=False).run
+    run = durable_openai(agents.Agent(name="whole", model=Whole(sdk.text_message("Hello."))), stream=False).run
     work = JournalWork("Hello")
     assert await run(work, None) == "Hello."
     assert work.reports[0].texts == ["Hello."]
