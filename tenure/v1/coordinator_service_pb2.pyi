@@ -547,7 +547,7 @@ class Release(message.Message):
     fails), WORKER_CRASHED (a bug).
     """
     message: builtins.str
-    """Why, for people, at most 2,000 characters. The task's ledger gets it."""
+    """Why, for people, at most 4,000 characters. The task's ledger gets it."""
     def __init__(
         self,
         *,
