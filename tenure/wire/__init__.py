@@ -1,11 +1,12 @@
-"""Converts between protobuf messages and domain objects. It has no I/O.
+"""Converts between protobuf messages and domain objects. Only opened.py has I/O.
 
 The files, in the order in which data flows:
 
 common.py                durations, timestamps, enums, errors inside stream frames, messages as JSON
 task.py                  task specs, policies, timeouts, waits, usage, budgets, prices
 agent_service.py         agents and their revisions, and the digest of a definition
-ledger.py                the entries of the ledger; the answer to Open
+ledger.py                the entries of the ledger
+opened.py                reads the answer to Open, in as many streams as it takes
 control_steps.py         the entries of control functions
 checkpoint_service.py    splits entries into commits within the ledger's limits
 coordinator_service.py   the slots of a worker

@@ -66,7 +66,7 @@ async def test_a_session_is_kept_only_after_a_domain_error(fresh_database: Fresh
             assert postgres.backend_pid != broken
 
 
-async def test_each_refusal_of_a_value_names_its_cause_and_an_outage_names_no_text(
+async def test_only_a_refused_value_names_its_text(
     fresh_database: FreshDatabase,
 ) -> None:
     async with DedicatedConnection(await fresh_database(), service="t") as kept:

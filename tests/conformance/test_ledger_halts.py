@@ -31,7 +31,7 @@ async def queued_again(replica: Checkpoint, task_id: str) -> None:
         pass
 
 
-async def test_a_second_halt_in_a_row_pauses_and_a_step_begins_anew(
+async def test_a_second_halt_in_a_row_pauses_the_task(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(halts, "HALTS", RetryPolicy(max_attempts=9, initial_seconds=600.0, cap_seconds=600.0))
@@ -46,9 +46,7 @@ async def test_a_second_halt_in_a_row_pauses_and_a_step_begins_anew(
     assert (await halt(replica, owner)).state == QUEUED
 
 
-async def test_a_task_that_no_worker_carries_on_ends_with_the_reason(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_task_halted_too_often_ends(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(halts, "HALTS", RetryPolicy(max_attempts=2, initial_seconds=600.0, cap_seconds=600.0))
     replica = await checkpoint()
     task_id = (await replica.create()).task_id

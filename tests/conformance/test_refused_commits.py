@@ -22,9 +22,7 @@ OUTCOMES = f"new.kind = {KINDS['tool_outcome']} and position('UNRECORDED'::bytea
 """Every outcome but the one that replaces those that cannot be written."""
 
 
-async def test_a_worker_ends_a_task_whose_outcome_is_refused(
-    bench: WorkerBench, postgres_server: PostgresProcess
-) -> None:
+async def test_a_worker_ends_a_refused_task(bench: WorkerBench, postgres_server: PostgresProcess) -> None:
     await bench.start_worker()
     await refuse_rows(postgres_server.dsn("worker_tests"), "entries", OUTCOMES, Refusal.TOO_LONG)
     task = await bench.ended(await bench.submit("sim-worker-paced"))
@@ -34,7 +32,7 @@ async def test_a_worker_ends_a_task_whose_outcome_is_refused(
     assert {one.outcome.detail for one in outcomes} == {"UNRECORDED"}
 
 
-async def test_a_coordinator_ends_a_task_whose_outcome_is_refused(fleet: Fleet, tool_service: StartTools) -> None:
+async def test_a_coordinator_ends_a_refused_task(fleet: Fleet, tool_service: StartTools) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
     worker = await fleet.worker(replica)

@@ -63,7 +63,7 @@ async def test_a_grant_leaves_out_the_row_that_is_refused(checkpoint: MakeCheckp
     assert set(answer.claim_ids) == {grants[0].claim_id, grants[2].claim_id}
 
 
-async def test_a_replica_whose_commits_all_fail_reports_that_it_does_not_serve(
+async def test_failing_commits_make_a_replica_not_serving(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "FAILING_SECONDS", 1.0)

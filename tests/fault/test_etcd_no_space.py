@@ -15,9 +15,7 @@ from tests.support.claim_tracker import health_becomes
 from tests.support.fix_coordinator import make_fleet
 
 
-async def test_a_worker_keeps_its_task_when_its_coordinator_restarts_without_space(
-    tmp_path: Path, fresh_database: Any
-) -> None:
+async def test_a_worker_reattaches_without_space(tmp_path: Path, fresh_database: Any) -> None:
     etcd = start_etcd(tmp_path / "etcd", arguments=[QUOTA])
     fleet = await make_fleet(etcd, await fresh_database(MIGRATIONS), tmp_path)
     try:

@@ -58,7 +58,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.reason))
-async def test_neighbours_do_not_wait_for_an_item_that_fails_for_ever(error: TryLater) -> None:
+async def test_neighbours_do_not_wait_for_a_failing_item(error: TryLater) -> None:
     store = Store(error)
     async with batching(store, patience_seconds=None) as batcher:
         answers = [asyncio.create_task(batcher.submit(item)) for item in range(ITEMS)]
@@ -68,13 +68,13 @@ async def test_neighbours_do_not_wait_for_an_item_that_fails_for_ever(error: Try
         answers[POISON].cancel()
 
 
-async def test_an_item_that_fails_alone_gets_its_error_after_its_patience() -> None:
+async def test_an_item_that_fails_alone_gets_its_error() -> None:
     async with batching(Store(LOST), patience_seconds=0.3) as batcher:
         with pytest.raises(Unavailable):
             await batcher.submit(POISON)
 
 
-async def test_neighbours_of_a_locked_row_are_written_although_the_lock_outlasted_their_patience() -> None:
+async def test_neighbours_of_a_locked_row_are_written() -> None:
     class Locked(Store):
         async def write(self, batch: Sequence[int]) -> list[str]:
             if POISON in batch:

@@ -20,7 +20,7 @@ def test_pauses_grow_to_their_cap() -> None:
     assert 80_000 < sum(seconds) < 100_000  # about a day
 
 
-def test_a_task_that_nobody_carries_on_ends_with_the_reason() -> None:
+def test_too_many_halts_end_the_task() -> None:
     ending = after_halt(HALTS.max_attempts, "UNAVAILABLE: no tools", 0.5)
     assert isinstance(ending, PendingEnding)
     assert (ending.to_state, ending.reason) == (TaskState.FAILED, Reason.WORKER_HALTED)

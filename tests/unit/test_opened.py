@@ -64,7 +64,7 @@ async def read(service: Service, taken: Taken, long_opens: asyncio.Semaphore | N
 
 
 @pytest.mark.parametrize("old", [False, True])
-async def test_a_stream_that_breaks_goes_on_after_its_last_page(old: bool) -> None:
+async def test_a_broken_stream_resumes_after_its_last_page(old: bool) -> None:
     service, taken = Service(2, 5, old=old), Taken()
     header = await read(service, taken)
     assert (header.next_commit_number, taken) == (3, list(range(1, LENGTH + 1)))
@@ -72,7 +72,7 @@ async def test_a_stream_that_breaks_goes_on_after_its_last_page(old: bool) -> No
     assert all(stream.is_cancelled for stream in service.streams)
 
 
-async def test_a_stream_without_a_new_page_is_an_error_and_the_next_read_goes_on() -> None:
+async def test_a_stream_without_a_new_page_is_an_error() -> None:
     service, taken = Service(4, 0), Taken()
     stream = OpenStream(service.start, taken.take, asyncio.Semaphore(1))
     with pytest.raises(Unavailable):
@@ -102,7 +102,7 @@ async def test_a_silent_stream_is_given_up_page_by_page(monkeypatch: pytest.Monk
     assert (refused.value.reason, service.streams[0].is_cancelled) == ("TIMEOUT", True)
 
 
-async def test_long_histories_are_read_one_after_another_within_the_bound() -> None:
+async def test_concurrent_long_histories_are_bounded() -> None:
     gate, long_opens = asyncio.Semaphore(1), asyncio.Semaphore(1)
     await gate.acquire()
     first, second = Taken(), Taken()
