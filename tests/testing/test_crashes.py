@@ -176,6 +176,7 @@ async def test_a_client_of_asyncio_and_a_point_armed_ahead(tenure: Tenure) -> No
     assert tenure.records("books") == ["tea"]
 
 
+@pytest.mark.faults
 def test_a_function_dies_after_a_step(tenure: Tenure, tmp_path: Path) -> None:
     """What a crash test is for: the function whose key is its own pays twice."""
     paid = {}

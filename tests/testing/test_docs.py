@@ -67,6 +67,7 @@ def arguments_of(test: Any) -> list[dict[str, Any]]:
     return [dict(zip(mark.args[0], values, strict=True)) for mark in marks for values in mark.args[1]] or [{}]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("number", [n for n, (mark, code) in enumerate(BLOCKS) if not mark and "\ndef test_" in code])
 def test_a_block_runs(tenure_stack: SharedStack, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -78,6 +79,7 @@ def test_a_block_runs(tenure_stack: SharedStack, monkeypatch: pytest.MonkeyPatch
                 test(tenure, **arguments)
 
 
+@pytest.mark.nightly
 def test_a_recorded_run_becomes_a_test(tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has a sub-agent and a message. Its file is made by the page's command."""
     (tmp_path / "runs").mkdir()

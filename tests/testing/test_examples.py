@@ -289,6 +289,7 @@ def test_an_example_without_its_key_fails_this_test(tenure: Tenure, tmp_path: Pa
 # The functions of examples/.
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "at",
     [
@@ -317,6 +318,7 @@ def test_the_month_is_booked_once(tenure: Tenure, at: str) -> None:
     assert tenure.effects("append_record_unsafe") == 1
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "at",
     [

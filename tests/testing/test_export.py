@@ -56,6 +56,7 @@ def test_a_row_has_the_whole_task(tenure: Tenure, tmp_path: Path) -> None:
     assert (call["status"], call["content"]) == ("SUCCEEDED", "Appended.")
 
 
+@pytest.mark.faults
 def test_filters_choose_the_tasks(tenure: Tenure, tmp_path: Path) -> None:
     tenure.model.script(["Done."])
     tenure.worker(functions="tests.testing.functions")

@@ -119,6 +119,7 @@ def test_a_program_that_cannot_be_forked_runs_itself(program: Path, before: str,
     assert ("no shop" in log.read_text()) == (code == 1)
 
 
+@pytest.mark.faults
 def test_forked_workers_end_with_the_process_of_the_tests(program: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(program)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

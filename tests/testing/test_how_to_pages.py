@@ -25,7 +25,7 @@ from tenure.testing import Tenure, tool
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tests.testing.test_docs import functions_in
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 DOCS: Final = Path(__file__).parents[2] / "docs"
 PATIENCE_SECONDS: Final = 60.0
 

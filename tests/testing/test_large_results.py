@@ -37,6 +37,7 @@ def submit(tenure: Tenure, folder: Path, function: str) -> TaskHandle[Any]:
     return tenure.submit_function(function, {"trace": str(folder / "trace")})
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("function", RESULTS)
 def test_a_large_result_is_recorded_by_reference(tenure: Tenure, tmp_path: Path, function: str) -> None:
     tenure.worker(functions=MODULE)
@@ -52,6 +53,7 @@ def test_a_large_result_is_recorded_by_reference(tenure: Tenure, tmp_path: Path,
         assert SIZE - 10 < len(task.handle.read_file(path)) < SIZE + 20
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("function", SWEPT)
 def test_a_kill_between_file_and_commit(tenure: Tenure, tmp_path: Path, function: str) -> None:
     worker = tenure.worker(functions=MODULE)
@@ -94,6 +96,7 @@ def kept(tenure: Tenure, task: TaskHandle[Any]) -> Path:
     return path
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -123,6 +126,7 @@ def test_a_lost_result_is_an_error_of_its_own(
         assert why in info.message
 
 
+@pytest.mark.faults
 def test_a_result_has_a_bound(tenure: Tenure, tmp_path: Path) -> None:
     tenure.worker(functions=MODULE)
     assert submit(tenure, tmp_path, "too_large").result().value == "ValueError"

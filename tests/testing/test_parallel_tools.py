@@ -39,6 +39,7 @@ def calls(task: TaskHandle[Any]) -> list[str]:
     return [each.call_id for each in task.entries() if isinstance(each, ToolIntentEvent)]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("second", ["slow", pytest.param("other", marks=pytest.mark.faults)])
 def test_two_tools_of_an_answer_run_at_once(tenure: Tenure, tmp_path: Path, agent: str, second: str) -> None:
@@ -88,6 +89,7 @@ def test_a_kill_around_parallel_calls(tenure: Tenure, tmp_path: Path, agent: str
     assert calls(task) == ["2.0", "2.1"]
 
 
+@pytest.mark.faults
 def test_an_inline_tool_runs_between_the_others(tenure: Tenure, tmp_path: Path) -> None:
     given = [
         tool("slow", name="quick"),
@@ -115,6 +117,7 @@ def test_a_call_waits_for_a_person_beside_others(tenure: Tenure, tmp_path: Path)
     assert runs(tmp_path) == ["quick 2.0", "quick 2.1"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("agent", AGENTS)
 def test_watchers_see_the_tools_with_schema_and_effect(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     tenure.model.script([tool("slow", name="quick"), tool("other", name="quick"), "Both are done."])
@@ -128,6 +131,7 @@ def test_watchers_see_the_tools_with_schema_and_effect(tenure: Tenure, tmp_path:
     assert "append_record" in tools  # those of the tool service stay
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("agent", SWEPT)
 def test_text_is_live(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     words = "word " * 200

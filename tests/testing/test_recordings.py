@@ -22,6 +22,7 @@ def outcomes(task: TaskHandle[Any]) -> list[str]:
     return [entry.content for entry in task.entries() if isinstance(entry, ToolOutcomeEvent)]
 
 
+@pytest.mark.faults
 def test_a_replay_carries_sub_agents_and_messages(tenure: Tenure, tmp_path: Path) -> None:
     """No task is started, and the agent reads the message and the change at the steps of the record."""
     task = recorded_run(tenure)
@@ -67,6 +68,7 @@ def test_a_replay_names_each_difference(tenure: Tenure, tmp_path: Path) -> None:
     assert len(tenure.tasks) == 3
 
 
+@pytest.mark.faults
 def test_the_command_replays_a_file(tenure: Tenure, tmp_path: Path) -> None:
     """The installation need not have the recorded task."""
     path = exported(tenure, recorded_run(tenure), tmp_path)
@@ -81,6 +83,7 @@ def test_the_command_replays_a_file(tenure: Tenure, tmp_path: Path) -> None:
     assert (both.exit_code, "name either TASK or --ledger FILE" in both.stderr) == (Exit.USAGE, True)
 
 
+@pytest.mark.faults
 def test_a_run_that_failed_fails_again(tenure: Tenure, tmp_path: Path) -> None:
     """Its limit ends the replay too. With other answers from the failed step on, the replay differs from there."""
     steps = [tool("append_record", file="books", line=str(number)) for number in range(6)]
@@ -100,6 +103,7 @@ def test_a_run_that_failed_fails_again(tenure: Tenure, tmp_path: Path) -> None:
     assert end.startswith(f"step 5: expected the end as {ended.state} ({ended.reason}); got the end as SUCCEEDED")
 
 
+@pytest.mark.faults
 def test_a_file_that_is_no_whole_ledger_is_refused(tenure: Tenure, tmp_path: Path) -> None:
     tenure.model.script(["Done."])
     tenure.worker(functions="tests.testing.functions")

@@ -54,6 +54,7 @@ def test_another_model_reads_the_recorded_outcomes(tenure: Tenure) -> None:
     assert "Bought by another: [not recorded]" in "\n".join(rest)
 
 
+@pytest.mark.faults
 def test_a_replay_asks_nobody_and_spawns_nobody(tenure: Tenure) -> None:
     tenure.model.script([tool("request_approval", question="Refund?"), "Refunded."])
     tenure.worker()
@@ -75,6 +76,7 @@ def test_a_replay_asks_nobody_and_spawns_nobody(tenure: Tenure) -> None:
     assert f'Differs at step 2: {expected} {{"goals": ["Refund it for me"]}}\n' in done.stdout
 
 
+@pytest.mark.faults
 def test_a_replay_whose_worker_cannot_start_says_why(tenure: Tenure) -> None:
     tenure.model.script(["Done."])
     tenure.worker()
@@ -89,6 +91,7 @@ def test_a_replay_whose_worker_cannot_start_says_why(tenure: Tenure) -> None:
     assert replayed(tenure, task).wait().state is TaskState.CANCELLED
 
 
+@pytest.mark.faults
 def test_a_replay_says_what_it_cannot_do(tenure: Tenure) -> None:
     tenure.model.script(["Done."])
     tenure.worker(functions="tests.testing.functions")

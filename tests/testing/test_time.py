@@ -17,6 +17,7 @@ pytestmark = pytest.mark.server
 EVENT = tool("wait_external", correlation_id="paid-7", timeout_seconds=7200, at_deadline="go_on")
 
 
+@pytest.mark.faults
 def test_a_wait_ends_at_its_deadline(tenure: Tenure) -> None:
     tenure.model.script([EVENT, "Nobody paid."])
     tenure.worker()
@@ -28,6 +29,7 @@ def test_a_wait_ends_at_its_deadline(tenure: Tenure) -> None:
     assert task.result().text == "Nobody paid."
 
 
+@pytest.mark.faults
 def test_a_task_starts_at_its_time(tenure: Tenure) -> None:
     """The clock was moved by the test before, and is right again."""
     tenure.model.script(["Good morning."])
@@ -40,6 +42,7 @@ def test_a_task_starts_at_its_time(tenure: Tenure) -> None:
     assert task.info.created_at is not None
 
 
+@pytest.mark.faults
 def test_a_retry_is_due(tenure: Tenure, tmp_path: Path) -> None:
     tenure.worker(functions="tests.testing.functions")
     task = tenure.submit_function("invoices", {"folder": str(tmp_path)})
@@ -51,6 +54,7 @@ def test_a_retry_is_due(tenure: Tenure, tmp_path: Path) -> None:
     assert task.result().value == ["invoice"]
 
 
+@pytest.mark.faults
 def test_a_phase_timeout_passes(tenure: Tenure) -> None:
     """No worker takes the task in time."""
     timeouts = Timeouts(queued=PhaseTimeout(3600.0, TimeoutAction.TIME_OUT))
@@ -60,6 +64,7 @@ def test_a_phase_timeout_passes(tenure: Tenure) -> None:
     assert task.wait().state is TaskState.TIMED_OUT
 
 
+@pytest.mark.faults
 def test_the_deadline_of_a_task_passes(tenure: Tenure) -> None:
     tenure.model.script([EVENT, "Never."])
     tenure.worker()
@@ -83,6 +88,7 @@ async def test_a_schedule_is_due(tenure: Tenure) -> None:
     assert len(tenure.tasks) >= 2, "each due time on the way is decided, and the first of them finds no other task"
 
 
+@pytest.mark.faults
 def test_every_time_of_the_ledger_moves(tenure: Tenure) -> None:
     """The defaults of columns too; and no function or trigger of the ledger takes the time from Postgres itself."""
     tenure.model.script(["Hello."])
