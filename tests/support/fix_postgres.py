@@ -123,7 +123,7 @@ async def _ensure_template(server: PostgresProcess, name: str, migrations: tuple
     unfinished = f"{name}_unfinished"  # a template has its name once it is whole: its maker may be killed
     async with await psycopg.AsyncConnection.connect(server.dsn(), autocommit=True) as postgres:
         await postgres.execute("select pg_advisory_lock(hashtext(%s))", [name])
-        if await (await postgres.execute("select from pg_database where datname = %s", [name])).fetchone():
+        if await (await postgres.execute("select 1 from pg_database where datname = %s", [name])).fetchone():
             return
         await postgres.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(unfinished)))
         await postgres.execute(_create(unfinished, EMPTY))
