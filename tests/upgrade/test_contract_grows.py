@@ -29,5 +29,5 @@ def test_a_field_with_another_number_is_noticed(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "protos", tmp_path / "protos")
     shutil.copyfile(REPOSITORY / "buf.yaml", tmp_path / "buf.yaml")
     file = tmp_path / "protos/tenure/v1/task.proto"
-    file.write_text(file.read_text().replace("WaitKind kind = 2;", "WaitKind kind = 99;"))
+    file.write_text(file.read_text().replace("WaitKind kind = 2 ", "WaitKind kind = 99 "))
     assert 'Previously present field "2" with name "kind" on message "Wait" was deleted' in breaking(tmp_path)
