@@ -19,6 +19,7 @@ from tests.support.patience import CALL_SECONDS
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 
+@pytest.mark.nightly
 async def test_a_link_is_opened_and_answers_once(installation: Installation, webhook_receiver: MakeReceiver) -> None:
     receiver, address = await webhook_receiver(), installation.stack.gateway_address
     create = ("webhooks", "create", "links", receiver.url, "--label", "hook=links", "--answer-links")

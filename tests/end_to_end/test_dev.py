@@ -61,6 +61,7 @@ async def interrupted(dev: Process) -> str:
     return out.decode() + err.decode()
 
 
+@pytest.mark.nightly
 async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     dev = await start("--json", "dev", "--data", str(data), *QUICK)

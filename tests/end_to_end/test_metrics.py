@@ -165,6 +165,7 @@ async def test_what_dashboards_and_alerts_name_is_there(traffic: Traffic) -> Non
     assert wrong == []
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_process_reports_only_what_is_described(traffic: Traffic) -> None:
     for service in traffic.stack.services.values():

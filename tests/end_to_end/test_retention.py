@@ -67,6 +67,7 @@ async def left_of(install: Installation, task_id: str) -> list[Any]:
         return list(await cursor.fetchone() or ())
 
 
+@pytest.mark.faults
 async def test_a_pruned_task_loses_calls_files_and_its_zombie(forgetful: Installation) -> None:
     client, stack = forgetful.client, forgetful.stack
     agent = task_pb2.AgentSpec(approve_tools=["read_file"])

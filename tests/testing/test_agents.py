@@ -52,6 +52,7 @@ def test_an_agent_dies_and_refunds_once(tenure: Tenure, program: Path, at: str) 
     assert tenure.effects("refund") == 1
 
 
+@pytest.mark.nightly
 def test_the_example_of_the_page_runs(tenure: Tenure, program: Path) -> None:
     (code,) = (code for mark, code in BLOCKS if mark == "agents")
     for test in functions_in(code).values():

@@ -91,6 +91,7 @@ def test_a_recorded_run_becomes_a_test(tenure: Tenure, tmp_path: Path, monkeypat
         test(tenure)
 
 
+@pytest.mark.nightly
 async def test_a_block_with_asyncio_runs(tenure: Tenure) -> None:
     (code,) = (code for mark, code in BLOCKS if mark == "asyncio")
     for test in functions_in(code).values():

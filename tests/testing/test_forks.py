@@ -68,6 +68,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.faults
 @pytest.mark.server
 def test_workers_share_imports_and_no_state(tenure: Tenure, program: Path) -> None:
     """A change of a file that the program has read is seen by the next worker, and harms no other one."""
@@ -103,6 +104,7 @@ def test_a_process_with_a_thread_or_an_open_file_is_not_forked(held: str, expect
         assert process.stdout.readline() == f"{expected}\n"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("before", "code"),
     [("file = open(__file__)", -signal.SIGKILL), ("raise SystemExit('no shop')", 1)],

@@ -66,6 +66,7 @@ def test_a_kill_between_file_and_commit(tenure: Tenure, tmp_path: Path, function
     assert len(runs(tmp_path)) <= 2 * len(RUNS[function])
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("function", "at"),
     [

@@ -58,6 +58,7 @@ def test_two_tools_of_an_answer_run_at_once(tenure: Tenure, tmp_path: Path, agen
     assert calls(task) == ["2.0", "2.1"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("agent", SWEPT)
 def test_a_kill_in_the_middle_repeats_only_the_unfinished(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     tenure.model.script([[tool("slow", name="gated"), tool("slow", name="quick")], "Both are done."])

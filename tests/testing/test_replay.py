@@ -29,6 +29,7 @@ def replayed(tenure: Tenure, original: TaskHandle[Any]) -> TaskHandle[Any]:
     return task
 
 
+@pytest.mark.faults
 def test_another_model_reads_the_recorded_outcomes(tenure: Tenure) -> None:
     """The calls of both, in another order, and one that the first model did not make. Each effect happened once."""
     tenure.model.script([[TEA, LOOK], MILK, "Bought."])
