@@ -90,6 +90,8 @@ def _outputs(transition: checkpoint.Transition, v: Violations) -> None:
     for index, output in enumerate(transition.outputs[:MAX_OUTPUTS]):
         problem = problem_of_output(output_to_domain(output))
         v.require(not problem, f"transition.outputs[{index}]", problem)
+        is_named = bool(output.call_id)
+        v.require(is_named, f"transition.outputs[{index}].call_id", 'must be "<step>.<index>"')
 
 
 def _result(result_json: str, v: Violations) -> None:

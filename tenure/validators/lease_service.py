@@ -29,6 +29,7 @@ def _acquire(request: leases.AcquireLeaseRequest, v: Violations) -> None:
 
 def _release(request: leases.ReleaseLeaseRequest, v: Violations) -> None:
     _authority(request, v)
+    v.require(bool(request.reason) or request.HasField("token"), "reason", "must be set without a token")
 
 
 def _transfer(request: leases.TransferLeaseRequest, v: Violations) -> None:
@@ -38,11 +39,10 @@ def _transfer(request: leases.TransferLeaseRequest, v: Violations) -> None:
 
 
 def _authority(request: leases.ReleaseLeaseRequest | leases.TransferLeaseRequest, v: Violations) -> None:
-    match request.WhichOneof("authority"):
-        case "token":
-            check_token(request.token, v)
-        case _:
-            v.require(holds=False, field="authority", description="must be a token or a lease")
+    authority = request.WhichOneof("authority")
+    v.require(authority is not None, "authority", "must be a token or a lease")
+    if authority == "token":
+        check_token(request.token, v)
 
 
 def _register(request: checkpoint.RegisterLeaseRequest, v: Violations) -> None:

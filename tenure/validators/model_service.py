@@ -7,17 +7,12 @@ from typing import Any, Final
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import model_service_pb2 as models
 from tenure.validators.common import Check, check_duration, check_token
-from tenure.validators.rules import Violations
-
-MAX_MODEL_CHARACTERS: Final = 200
-MAX_PROMPT_SYSTEM_BYTES: Final = 1024 * 1024
-"""More than a task's system prompt: the loop adds the schema of the result."""
-MAX_MESSAGES: Final = 100_000
-MAX_TOOLS: Final = 1024
+from tenure.validators.rules import TOOL_NAME, Violations
 
 
 def _generate(request: models.GenerateRequest, v: Violations) -> None:
     _attempt(request, v)
+    _tools(request.prompt, v)
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
 
 
@@ -25,8 +20,14 @@ def _attempt(request: Any, v: Violations) -> None:
     check_token(request.token, v)
 
 
+def _tools(prompt: models.Prompt, v: Violations) -> None:
+    for index, tool in enumerate(prompt.tools):
+        v.require(bool(TOOL_NAME.match(tool.name)), f"prompt.tools[{index}].name", "must be a tool's name")
+
+
 def _count(request: models.CountInputTokensRequest, v: Violations) -> None:
     check_token(request.token, v)
+    _tools(request.prompt, v)
 
 
 CHECKS: Final[dict[type, Check]] = {

@@ -19,6 +19,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.common import (
+    MAX_GOAL_BYTES,
     MAX_WAIT_SECONDS,
     Check,
     check_duration,
@@ -26,7 +27,7 @@ from tenure.validators.common import (
     check_list,
     is_json,
 )
-from tenure.validators.rules import Violations
+from tenure.validators.rules import CALL_ID, Violations
 from tenure.validators.task import (
     check_limits,
     check_result_schema,
@@ -42,6 +43,7 @@ from tenure.wire.common import WAIT_KINDS, seconds
 def check_message_text(field: str, text: str, v: Violations) -> None:
     """Checks a message for an agent. It must not be blank, because model providers refuse a blank text."""
     v.require(bool(text.strip()), field, "must not be blank")
+    v.require(len(text.encode()) <= MAX_GOAL_BYTES, field, f"at most {MAX_GOAL_BYTES} bytes")
 
 
 def check_send(request: tasks.SendMessageRequest, v: Violations) -> None:
@@ -110,7 +112,12 @@ def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
     v.require(wait.kind != task_pb2.WAIT_KIND_OPERATOR, f"{field}.kind", "only AdminService.BeginWait begins it")
     if WAIT_KINDS.find(wait.kind) in WITHOUT_CALL:
         v.require(not wait.call_id, f"{field}.call_id", "must be empty: a wait of this kind has no call")
+    else:
+        v.require(bool(CALL_ID.match(wait.call_id)), f"{field}.call_id", 'must be "<step>.<index>"')
     _budget_request(wait, v, field)
+    is_event = wait.kind == task_pb2.WAIT_KIND_EVENT
+    rule = "must be set for an event, and empty for any other wait"
+    v.require(bool(wait.correlation_id) == is_event, f"{field}.correlation_id", rule)
     if transition.HasField("wait_timeout"):
         timeout_seconds = seconds(transition.wait_timeout)
         v.between("transition.wait_timeout", timeout_seconds, MIN_WAIT_SECONDS, WAITS_MAX_WAIT_SECONDS)
@@ -148,6 +155,8 @@ def _signal(request: checkpoint.SendSignalRequest, v: Violations) -> None:
 
 def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
     if not request.correlation_id:
+        v.require(bool(request.task_id), "task_id", "must be a UUID")
+        v.require(bool(request.wait_id), "wait_id", "must be set without a correlation_id")
         v.require(request.WhichOneof("answer") != "payload_json", "payload_json", "needs a correlation_id")
         check_wait_answer(request, v)
         return

@@ -34,6 +34,8 @@ def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
     v.require(most is not None, f"{prefix}kind", "must be a kind of quota")
     if most is not None:
         v.between(f"{prefix}most", quota.most, 0, most)
+    names = ", ".join(tenants.QuotaPolicy.keys())
+    v.require(quota.policy in tenants.QuotaPolicy.values(), f"{prefix}policy", f"must be one of {names}")
     if quota.kind == tenants.QUOTA_KIND_EMAILS_PER_HOUR:
         least = f"must be 0 or at least {MAX_EMAIL_ADDRESSES}, the most recipients of one e-mail"
         v.require(not 0 < quota.most < MAX_EMAIL_ADDRESSES, f"{prefix}most", least)

@@ -7,8 +7,11 @@ from typing import Final
 
 from tenure.domain.kept_content import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
 from tenure.domain.own_tools import (
+    MAX_OWN_DESCRIPTION,
     MAX_OWN_OUTPUT_BYTES,
+    MAX_OWN_SCHEMA,
     OWN_STATUSES,
+    OWN_TOOL_NAME,
 )
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
@@ -45,6 +48,11 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
 
 def _own_tool(request: tools.ExecuteRequest, v: Violations) -> None:
     tool = request.own_tool
+    v.require(bool(OWN_TOOL_NAME.match(tool.name)), "own_tool.name", "must be 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    fits = len(tool.description) <= MAX_OWN_DESCRIPTION
+    v.require(fits, "own_tool.description", f"must have 0 to {MAX_OWN_DESCRIPTION} characters")
+    fits = 2 <= len(tool.input_schema_json) <= MAX_OWN_SCHEMA
+    v.require(fits, "own_tool.input_schema_json", f"must have 2 to {MAX_OWN_SCHEMA} characters")
     v.require(tool.name == request.tool, "own_tool.name", "must be the tool of the call")
     check_duration("own_tool.timeout", tool.timeout, MAX_PHASE_SECONDS, v)
     v.require(tool.timeout.seconds > 0 or tool.timeout.nanos > 0, "own_tool.timeout", "must be positive")

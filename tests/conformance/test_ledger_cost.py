@@ -7,13 +7,21 @@ from typing import Any
 
 import psycopg
 
+from devstack.postgres_process import PostgresProcess
+from services.checkpoint.queries import MIGRATIONS
+from tenure.runtime.sql import migrate
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import Checkpoint, answer, reserve, words
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve, words
 
 STEPS = 120
 
 
-async def test_bytes_written_per_step_do_not_grow_with_the_history(replica: Checkpoint) -> None:
+async def test_bytes_written_per_step_do_not_grow_with_the_history(
+    own_postgres: PostgresProcess, checkpoint: MakeCheckpoint
+) -> None:
+    """The log is the server's: on the shared server the other tests write to it, too."""
+    await migrate(own_postgres.dsn(), MIGRATIONS)
+    replica = await checkpoint(dsn=own_postgres.dsn())
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_steps=STEPS))).task_id)
     written = []
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
