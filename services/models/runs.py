@@ -251,7 +251,7 @@ class Runs:
             _log.error("the end of a model call is not recorded", extra=fields)
             message = "the model runner could not record the end of the call: repeat the request later"
             unrecorded = Unavailable(message, reason="NOT_RECORDED", retry_after_seconds=1.0)
-            run.conclude(None, error if isinstance(error, TenureError) else unrecorded)
+            run.conclude(None, error if isinstance(error, TryLater) else unrecorded)
         if run.is_settled:
             self._report_usage(run)
         asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
