@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from devstack.postgres_process import PostgresProcess
 from services.checkpoint.entries import KINDS
 from tenure.domain import entries as facts
 from tenure.domain.entries import ToolIntent
@@ -22,9 +21,9 @@ OUTCOMES = f"new.kind = {KINDS['tool_outcome']} and position('UNRECORDED'::bytea
 """Every outcome but the one that replaces those that cannot be written."""
 
 
-async def test_a_worker_ends_a_refused_task(bench: WorkerBench, postgres_server: PostgresProcess) -> None:
+async def test_a_worker_ends_a_refused_task(bench: WorkerBench) -> None:
     await bench.start_worker()
-    await refuse_rows(postgres_server.dsn("worker_tests"), "entries", OUTCOMES, Refusal.TOO_LONG)
+    await refuse_rows(bench.stack.postgres_dsn, "entries", OUTCOMES, Refusal.TOO_LONG)
     task = await bench.ended(await bench.submit("sim-worker-paced"))
     assert (state_name(task.state), task.reason, task.claim_count) == ("FAILED", "COMMIT_REFUSED", 1)
     assert "54000" in task.message

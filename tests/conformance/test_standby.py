@@ -22,6 +22,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.shared_stores import POSTGRES_SETTINGS
 from tests.support.store_folder import store_folder
 
 pytestmark = pytest.mark.server
@@ -80,7 +81,7 @@ async def execute(dsn: str, statement: str) -> list[Any]:
 def standby_server(postgres_server: PostgresProcess, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A hot standby of the session's server, by streaming replication."""
     with store_folder() as folder:
-        server = asyncio.run(make_standby(postgres_server, folder / "standby"))
+        server = asyncio.run(make_standby(postgres_server, folder / "standby", POSTGRES_SETTINGS))
         with server:
             yield server
 
@@ -217,7 +218,7 @@ async def test_a_standby_of_a_former_primary_is_not_used(
     """Another standby became the primary: this one follows the former primary, and has writes that are lost."""
     database = (await fresh_database(MIGRATIONS)).rpartition("/")[2]
     with store_folder() as folder:
-        async with await make_standby(postgres_server, folder / "promoted") as promoted:
+        async with await make_standby(postgres_server, folder / "promoted", POSTGRES_SETTINGS) as promoted:
             await execute(promoted.dsn(database), "select pg_promote()")
             await execute(postgres_server.dsn(database), "create table lost ()")
             await execute(postgres_server.dsn(database), "select pg_switch_wal()")

@@ -100,7 +100,7 @@ class ToolClient:
 
     def __init__(self, address: str, tenant: str = TENANT) -> None:
         self.address = address
-        self.channel = open_channel(address, tenant=tenant)
+        self.channel = open_channel(address) if tenant == TENANT else open_channel(address, tenant=tenant)
         self.stub: Any = ToolServiceStub(self.channel)
         self.calls: list[asyncio.Task[Any]] = []
 
