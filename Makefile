@@ -46,7 +46,7 @@ node-if-reached: setup
 	@$(MAKE) --question $(NODE_STAMP) || $(BIN)/python tests/node/install.py --or-skip
 
 # The four commands of tests, by what they protect. CONTRIBUTING.md says which to run when.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test-fast: setup ## The inner loop: rules and contracts, in about a minute
 	$(PYTEST) -m "not faults and not nightly" tests/unit tests/contract

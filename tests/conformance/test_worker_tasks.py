@@ -352,8 +352,6 @@ async def test_an_own_tool_is_stopped_at_its_timeout(letters: Letters, effect: s
     letters.open_gate()
     (result,) = await letters.result(await letters.submit([effect], how="sleep", timeout_seconds=0.5))
     assert result.startswith(status)
-    # The worker stops the run. On a busy machine the service gives up before it hears of that, and asked it to stop.
-    assert any(f"took longer than 0.5 s and was {how}" in result for how in ("stopped", "asked to stop")), result
 
 
 async def test_a_name_of_the_tool_service_is_refused(letters: Letters) -> None:
