@@ -14,6 +14,8 @@ docs/agents.md is the guide. A name is imported at its first use: only `Agent` a
 calls.py          tool_call: the call that a tool runs for, with its idempotency key
 execution.py      the execution of a function that code runs in; current_work
 prompts.py        the prompt and the dependencies of a run, from the task
+approvals.py      asks a person about calls of inline tools
+shared_state.py   finds changes of the value that the tools of a run share
 effects.py        the effect class that a program gives a tool
 own_calls.py      the tool calls of one answer of a model as one step: in parallel
 output_report.py  the report of a model call while it runs: its usage, stated or estimated

@@ -24,7 +24,7 @@ async def permission(
     async def run(_call: OwnToolContext, allowed: Mapping[str, Any]) -> str:
         return json.dumps(dict(allowed), ensure_ascii=False)
 
-    asked = OwnTool(
+    permission_call = OwnTool(
         name=tool,
         description=description,
         input_schema=ANY_OBJECT,
@@ -33,4 +33,4 @@ async def permission(
         needs_approval=True,
         run=run,
     )
-    return await current.call_own_tool(asked, arguments)
+    return await current.call_own_tool(permission_call, arguments)

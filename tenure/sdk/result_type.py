@@ -78,19 +78,19 @@ def result_type_of(result: Any) -> ResultType[Any]:
     return ResultType(json.dumps(schema), lambda text: build(result, json.loads(text)))
 
 
-def _without_definitions(schema: Any, found: dict[str, Any]) -> Any:
+def _without_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     """Returns the schema without the `$defs` of pydantic models in it, whose references are from the root.
 
     Raises TypeError for two models of one name.
     """
     if isinstance(schema, list):
-        return [_without_definitions(each, found) for each in schema]
+        return [_without_definitions(each, definitions) for each in schema]
     if not isinstance(schema, dict):
         return schema
     for name, definition in schema.get("$defs", {}).items():
-        if found.setdefault(name, definition) != definition:
+        if definitions.setdefault(name, definition) != definition:
             raise TypeError(f"the result has two pydantic models named {name}: rename one of them")
-    return {name: _without_definitions(each, found) for name, each in schema.items() if name != "$defs"}
+    return {name: _without_definitions(each, definitions) for name, each in schema.items() if name != "$defs"}
 
 
 def _is_pydantic(value: Any) -> bool:

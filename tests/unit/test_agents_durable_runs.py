@@ -51,7 +51,7 @@ class Provider(ModelProvider):
         return self.model
 
 
-async def test_a_run_in_a_function_is_recorded_whatever_names_its_model() -> None:
+async def test_a_run_in_a_function_is_recorded() -> None:
     """By name, by the run's configuration, and of an agent that nobody made durable."""
     script = sdk.Script(*[sdk.text_message(text) for text in ("One", "Two", "Three")])
     named = agents.Agent(name="named", model="gpt-5")
@@ -132,7 +132,7 @@ async def test_a_session_is_read_and_written_once() -> None:
     assert "I am Ada." in str(script.seen[0])
 
 
-class Judge(Model):
+class Checker(Model):
     """Called by the SDK itself."""
 
     async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
@@ -147,7 +147,7 @@ async def test_a_guardrail_runs_beside_the_agent_and_is_not_recorded() -> None:
 
     @agents.input_guardrail
     async def check(_context: Any, _agent: Any, given: Any) -> GuardrailFunctionOutput:
-        judge = agents.Agent(name="judge", model=Judge())
+        judge = agents.Agent(name="judge", model=Checker())
         checked.append((await Runner.run(judge, given)).final_output)
         return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
 
@@ -165,7 +165,7 @@ async def test_a_guardrail_runs_beside_the_agent_and_is_not_recorded() -> None:
     ],
     ids=["custom", "hosted mcp"],
 )
-def test_a_tool_whose_approvals_nobody_could_answer_is_refused(tool: Any) -> None:
+def test_a_tool_without_an_approver_is_refused(tool: Any) -> None:
     with pytest.raises(ValueError, match=r"cannot (record|ask for)"):
         durable_openai(agents.Agent(name="support", tools=[tool]))
 
@@ -284,7 +284,7 @@ def cart(_given: Any) -> Cart:
 
 
 @pytest.mark.parametrize("made", [pydantic_cart, openai_cart])
-async def test_a_recorded_tool_that_changes_shared_state_fails_the_task(made: Callable[[Effect | None], Run]) -> None:
+async def test_a_recorded_change_of_shared_state_fails_the_task(made: Callable[[Effect | None], Run]) -> None:
     """Its worker's successor would not have the change. An inline tool runs again."""
     work = JournalWork("Add")
     for _ in range(2):

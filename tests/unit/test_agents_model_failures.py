@@ -66,7 +66,7 @@ async def test_a_function_catches_pydantic_ai_s_exception(raised: Exception) -> 
     assert {getattr(error, "retry_after", None) for error in caught} == {getattr(raised, "retry_after", None)}
 
 
-async def test_a_failure_that_nobody_catches_retries_the_task_as_before() -> None:
+async def test_an_uncaught_failure_retries_the_task() -> None:
     agent = Agent("support", model=FunctionModel(Script(LIMITED)))
     with pytest.raises(ModelRateLimitError) as raised:
         await agent.durable_function.run(JournalWork("Hello"), None)
@@ -85,7 +85,7 @@ def moved_on(first: Script, second: Script) -> pydantic_ai.Agent[Any, Any]:
 
 
 @pytest.mark.parametrize("made", [fallen_back, moved_on])
-async def test_a_fallback_asks_the_next_model_and_each_is_recorded_and_priced(made: Callable[..., Any]) -> None:
+async def test_a_fallback_records_and_prices_each_model(made: Callable[..., Any]) -> None:
     first, second = Script(LIMITED), Script(text_response("Hello."))
     run = durable(made(first, second)).run
     work = JournalWork("Hello")
@@ -136,7 +136,7 @@ async def test_a_function_catches_openai_s_exception(raised: Exception) -> None:
     assert {getattr(error, "status_code", 0) for error in caught} == {getattr(raised, "status_code", 0)}
 
 
-async def test_an_answer_is_asked_for_as_a_whole_where_servers_cannot_stream() -> None:
+async def test_an_answer_is_requested_whole_without_streaming() -> None:
     def streamed() -> str:
         raise AssertionError("the server cannot stream")
 

@@ -101,7 +101,7 @@ async def test_names_are_unchecked_without_tools_or_for_own_loops() -> None:
 
 
 @pytest.mark.parametrize("revision", [0, 2])
-async def test_an_approval_of_a_tool_that_the_agent_does_not_have_is_refused(revision: int) -> None:
+async def test_an_approval_of_an_unknown_tool_is_refused(revision: int) -> None:
     """In Python as without code. What the tool service has may be called by inline tools."""
     definition = agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_PYTHON, tools=[agent_pb.AgentTool(name="do_work")])
     spec = task_pb2.TaskSpec(

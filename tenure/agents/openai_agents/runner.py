@@ -55,9 +55,9 @@ class DurableRunner(AgentRunner):
             if is_owned:
                 await _close_runner_owned_model_provider(config.model_provider)
         if result.interruptions:
-            asked = ", ".join(str(each.tool_name or each.name) for each in result.interruptions)
+            names = ", ".join(str(each.tool_name or each.name) for each in result.interruptions)
             raise UnfinishedRun(
-                f"agent {starting_agent.name} stopped for the approval of {asked}, which Tenure cannot ask for: "
+                f"agent {starting_agent.name} stopped for the approval of {names}, which Tenure cannot ask for: "
                 "declare the tool before the worker starts"
             )
         return result
@@ -125,8 +125,8 @@ def as_unit(guardrail: Any) -> Any:
     @functools.wraps(check)
     async def checked(*arguments: Any) -> Any:
         with unit(f"the guardrail {guardrail.get_name()}"):
-            found = check(*arguments)
-            return await found if inspect.isawaitable(found) else found
+            checked_output = check(*arguments)
+            return await checked_output if inspect.isawaitable(checked_output) else checked_output
 
     vars(checked)["_tenure_unit"] = True
     return replace(guardrail, guardrail_function=checked)

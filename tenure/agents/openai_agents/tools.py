@@ -74,14 +74,14 @@ class DurableInvocation:
         return await self._call(current, context, arguments, sent, self.effect, asks=asks)
 
     async def _call_inline(
-        self, current: Execution, context: ToolContext[Any], arguments: str, asked: dict[str, Any] | None
+        self, current: Execution, context: ToolContext[Any], arguments: str, arguments_to_allow: dict[str, Any] | None
     ) -> Any:
-        """Runs the tool in the function itself. `asked`: the arguments that a person must allow first; None: none."""
-        if asked is not None:
-            outcome = await permission(current, self._name, self._description, self._schema, asked)
+        """Runs the tool in the function itself. `arguments_to_allow`: what a person must allow first; None: nothing."""
+        if arguments_to_allow is not None:
+            outcome = await permission(current, self._name, self._description, self._schema, arguments_to_allow)
             if outcome.is_error:
                 return f"{outcome.status}: {outcome.content}"
-            arguments = arguments if json.loads(outcome.content) == asked else outcome.content
+            arguments = arguments if json.loads(outcome.content) == arguments_to_allow else outcome.content
         return await _heard(self.original, current)(context, arguments)
 
     async def _call(

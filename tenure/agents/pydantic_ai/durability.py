@@ -322,12 +322,12 @@ class TenureDurability(BaseDurabilityCapability[Any]):
 
 async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPart) -> ToolApproved | ToolDenied:
     """Asks for a call of an inline tool. A person may change its arguments."""
-    asked = call.args_as_dict()
-    outcome = await permission(current, tool.name, tool.description or "", tool.parameters_json_schema, asked)
+    given = call.args_as_dict()
+    outcome = await permission(current, tool.name, tool.description or "", tool.parameters_json_schema, given)
     if outcome.is_error:
         return ToolDenied(f"{outcome.status}: {outcome.content}")
     allowed = json.loads(outcome.content)
-    return ToolApproved() if allowed == asked else ToolApproved(override_args=allowed)
+    return ToolApproved() if allowed == given else ToolApproved(override_args=allowed)
 
 
 def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
@@ -387,13 +387,13 @@ def _unrecorded_toolset(ctx: RunContext[Any], tool: ToolDefinition) -> str:
 
     Those of Pydantic AI itself, such as the search for tools, change nothing outside of the run.
     """
-    found = None if ctx.tool_manager is None else (ctx.tool_manager.tools or {}).get(tool.name)
-    if found is None:
+    known_tool = None if ctx.tool_manager is None else (ctx.tool_manager.tools or {}).get(tool.name)
+    if known_tool is None:
         return ""
-    modules = [each.__module__ for each in type(found.toolset).__mro__]
+    modules = [each.__module__ for each in type(known_tool.toolset).__mro__]
     needs_approval = bool((tool.metadata or {}).get(NEEDS_APPROVAL))
     is_harmless = modules[0].startswith("pydantic_ai.") and not needs_approval
-    return "" if is_harmless or not _RECORDED.isdisjoint(modules) else type(found.toolset).__name__
+    return "" if is_harmless or not _RECORDED.isdisjoint(modules) else type(known_tool.toolset).__name__
 
 
 def _definition_of(params: CallParams) -> ToolDefinition:
