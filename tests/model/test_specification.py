@@ -49,6 +49,7 @@ def test_every_mutation_of_a_model_is_in_the_matrix() -> None:
     assert used <= checked
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(bool(check.advice()), reason=check.advice() or "spin and gcc are there")
 @pytest.mark.parametrize("configuration", matrix.SMALL, ids=lambda each: each.name)
 def test_the_protocol_holds_and_each_guard_is_needed(configuration: Any) -> None:
