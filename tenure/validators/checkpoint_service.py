@@ -40,6 +40,7 @@ def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -
 
 
 def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
+    v.require(request.HasField("fork"), "fork", "must be set")
     _fork(request.fork, v)
     v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: PrepareFork returns it")
 

@@ -46,6 +46,7 @@ def _authority(request: leases.ReleaseLeaseRequest | leases.TransferLeaseRequest
 
 
 def _register(request: checkpoint.RegisterLeaseRequest, v: Violations) -> None:
+    v.require(request.HasField("grant"), "grant", "must be set")
     grant = request.grant
     check_claim_epoch("grant.epoch", grant.epoch, v)
     v.require(0 <= grant.previous_epoch < grant.epoch, "grant.previous_epoch", "must be below the epoch")

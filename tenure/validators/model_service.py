@@ -12,7 +12,7 @@ from tenure.validators.rules import TOOL_NAME, Violations
 
 def _generate(request: models.GenerateRequest, v: Violations) -> None:
     _attempt(request, v)
-    _tools(request.prompt, v)
+    _prompt(request, v)
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
 
 
@@ -20,14 +20,15 @@ def _attempt(request: Any, v: Violations) -> None:
     check_token(request.token, v)
 
 
-def _tools(prompt: models.Prompt, v: Violations) -> None:
-    for index, tool in enumerate(prompt.tools):
+def _prompt(request: Any, v: Violations) -> None:
+    v.require(request.HasField("prompt"), "prompt", "must be set")
+    for index, tool in enumerate(request.prompt.tools):
         v.require(bool(TOOL_NAME.match(tool.name)), f"prompt.tools[{index}].name", "must be a tool's name")
 
 
 def _count(request: models.CountInputTokensRequest, v: Violations) -> None:
     check_token(request.token, v)
-    _tools(request.prompt, v)
+    _prompt(request, v)
 
 
 CHECKS: Final[dict[type, Check]] = {
