@@ -229,6 +229,7 @@ async def test_a_call_without_a_turn_is_refused(both: Tenants) -> None:
         await refused
 
 
+@pytest.mark.faults
 async def test_new_schemas_of_a_tenant_are_limited(guarded: Guarded) -> None:
     """Two clients of a tenant submit huge schemas, each of them new, all at once."""
     tenant = f"t-{uuid.uuid4().hex[:12]}"
