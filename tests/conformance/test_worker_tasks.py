@@ -347,11 +347,14 @@ async def test_outcome_of_an_own_tool(letters: Letters, how: str, effect: str, b
     assert letters.counts()[effect] == 1
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("effect", "status"), [("KEYED", "TIMED_OUT"), ("UNSAFE", "IN_DOUBT")])
 async def test_an_own_tool_is_stopped_at_its_timeout(letters: Letters, effect: str, status: str) -> None:
     letters.open_gate()
     (result,) = await letters.result(await letters.submit([effect], how="sleep", timeout_seconds=0.5))
     assert result.startswith(status)
+    # The worker stops the run. On a busy machine the service gives up before it hears of that, and asked it to stop.
+    assert any(f"took longer than 0.5 s and was {how}" in result for how in ("stopped", "asked to stop")), result
 
 
 async def test_a_name_of_the_tool_service_is_refused(letters: Letters) -> None:
