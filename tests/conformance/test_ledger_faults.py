@@ -132,7 +132,8 @@ async def test_a_read_only_postgres_is_unavailable(checkpoint: MakeCheckpoint) -
     name = (await replica.query("select current_database()"))[0][0]
     await replica.query(f"alter database {name} set default_transaction_read_only = on")
     await replica.query(
-        "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'tenure-%%'"
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'tenure-%%' and datname = current_database()"
     )
     with pytest.raises(Unavailable) as refused:
         await owner.commit(words())

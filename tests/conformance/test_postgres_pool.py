@@ -340,7 +340,11 @@ async def test_a_broken_connection_is_unknown_and_the_next_works(
     through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
     async with pool_of(dsn) as direct, pool_of(through) as pool, asyncio.timeout(PATIENCE_SECONDS):
         sleeping = asyncio.create_task(one(pool, "select pg_sleep(30) as broken_off"))
-        while not await one(direct, "select count(*) from pg_stat_activity where query like '%% as broken_off'"):
+        sleepers = (
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and query like '%% as broken_off'"
+        )
+        while not await one(direct, sleepers):
             await asyncio.sleep(0.01)
         await proxy.reset()
         with pytest.raises(errors.Unavailable) as caught:

@@ -153,7 +153,7 @@ async def test_it_finds_a_record_that_its_snapshot_lacks(database: Database) -> 
 
 async def until_it_waits(database: Database) -> None:
     """Waits until a lock is asked for: `other` holds locks, and only the accepting connection can want one."""
-    waiting = "select exists (select from pg_locks where not granted)"
+    waiting = "select exists (select from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid)))"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (await (await database.other.execute(waiting)).fetchone() or (False,))[0]:
             await asyncio.sleep(0.01)

@@ -120,3 +120,17 @@ def test_names_of_tests_are_short() -> None:
     test = re.compile(rf"^ *(?:async )?def (test_\w{{{MAX_NAME_CHARACTERS - 4},}})\(", re.MULTILINE)
     long = [f"{file}: {name}" for file, text in texts("tests").items() for name in test.findall(text)]
     assert long == []
+
+
+def test_tests_watch_the_sessions_of_their_own_database() -> None:
+    """All tests share one server of Postgres. Its views show the sessions and locks of every database."""
+    bounded = re.compile(r"current_database\(\)|pg_blocking_pids|pid = %s")
+    shared = re.compile(r"pg_stat_activity|pg_locks")
+    folders = ("tests/conformance", "tests/end_to_end", "tests/security", "tests/model", "tests/upgrade")
+    wide = [
+        f"{file}:{text.count(chr(10), 0, found.start()) + 1}"
+        for file, text in texts(*folders).items()
+        for found in shared.finditer(text)
+        if not bounded.search(text[max(0, found.start() - 120) : found.start() + 240])
+    ]
+    assert wide == [], "name the database, or the session that blocks"
