@@ -341,8 +341,7 @@ async def test_a_broken_connection_is_unknown_and_the_next_works(
     async with pool_of(dsn) as direct, pool_of(through) as pool, asyncio.timeout(PATIENCE_SECONDS):
         sleeping = asyncio.create_task(one(pool, "select pg_sleep(30) as broken_off"))
         sleepers = (
-            "select count(*) from pg_stat_activity"
-            " where datname = current_database() and query like '%% as broken_off'"
+            "select count(*) from pg_stat_activity where datname = current_database() and query like '%% as broken_off'"
         )
         while not await one(direct, sleepers):
             await asyncio.sleep(0.01)
