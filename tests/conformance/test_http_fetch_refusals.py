@@ -164,7 +164,7 @@ async def test_a_rebound_name_leads_nowhere_else() -> None:
     assert here.inside.connections == 0
 
 
-async def test_a_name_that_is_rebound_between_two_hops_is_judged_anew() -> None:
+async def test_a_rebound_name_is_checked_at_each_hop() -> None:
     async with world(lambda _: page("", "302 Found", location="/again")) as here:
         failed = await here.refused("http://front.example/", answering([[PUBLIC], [PUBLIC], ["127.0.0.1"]]))
     assert failed.detail == "ADDRESS_REFUSED"

@@ -144,7 +144,7 @@ async def test_a_batch_locks_rows_in_the_order_of_ids(
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute("select 1 from ledger.tasks where task_id = %s for update", (ids[6],))
         writing = asyncio.create_task(in_one_frame(replica, [owner.request(words()) for owner in shuffled]))
-        await until_somebody_waits_for_a_lock(replica)
+        await until_a_session_waits_for_a_lock(replica)
         free = await replica.query(
             "select task_id::text from ledger.tasks where tenant = %s for update skip locked", replica.tenant
         )
@@ -152,7 +152,7 @@ async def test_a_batch_locks_rows_in_the_order_of_ids(
     assert [result.sequence for result in await writing] == [4] * 12
 
 
-async def until_somebody_waits_for_a_lock(replica: Any) -> None:
+async def until_a_session_waits_for_a_lock(replica: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await replica.query(
             "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"

@@ -55,7 +55,7 @@ async def test_a_closing_watch_costs_two_reads(
     assert metrics.read("tenure_watch_reads_total") - reads == 2
 
 
-async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(replica: Checkpoint) -> None:
+async def test_an_ended_task_is_closed_at_once_after_any_sequence(replica: Checkpoint) -> None:
     task = await replica.cancel((await replica.create()).task_id)
     for after in (0, 1, task.sequence):
         assert await read_all(closing(replica, task.task_id, after)) == CLOSED

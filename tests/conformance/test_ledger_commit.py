@@ -126,7 +126,7 @@ async def test_a_commit_that_waited_during_a_fence_raise_is_stale(replica: Check
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute("select 1 from ledger.tasks where task_id = %s for update", (task_id,))
         waiting = asyncio.create_task(owner.commit(words()))
-        await until_somebody_waits_for_a_lock(replica)
+        await until_a_session_waits_for_a_lock(replica)
         await postgres.execute(
             "update ledger.tasks set granted = granted + 1, granted_claim = 'new', epoch = epoch + 1, claim_id = 'new' "
             "where task_id = %s",
@@ -137,7 +137,7 @@ async def test_a_commit_that_waited_during_a_fence_raise_is_stale(replica: Check
     assert (await replica.get(task_id)).sequence == 3
 
 
-async def until_somebody_waits_for_a_lock(replica: Any) -> None:
+async def until_a_session_waits_for_a_lock(replica: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await replica.query(
             "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"

@@ -41,7 +41,7 @@ async def log_position(postgres: psycopg.AsyncConnection[Any]) -> int:
     return int(position)
 
 
-async def test_steps_are_updates_in_place(replica: Checkpoint) -> None:
+async def test_steps_are_hot_updates(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     before = await updates(replica)
     for _ in range(50):

@@ -99,7 +99,7 @@ async def test_a_large_tenant_delays_others_by_a_round(
 
 
 @pytest.mark.parametrize(("begun", "only_tenants"), [(False, []), (True, ["a", "d", "e"])])
-async def test_an_offer_reads_as_much_whatever_is_queued(ledger_dsn: str, begun: bool, only_tenants: list[str]) -> None:
+async def test_an_offer_reads_as_much_from_a_long_queue(ledger_dsn: str, begun: bool, only_tenants: list[str]) -> None:
     """Counted are pages, not milliseconds: the index is stepped through from tenant to tenant."""
     wanted = WANTED | {"only_tenants": only_tenants}
     read: list[int] = []

@@ -54,7 +54,7 @@ async def test_the_soonest_deadline_is_listed_first(
     assert await listed(replica) == [in_order[1:]]
 
 
-async def test_an_order_that_there_is_not_is_refused(replica: Checkpoint) -> None:
+async def test_an_unknown_order_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest):
         await replica.stub.ListTasks(
             pb.CheckpointServiceListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS

@@ -332,13 +332,13 @@ async def test_a_requeued_sub_agent_outlives_its_call_not_a_cancel(
     request = pb.AppendForeignRequest(task_id=child, request_id="r-1", actor="bob", operator_request=inner_request)
     await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
     await replica.requeue(owner)
-    await told_all(replica)
+    await notice_of_every_sub_agent(replica)
     assert (await replica.get(child)).state == QUEUED
     await replica.cancel(parent.task_id)
     assert (await in_state(replica, child, CANCELLED)).attempt == 2
 
 
-async def told_all(replica: Any) -> None:
+async def notice_of_every_sub_agent(replica: Any) -> None:
     """Until no news is left."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while await replica.query("select 1 from ledger.family_news limit 1"):
@@ -377,7 +377,7 @@ async def test_concurrent_ends_wake_each_parent_once(
     cancels = [other_replica.cancel(parent.task_id) for parent in parents[1::3]]
     said = await asyncio.gather(*ends, *cancels)
     assert len(said) == len(ends) + len(cancels)
-    await told_all(replica)
+    await notice_of_every_sub_agent(replica)
     for number, parent in enumerate(parents):
         task = await in_state(replica, parent.task_id, QUEUED, CANCELLED)
         assert task.state == CANCELLED or number % 3 != 1

@@ -70,7 +70,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("kind", HUGE)
-async def test_an_answer_is_bounded_whatever_it_is_made_of(server: PlatformServer, kind: str) -> None:
+async def test_an_answer_of_any_parts_is_bounded(server: PlatformServer, kind: str) -> None:
     """It must fit into a message to its worker, or the worker could neither take the call nor end it."""
     ended = [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}}]
     server.body = b"".join(map(written, [START, *HUGE[kind], *ended, {"type": "message_stop"}]))

@@ -105,7 +105,7 @@ async def test_an_open_or_unknown_call_is_not_stopped(
     assert [one.is_over for one in (call, unknown, joined)] == [False, False, False]
 
 
-async def test_a_batch_of_calls_is_judged_in_its_order(checkpoint: MakeCheckpoint) -> None:
+async def test_a_batch_of_calls_is_decided_in_order(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id, joins=True)
     await owner.commit(reserve=reserve(outlives=True))

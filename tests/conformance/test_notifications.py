@@ -188,7 +188,7 @@ class TestEmail:
         await hooks.counts_are_those_of_the_deliveries()
 
     @pytest.mark.nightly
-    async def test_a_message_of_unknown_fate_is_repeated_as_it_was(
+    async def test_a_message_of_unknown_outcome_is_repeated_unchanged(
         self, hooks: WebhookClient, mails: MailServer
     ) -> None:
         mails.data = lambda _mail: "" if mails.came else LOST

@@ -318,7 +318,7 @@ async def test_asynchronous_commits_are_refused(fresh_database: FreshDatabase) -
             await startup_guard(pool)
 
 
-async def test_a_server_too_old_is_refused_whatever_is_allowed(
+async def test_a_server_too_old_is_always_refused(
     fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.runtime.postgres.OLDEST_VERSION", 990000)

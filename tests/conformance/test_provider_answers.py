@@ -183,7 +183,7 @@ async def test_a_call_is_within_the_contract_and_its_output_is_shown() -> None:
     ],
 )
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_refusal_is_an_answer_whatever_the_class(
+async def test_a_refusal_is_an_answer_for_every_class(
     answering: Any, detail: str, words: str, effect_class: Any
 ) -> None:
     scripted = Scripted(answering)

@@ -146,7 +146,7 @@ async def test_a_standby_that_lags_too_far_is_not_used(make_ledger: Any) -> None
     await ledger.until(lambda tasks, as_of: as_of is not None and late in tasks)
 
 
-async def test_entries_are_complete_wherever_they_are_read(make_ledger: Any) -> None:
+async def test_entries_are_complete_on_both_servers(make_ledger: Any) -> None:
     ledger = await make_ledger()
     await ledger.used()
     owner = await ledger.replica.claim((await ledger.replica.create()).task_id)

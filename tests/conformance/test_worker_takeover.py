@@ -217,7 +217,7 @@ RECORD = """insert into tools.calls (task_id, call_id, tool, effect_class, argum
 
 
 @pytest.mark.faults
-async def test_another_call_in_its_place_is_not_run(bench: WorkerBench) -> None:
+async def test_another_call_with_its_id_is_not_run(bench: WorkerBench) -> None:
     """The model reads that, and the task goes on. Before, each worker that took it ended its work with an error."""
     task_id = await bench.submit("sim-worker-effects")
     async with await psycopg.AsyncConnection.connect(bench.stack.postgres_dsn, autocommit=True) as postgres:

@@ -94,8 +94,6 @@ BANNED_FORMS = {
     r"^test_(?:what|who|whoever)_": "begin with the noun: test_invalid_answer_is_refused",
     r"_that_there_(?:is|are)": "existing, unknown",
 }
-# These folders still have such names. A folder that is clean leaves this list.
-NOT_YET_CLEAN = {"conformance", "end_to_end", "fault", "fuzz", "model", "security", "support", "testing"}
 
 
 def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -159,24 +157,14 @@ def names_in_tests(file: str, text: str) -> Iterator[str]:
     yield from re.findall(r"^ +(?:async )?def (test_\w+)", text, re.MULTILINE)
 
 
-def problems_by_folder() -> dict[str, list[str]]:
-    problems: dict[str, list[str]] = {}
-    for file, text in texts("tests").items():
-        for name in names_in_tests(file, text):
-            if problem := problem_of(name):
-                problems.setdefault(file.split("/")[1], []).append(f"{file}: {name}: say {problem}")
-    return problems
-
-
 def test_names_of_tests_state_laws_with_nouns_of_the_glossary() -> None:
     banned = [
-        problem for folder, each in problems_by_folder().items() if folder not in NOT_YET_CLEAN for problem in each
+        f"{file}: {name}: say {problem}"
+        for file, text in texts("tests").items()
+        for name in names_in_tests(file, text)
+        if (problem := problem_of(name))
     ]
     assert banned == []
-
-
-def test_clean_folders_are_not_listed() -> None:
-    assert NOT_YET_CLEAN - problems_by_folder().keys() == set(), "remove it from NOT_YET_CLEAN"
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ async def test_waiting_too_short_is_5(run: Any) -> None:
     assert again["state"] == "CANCELLED"
 
 
-async def test_what_cannot_be_is_3_in_one_sentence(run: Any) -> None:
+async def test_impossible_requests_exit_with_3_and_one_sentence(run: Any) -> None:
     task_id = await submitted(run)
     await run("tasks", "wait", task_id)
     refusals = [
@@ -240,7 +240,7 @@ async def test_a_running_task_has_a_claim_and_workers_list_it(run: Any, installa
     assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "no worker holds the task\n")
 
 
-async def test_refusals_of_a_task_that_nobody_lost_are_none(run: Any) -> None:
+async def test_a_task_without_lost_claims_has_no_refusals(run: Any) -> None:
     task_id = await submitted(run)
     done = await run("tasks", "refusals", task_id)
     assert (done.code, done.out, done.err) == (Exit.OK, "", "no write was refused\n")

@@ -100,7 +100,7 @@ async def test_a_reader_sees_all_and_changes_nothing(operator: Installation, vie
     assert operator.effects(file) == []
 
 
-async def test_what_an_operator_does_is_audited(operator: Installation, viewer: Viewer, stack: Stack) -> None:
+async def test_an_operators_actions_are_audited(operator: Installation, viewer: Viewer, stack: Stack) -> None:
     key = await operator_key(stack)
     async with client_of(stack, key, "acme") as acme:
         other = await Installation(stack, acme).submit("sim-hello", "A task of acme")

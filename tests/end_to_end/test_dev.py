@@ -169,7 +169,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--set", "models.MAX_CALLS=0"), "TENURE_MODELS_MAX_CALLS"),
     ],
 )
-async def test_what_cannot_start_says_why_in_a_sentence(tmp_path: Path, arguments: Any, expected: str) -> None:
+async def test_a_failed_start_says_why_in_one_sentence(tmp_path: Path, arguments: Any, expected: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     filled = [argument.format(file=tmp_path / "file", folder=tmp_path / "folder") for argument in arguments]

@@ -17,7 +17,7 @@ from tests.end_to_end.installation import Installation
 pytestmark = pytest.mark.faults
 
 
-async def test_deadlines_and_costs_are_told_after_a_kill(own_installation: Installation) -> None:
+async def test_deadlines_and_costs_are_reported_after_a_kill(own_installation: Installation) -> None:
     """The deadline of a task stands still while it waits for a person; the simulator's calls cost no money."""
     stack, name = own_installation.stack, f"t-{uuid.uuid4().hex[:12]}"
 

@@ -91,7 +91,7 @@ async def test_each_of_the_three_resolutions_lets_the_task_succeed(
     assert "resolves call 1.0: it happened" in entries.out
 
 
-async def test_what_is_no_answer_is_refused_before_anything_is_asked(installation: Installation) -> None:
+async def test_invalid_answer_is_refused_early(installation: Installation) -> None:
     address = installation.stack.gateway_address
     task_id = str(uuid.uuid4())
     for wrong in (

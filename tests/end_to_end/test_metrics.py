@@ -135,7 +135,7 @@ async def scrape(stack: Stack) -> Scraped:
 
 @pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_dashboards_and_alerts_name_is_there(traffic: Traffic) -> None:
+async def test_metrics_of_dashboards_and_alerts_exist(traffic: Traffic) -> None:
     scraped = await scrape(traffic.stack)
     wrong = []
     for each in expressions():

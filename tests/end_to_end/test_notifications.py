@@ -138,7 +138,7 @@ async def test_the_cli_tells_how_a_test_went(notifying: Installation, mails: Mai
     assert (wrong.code, "must be local@domain" in wrong.err) == (Exit.REFUSED, True)
 
 
-async def test_e_mail_beyond_the_quota_is_told_and_sent_later(notifying: Installation, mails: MailServer) -> None:
+async def test_e_mail_beyond_the_quota_is_reported_and_sent_later(notifying: Installation, mails: MailServer) -> None:
     """The ledger is killed while e-mail waits for the tenant's quota."""
     address = notifying.stack.gateway_address
     limits = ("tenants", "limit", "--reason", "a test", "--emails-per-hour")

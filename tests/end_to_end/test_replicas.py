@@ -142,12 +142,12 @@ async def test_a_watch_at_one_checkpoint_tells_what_another_commits(install: Rep
     task_id = await install.submit("sim-e2e-keyed-paced", file)
     async with AsyncExitStack() as opened:
         channels = [await opened.enter_async_context(open_channel(one.address)) for one in install.both("checkpoint")]
-        results = await asyncio.gather(*(entries_told(channel, task_id) for channel in channels))
+        results = await asyncio.gather(*(entries_streamed(channel, task_id) for channel in channels))
     assert results[0] == results[1]
     check_whole(results[0])
 
 
-async def entries_told(channel: Any, task_id: str) -> list[ledger_pb2.Entry]:
+async def entries_streamed(channel: Any, task_id: str) -> list[ledger_pb2.Entry]:
     watch: Any = CheckpointServiceStub(channel).WatchEntries(ledger_pb.WatchEntriesRequest(task_id=task_id))
     async with asyncio.timeout(PATIENCE_SECONDS):
         return [entry async for page in watch for entry in page.entries]

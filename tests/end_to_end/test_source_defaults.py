@@ -143,7 +143,7 @@ async def test_a_task_that_says_nothing_has_the_defaults_of_its_source(
     assert lasts == pytest.approx(timeout, abs=1), "it is not only shown"
 
 
-async def test_what_a_task_says_itself_stands(client: Client) -> None:
+async def test_a_tasks_own_values_override_defaults(client: Client) -> None:
     request = api.SubmitTaskRequest(
         queue=QUEUE,
         priority=task_pb2.PRIORITY_LOW,
@@ -160,7 +160,7 @@ async def test_what_a_task_says_itself_stands(client: Client) -> None:
     assert seconds(spec.policy.timeouts.wait.after) == 604
 
 
-async def test_a_repeated_submit_is_recognised_whatever_the_defaults(
+async def test_a_repeated_submit_is_recognised_after_a_change_of_defaults(
     installation: Installation, client: Client
 ) -> None:
     """The other ledger has no file."""

@@ -26,7 +26,7 @@ async def set_quotas(install: Installation, tenant: str, *quotas: pb.Quota) -> p
     return await install.client.update_tenant_limits(request)
 
 
-async def test_a_tenants_cap_refuses_its_submits_and_nobody_elses(installation: Installation) -> None:
+async def test_a_tenants_cap_refuses_only_its_own_submits(installation: Installation) -> None:
     name = f"t-{uuid.uuid4().hex[:12]}"
     capped = await set_quotas(installation, name, quota(pb.QUOTA_KIND_SUBMITS_PER_MINUTE, 1, pb.QUOTA_POLICY_REFUSE))
     assert (capped.tenant, capped.revision, capped.actor) == (name, 1, "tenant/default")

@@ -166,7 +166,7 @@ async def whole_tree(install: Installation, root: str) -> list[task_pb2.Task]:
         assert len(below) == (5, 2, 0)[parent.depth]
         check_spawned_once(entries, below)
         if below:
-            check_told(entries, parent, below)
+            check_tree_reported(entries, parent, below)
     return tree
 
 
@@ -176,7 +176,7 @@ def check_spawned_once(entries: list[ledger_pb2.Entry], below: list[task_pb2.Tas
     assert sorted(task_id for one in spawned for task_id in one.task_ids) == sorted(one.task_id for one in below)
 
 
-def check_told(entries: list[ledger_pb2.Entry], parent: task_pb2.Task, below: list[task_pb2.Task]) -> None:
+def check_tree_reported(entries: list[ledger_pb2.Entry], parent: task_pb2.Task, below: list[task_pb2.Task]) -> None:
     (response,) = [
         entry.body.tool_outcome.outcome.content
         for entry in entries

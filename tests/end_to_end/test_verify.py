@@ -49,7 +49,7 @@ async def recorded(install: Installation, *task_ids: str) -> History:
     return replace(history, effects=tuple(effects), model_calls=tuple(calls))
 
 
-async def test_what_really_happened_breaks_no_rule(installation: Installation) -> None:
+async def test_recorded_history_breaks_no_rule(installation: Installation) -> None:
     pure, unsafe, stopped = await asyncio.gather(
         ended(installation, "sim-e2e-pure"), ended(installation, "sim-parallel-tools"), cancelled(installation)
     )
@@ -78,7 +78,7 @@ async def test_a_task_that_goes_on_meanwhile_breaks_no_rule(installation: Instal
 
 
 @pytest.mark.faults
-async def test_a_hand_in_the_tables_is_told_with_task_rule_and_place(installation: Installation) -> None:
+async def test_a_manual_change_of_the_tables_is_reported_with_task_and_rule(installation: Installation) -> None:
     """Of a task of this test that has ended: nobody else at the shared installation sees it."""
     install = installation
     task_id, other = await asyncio.gather(ended(install, "sim-parallel-tools"), ended(install, "sim-hello"))

@@ -147,7 +147,7 @@ def rounds(*, of_work: bool) -> list[tuple[str, ...]]:
     return items
 
 
-async def check_deaths_at(install: Installation, failpoints: Sequence[str]) -> None:
+async def check_kills_at(install: Installation, failpoints: Sequence[str]) -> None:
     """Each process dies there, and the promises hold. What leads there is a matter of time: it may take more tries."""
     to_meet = set(failpoints)
     for _ in range(TRIES):

@@ -75,7 +75,7 @@ async def a_former_owner_commits_after_the_open(arena: Arena) -> None:
         await new.end()
 
 
-async def a_claim_nobody_registered_opens(arena: Arena) -> None:
+async def an_unregistered_claim_opens(arena: Arena) -> None:
     task_id = await arena.task()
     registered = await arena.ledger.claim(task_id, holder="worker-1")
     with REFUSED:
@@ -101,7 +101,7 @@ async def an_old_commit_is_delivered_again(arena: Arena) -> None:
         await owner.replica.stub.Commit(request, timeout=CALL_SECONDS)
 
 
-async def the_loss_of_an_older_claim_is_told_late(arena: Arena) -> None:
+async def the_loss_of_an_older_claim_is_reported_late(arena: Arena) -> None:
     task_id = await arena.task()
     old = await arena.ledger.claim(task_id, holder="worker-1")
     await arena.ledger.requeue(old)
@@ -144,7 +144,7 @@ async def a_fenced_owner_calls_a_repeatable_tool(arena: Arena) -> None:
     await a_fenced_owner_calls_its_tool(arena, REPEATABLE_TOOL)
 
 
-async def ended_by_somebody_else(arena: Arena, owner: Owner) -> None:
+async def ended_by_another_caller(arena: Arena, owner: Owner) -> None:
     """As a coordinator does it: a claim, the tools' fence closed, one commit."""
     other = await arena.ledger.claim(owner.task.task_id, holder="coordinator-1")
     await arena.fence(other, close=True)
@@ -153,7 +153,7 @@ async def ended_by_somebody_else(arena: Arena, owner: Owner) -> None:
 
 async def a_call_comes_after_the_end(arena: Arena) -> None:
     owner = await arena.owner_with_a_call()
-    await ended_by_somebody_else(arena, owner)
+    await ended_by_another_caller(arena, owner)
     with REFUSED:
         await arena.execute(owner)
 
@@ -162,7 +162,7 @@ async def a_call_was_accepted_before_the_end(arena: Arena) -> None:
     owner = await arena.owner_with_a_call()
     call = asyncio.create_task(arena.execute(owner))
     await appear(arena.folder / "accepted")
-    await ended_by_somebody_else(arena, owner)
+    await ended_by_another_caller(arena, owner)
     (arena.folder / "go-on").touch()
     with REFUSED:
         await call
@@ -247,7 +247,7 @@ async def a_worker_leaves_a_call_of_a_runner(arena: Arena) -> None:
         await joiner.end()
 
 
-async def two_of_a_tree_set_aside_what_fits_once(arena: Arena) -> None:
+async def two_of_a_tree_reserve_what_fits_once(arena: Arena) -> None:
     root, child = await a_family(arena, 1_000)
     await root.commit(reserve=reserve(input_tokens=500, output=100))
     await child.commit(reserve=reserve(input_tokens=500, output=100))
@@ -276,14 +276,14 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "open_lower_epoch": a_lower_epoch_opens,
     "open_same_claim_later": a_claim_that_was_given_back_opens_again,
     "open_raises_the_fence": a_former_owner_commits_after_the_open,
-    "registered_grants": a_claim_nobody_registered_opens,
+    "registered_grants": an_unregistered_claim_opens,
     "commit_repeat": a_commit_is_sent_twice,
     "commit_number": an_old_commit_is_delivered_again,
-    "requeue_of_the_seen_claim": the_loss_of_an_older_claim_is_told_late,
+    "requeue_of_the_seen_claim": the_loss_of_an_older_claim_is_reported_late,
     "end_with_open_calls": an_owner_ends_with_an_open_call,
     "end_stops_the_model": a_cancelled_owner_asks_for_another_model_call,
     "cancel_wins": a_cancelled_owner_succeeds,
-    "reserve_sees_siblings": two_of_a_tree_set_aside_what_fits_once,
+    "reserve_sees_siblings": two_of_a_tree_reserve_what_fits_once,
     "reserve_sees_own_cap": a_child_asks_for_more_than_its_own_cap,
     "settle_gives_back": a_call_is_answered,
     "settle_counts_use": a_call_is_answered,

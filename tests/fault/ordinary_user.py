@@ -55,7 +55,7 @@ os.execve(command[0], command, dict(os.environ))
 
 
 @contextmanager
-def place_of_an_ordinary_user() -> Iterator[Path]:
+def folder_of_an_ordinary_user() -> Iterator[Path]:
     """A directory of the user's with copies of what the sandbox and its abuses are made of, and room for files."""
     directory = Path(tempfile.mkdtemp(prefix="tenure-user-"))
     try:

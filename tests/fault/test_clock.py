@@ -120,7 +120,7 @@ async def a_day_of_tasks(bench: Any, while_running: Any) -> Any:
     return [await decisions(bench, task_id) for task_id in running]
 
 
-async def test_decisions_are_the_same_whatever_the_wall_clocks_say(bench: WorkerBench, clocks: Any) -> None:
+async def test_decisions_do_not_depend_on_wall_clocks(bench: WorkerBench, clocks: Any) -> None:
     """F41: an hour ahead or behind, in different directions, and jumping by two while tasks run."""
 
     def shift(sign: Any) -> None:

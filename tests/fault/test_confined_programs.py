@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.fault.ordinary_user import place_of_an_ordinary_user, run_as_an_ordinary_user
+from tests.fault.ordinary_user import folder_of_an_ordinary_user, run_as_an_ordinary_user
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become an ordinary user")
 pytestmark = [
@@ -65,7 +65,7 @@ asyncio.run(main())
 
 
 def test_the_uid_alone_opens_nothing_of_the_service() -> None:
-    with place_of_an_ordinary_user() as place, socket.create_server(("127.0.0.1", 0)) as listening:
+    with folder_of_an_ordinary_user() as place, socket.create_server(("127.0.0.1", 0)) as listening:
         done = run_as_an_ordinary_user(place, "-c", SERVICE, ATTACK, str(listening.getsockname()[1]))
         assert done.returncode == 0, done.stderr
         unconfined, confined = json.loads(done.stdout)

@@ -89,7 +89,7 @@ async def test_a_compacted_expiry_is_not_missed(own_fleet: Fleet, own_etcd: Etcd
 
 
 @pytest.mark.faults
-async def test_what_a_silent_watch_does_not_tell_is_found_by_comparing(own_fleet: Fleet) -> None:
+async def test_events_lost_by_a_silent_watch_are_found_by_comparing(own_fleet: Fleet) -> None:
     replica = await own_fleet.coordinator(failpoints="coordinator.deaf_watch", **SHORT)
     async with Owners(own_fleet) as owners:
         worker = await owners.add(replica, slots=1)

@@ -75,7 +75,7 @@ async def test_epochs_grow_though_etcd_went_back(
 
 
 @pytest.mark.faults
-async def test_epochs_grow_though_nobody_ran_while_etcd_was_put_back(
+async def test_epochs_grow_after_a_restore_without_a_running_coordinator(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     first = await own_fleet.coordinator(**SHORT)
@@ -90,9 +90,7 @@ async def test_epochs_grow_though_nobody_ran_while_etcd_was_put_back(
 
 
 @pytest.mark.faults
-async def test_a_restore_that_nobody_can_notice_harms_nobody(
-    own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
-) -> None:
+async def test_an_unnoticeable_restore_changes_nothing(own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path) -> None:
     """The revision has passed the old maximum before anybody looks, and the generation is the same: no raise."""
     first = await own_fleet.coordinator(**SHORT)
     async with Owners(own_fleet) as owners:

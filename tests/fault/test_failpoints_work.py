@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fault.failpoint_scenes import check_deaths_at, rounds
+from tests.fault.failpoint_scenes import check_kills_at, rounds
 from tests.fault.suite.installation import Installation
 
 pytestmark = [
@@ -16,7 +16,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("failpoints", rounds(of_work=True), ids="+".join)
-async def test_deaths_there_lose_and_repeat_nothing(
+async def test_kills_there_lose_and_repeat_nothing(
     small_installation: Installation, failpoints: tuple[str, ...]
 ) -> None:
-    await check_deaths_at(small_installation, failpoints)
+    await check_kills_at(small_installation, failpoints)

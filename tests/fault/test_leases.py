@@ -133,7 +133,7 @@ async def test_a_dead_coordinators_acquire_is_taken_up_by_its_repeat(
 
 
 @pytest.mark.faults
-async def test_a_claim_that_nobody_registers_is_cleaned_up(backends: Backends, leases: Leases) -> None:
+async def test_an_unregistered_claim_is_cleaned_up(backends: Backends, leases: Leases) -> None:
     dying = await backends.at(await backends.replica(failpoints="coordinator.after_lease_claim=kill9"))
     with pytest.raises(TenureError):
         await dying.acquire("a", "one", ttl_seconds=600)
@@ -274,7 +274,7 @@ async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Bac
 
 
 @pytest.mark.faults
-async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases: Leases) -> None:
+async def test_a_lost_lease_stops_the_holder_and_releases_nothing(leases: Leases) -> None:
     async def work() -> None:
         async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=5) as held:
             await leases.transfer("two", lease=pb.LeaseReference(resource="a", epoch=held.epoch))

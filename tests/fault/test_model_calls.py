@@ -65,7 +65,7 @@ async def worker_stack(
 
 
 @dataclass
-class Told:
+class StreamedUpdates:
     """What a watcher read of the first answer, piece by piece."""
 
     pieces: list[LiveTextEvent] = field(default_factory=list)
@@ -82,9 +82,9 @@ class Told:
 
 
 @asynccontextmanager
-async def watching(bench: WorkerBench, task_id: str) -> AsyncIterator[Told]:
+async def watching(bench: WorkerBench, task_id: str) -> AsyncIterator[StreamedUpdates]:
     """Reads the live text of the first answer in the background."""
-    told = Told()
+    told = StreamedUpdates()
 
     async def read() -> None:
         async with (
@@ -166,7 +166,7 @@ async def check_history(bench: WorkerBench, task_id: str) -> None:
     assert examine(replace(history, model_calls=calls)).violations == ()
 
 
-def check_text(told: Told, *, more_than: int) -> None:
+def check_text(told: StreamedUpdates, *, more_than: int) -> None:
     """Each character came once and in order, over the takeover, too."""
     assert len(told.text) > more_than
     assert TEXT.startswith(told.text)

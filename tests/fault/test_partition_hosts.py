@@ -134,7 +134,7 @@ async def test_other_lines_and_hosts_are_not_cut(hosts: Any) -> None:
                 await hears(client, 0.3)
 
 
-async def test_what_listens_on_a_host_can_be_reached(hosts: Any) -> None:
+async def test_listeners_on_a_host_can_be_reached(hosts: Any) -> None:
     host = hosts.host()
     async with running(host, SERVER) as server:
         where, _, port = (await host.serve(int(await hears(server)))).rpartition(":")

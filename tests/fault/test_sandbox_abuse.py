@@ -18,7 +18,7 @@ from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, landlock_versi
 from services.tools.sandbox.supervision import SandboxedProgram
 from tests.fault.abuse_runner import contain
 from tests.fault.abuses import FAMILIES, Abuse
-from tests.fault.ordinary_user import UID, delegated_cgroups, place_of_an_ordinary_user, run_as_an_ordinary_user
+from tests.fault.ordinary_user import UID, delegated_cgroups, folder_of_an_ordinary_user, run_as_an_ordinary_user
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -34,8 +34,8 @@ async def test_abuses_are_contained(sandbox: Sandbox, family: str, tmp_path: Pat
 
 
 @pytest.fixture(scope="module")
-def users_place(sandbox_detection: Detection) -> Iterator[Path]:
-    with place_of_an_ordinary_user() as place:
+def users_folder(sandbox_detection: Detection) -> Iterator[Path]:
+    with folder_of_an_ordinary_user() as place:
         yield place
 
 
@@ -44,17 +44,17 @@ def users_place(sandbox_detection: Detection) -> Iterator[Path]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("groups", "warm"), [("no cgroups", 0), ("no cgroups", 1), ("delegated cgroups", 1)])
 def test_abuses_are_contained_for_an_ordinary_user(
-    sandbox_detection: Detection, users_place: Path, family: str, groups: str, warm: int
+    sandbox_detection: Detection, users_folder: Path, family: str, groups: str, warm: int
 ) -> None:
     if groups == "delegated cgroups" and not sandbox_detection.cgroups.limits:
         pytest.skip("root itself can make no cgroups here: " + sandbox_detection.cgroups.describe())
-    directory = users_place / "tmp" / f"{groups} {warm} {family}".replace(" ", "-")
+    directory = users_folder / "tmp" / f"{groups} {warm} {family}".replace(" ", "-")
     directory.mkdir()
     os.chown(directory, UID, UID)
     given = sandbox_detection.cgroups if groups == "delegated cgroups" else Cgroups(())
     with delegated_cgroups(given) as joins:
         run = ("-m", "tests.fault.abuse_runner", family, str(directory), str(warm))
-        done = run_as_an_ordinary_user(users_place, *run, joins=joins)
+        done = run_as_an_ordinary_user(users_folder, *run, joins=joins)
     assert done.returncode == 0, done.stderr
     decoded = json.loads(done.stdout)
     assert (decoded["uid"], decoded["complaints"]) == (UID, [])

@@ -90,7 +90,7 @@ async def start_again(postgres: Any) -> None:
     await asyncio.to_thread(postgres.start)
 
 
-def no_bug_told(bench: Any) -> None:
+def no_bug_reported(bench: Any) -> None:
     """No service took what happened for a bug of its own."""
     for name, service in bench.stack.services.items():
         for line in service.log().splitlines():
@@ -102,7 +102,7 @@ async def ended_well(bench: Any, task_id: Any, writes: Any) -> None:
     assert state_name(task.state) == "SUCCEEDED"
     await check_whole(bench, task_id, PACED_STEPS)
     assert await writes.in_the_ledger() == writes.acknowledged
-    no_bug_told(bench)
+    no_bug_reported(bench)
 
 
 @pytest.mark.faults
@@ -193,7 +193,7 @@ async def test_a_full_disk_fails_no_task(bench: WorkerBench, postgres: Any, disk
     task = await bench.ended(task_id)
     assert state_name(task.state) == "SUCCEEDED"
     assert await writes.in_the_ledger() == writes.acknowledged
-    no_bug_told(bench)
+    no_bug_reported(bench)
 
 
 @pytest.mark.faults
@@ -263,7 +263,7 @@ async def test_a_deadlock_that_others_cause_is_survived(bench: WorkerBench, post
     await check_whole(bench, task_id, PACED_STEPS)
     (deadlocks,) = await execute(postgres, "select deadlocks from pg_stat_database where datname = current_database()")
     assert deadlocks >= 1
-    no_bug_told(bench)
+    no_bug_reported(bench)
 
 
 async def waits_for_a_lock(postgres: Any) -> None:

@@ -83,7 +83,7 @@ async def test_a_late_outcome_clears_the_doubt(
 
 
 @pytest.mark.faults
-async def test_a_runner_that_was_judged_dead_stops_what_it_runs(
+async def test_a_runner_declared_dead_stops_its_calls(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     frozen = await tool_service()

@@ -65,9 +65,7 @@ async def test_a_happened_resolution_is_the_final_outcome(
 
 
 @pytest.mark.faults
-async def test_what_is_given_up_is_in_doubt_for_good(
-    tool_service: StartTools, grants: Grants, outside: Outside
-) -> None:
+async def test_an_abandoned_call_stays_in_doubt(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools, owner = await in_doubt(tool_service, grants)
     outcome = await resolve(tools, owner, Abandon())
     assert (outcome.status, outcome.detail, outcome.call_attempt) == (DOUBT, "ABANDONED", 2)

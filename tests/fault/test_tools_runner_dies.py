@@ -40,7 +40,7 @@ DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
     ],
 )
 @pytest.mark.parametrize("next_epoch", [10, 11])
-async def test_whatever_the_moment_an_effect_happens_at_most_once(
+async def test_an_effect_happens_at_most_once_at_every_moment(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -257,7 +257,7 @@ async def test_a_killed_service_takes_its_programs_along(
 
 
 @pytest.mark.faults
-async def test_a_service_told_to_stop_gives_its_calls_back(
+async def test_a_stopping_service_gives_its_calls_back(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     stopping = await tool_service(drain_seconds=0.1)

@@ -145,7 +145,7 @@ async def test_a_stuck_worker_loses_its_task_and_its_late_call_fails(bench: Work
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_claim_made_before_a_sleep_is_no_grant(bench: WorkerBench) -> None:
+async def test_a_claim_made_before_a_sleep_is_not_a_grant(bench: WorkerBench) -> None:
     sleeper, other = bench.stack.replicas("coordinator")
     await bench.restart("coordinator", failpoints="coordinator.after_claim=1#freeze")
     faithful = await bench.start_worker(coordinator_addresses=sleeper.address)
@@ -160,7 +160,7 @@ async def test_a_claim_made_before_a_sleep_is_no_grant(bench: WorkerBench) -> No
     assert faithful.exit_code is None
 
 
-async def test_coordinators_restarted_one_after_another_evict_nobody(bench: WorkerBench) -> None:
+async def test_a_rolling_restart_of_coordinators_evicts_no_worker(bench: WorkerBench) -> None:
     await bench.start_worker(coordinator_addresses=",".join(one.address for one in bench.stack.replicas("coordinator")))
     long = await bench.submit("sim-worker-long-answer")
     await bench.reached(long, facts.ModelAttempt)

@@ -39,7 +39,7 @@ RAW: Final = st.sampled_from(["", "{", "[]", "null", "NaN", '{"path": NaN}', '{"
 
 @examples(60)
 @given(data=st.data())
-async def test_a_call_comes_to_an_outcome_whatever_its_arguments_are(world: World, data: Any) -> None:
+async def test_a_call_with_any_arguments_gets_an_outcome(world: World, data: Any) -> None:
     owner = await _owner(world)
     schemas = await _schemas(world, owner)
     tool = data.draw(st.sampled_from(sorted(set(TOOLS) & set(schemas))))

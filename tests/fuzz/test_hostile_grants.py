@@ -56,7 +56,7 @@ async def test_any_registration_leaves_others_grantable(world: World, method: An
     world.check_processes()
 
 
-async def test_one_grant_with_the_highest_epoch_there_is_stops_nobody(world: World) -> None:
+async def test_a_grant_with_the_highest_epoch_stops_no_other_task(world: World) -> None:
     grant = pb.RegisterGrantsRequest.Grant(
         task_id=await world.submit("fuzz"), epoch=2**63 - 1, claim_id=str(uuid.uuid4())
     )

@@ -47,7 +47,7 @@ async def test_a_stream_that_begins_as_it_should_may_go_on_as_it_likes(world: Wo
 
 @examples(8)
 @given(data=st.data())
-async def test_what_a_hostile_worker_held_is_worked_on_by_the_next(world: World, data: Any) -> None:
+async def test_tasks_of_a_hostile_worker_go_to_the_next(world: World, data: Any) -> None:
     """It reserves a model call, says what it likes of it and of its claim, and is gone."""
     queue = f"fuzz-{uuid.uuid4().hex[:8]}"
     address = world.stack.services["coordinator"].address

@@ -24,7 +24,7 @@ FRAMES = 3
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @examples(1)
 @given(data=st.data())
-async def test_whatever_is_sent_is_answered_with_a_typed_result(world: World, method: Method, data: Any) -> None:
+async def test_every_request_gets_a_typed_result(world: World, method: Method, data: Any) -> None:
     most = FRAMES if method.streams_in else 1
     made = messages(method.descriptor.input_type, await world.known())
     sent = data.draw(st.lists(made, min_size=1, max_size=most))

@@ -160,7 +160,7 @@ async def test_many_long_words_from_others_do_not_lose_a_commit(world: World) ->
 
 
 @pytest.mark.parametrize("size", [common.MAX_FRAME_BYTES - 1, common.MAX_FRAME_BYTES, common.MAX_FRAME_BYTES + 1])
-async def test_a_frame_is_answered_whatever_its_size_is(world: World, size: int) -> None:
+async def test_a_frame_of_any_size_is_answered(world: World, size: int) -> None:
     """What is in it is refused one by one: the tokens are nobody's."""
     frame = ledger_pb.CommitStreamRequest()
     for tag in range(20):

@@ -31,7 +31,7 @@ from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.fault.suite.judging import EXPECTED_ERRORS
+from tests.fault.suite.verdict import EXPECTED_ERRORS
 from tests.fuzz.calling import FUZZED, Tally
 from tests.fuzz.messages import Known
 from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS

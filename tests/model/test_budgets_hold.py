@@ -88,10 +88,10 @@ async def test_fifty_spenders_of_one_root_never_pass_its_cap(
     assert stood[-1].reserved_tokens == 0
     expected = (*TO_BE_MET, *(TO_BE_MET_WITH_SURPRISES if surprises else ()))
     assert {kind for kind in expected if not met[kind]} == set(), "it proved less than it is to prove"
-    assert verify(await told_by(first, [spender.task_id for spender in spenders])) == []
+    assert verify(await reported_by(first, [spender.task_id for spender in spenders])) == []
 
 
-async def told_by(replica: Any, task_ids: Any) -> Any:
+async def reported_by(replica: Any, task_ids: Any) -> Any:
     """What a ledger has of these tasks."""
     tasks = await asyncio.gather(*[replica.get(task_id) for task_id in task_ids])
     entries = await asyncio.gather(*[replica.entries(task_id) for task_id in task_ids])

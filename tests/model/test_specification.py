@@ -16,7 +16,7 @@ SPEC = ROOT / "spec"
 _PLACE = re.compile(r"((?:tenure|services)/[\w/]+\.(?:py|sql))((?: \w+(?:\.\w+)?)*)")
 
 
-def places() -> list[tuple[str, str]]:
+def named_paths() -> list[tuple[str, str]]:
     """Every `code:` of the models: a file, and a name in it or none."""
     results = []
     for model in sorted(SPEC.glob("*.pml")):
@@ -26,7 +26,7 @@ def places() -> list[tuple[str, str]]:
     return results
 
 
-@pytest.mark.parametrize(("path", "name"), sorted(set(places())))
+@pytest.mark.parametrize(("path", "name"), sorted(set(named_paths())))
 def test_a_model_points_to_code_that_is_there(path: Any, name: Any) -> None:
     text = (ROOT / path).read_text()
     *owners, last = name.split(".")

@@ -93,7 +93,7 @@ async def test_refusals_are_recorded_equal_ones_together(guarded: Guarded) -> No
     assert len(others) <= 1 + seconds / FLUSH_SECONDS
 
 
-async def test_late_refusals_and_strangers_are_recorded(guarded: Guarded) -> None:
+async def test_late_refusals_and_unknown_callers_are_recorded(guarded: Guarded) -> None:
     admin = await guarded.key(Permission.TENANT_ADMIN)
     async with guarded.client(admin.secret) as client:
         more = keys.CreateApiKeyRequest(name="more", permissions=[PERMISSIONS.to_wire(Permission.OPERATE)])

@@ -116,7 +116,7 @@ def hostile_tokens(provider: Provider) -> dict[str, str]:
 
 
 @pytest.mark.faults
-async def test_a_hostile_token_is_no_caller(guarded: Guarded) -> None:
+async def test_a_hostile_token_is_not_a_caller(guarded: Guarded) -> None:
     provider, pool = guarded.provider, descriptor_pool.Default()
     method = pool.FindServiceByName("tenure.v1.TaskService").methods_by_name["GetTask"]
 

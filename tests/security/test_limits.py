@@ -193,7 +193,7 @@ async def test_connections_of_a_client_are_limited(both: Tenants) -> None:
 
 
 @pytest.mark.faults
-async def test_streams_that_nobody_reads_count_as_open(both: Tenants) -> None:
+async def test_unread_streams_count_as_open(both: Tenants) -> None:
     task_id = await a_task(both, 3)
     async with noisy(both, 3) as client:
         watch = api.WatchTaskRequest(task_id=task_id, live=True)

@@ -73,9 +73,7 @@ async def test_a_role_calls_exactly_the_methods_of_its_row(guarded: Guarded, tmp
 
 
 @pytest.mark.parametrize("process", SERVICES)
-async def test_a_caller_without_a_valid_certificate_is_no_caller(
-    guarded: Guarded, tmp_path: Path, process: str
-) -> None:
+async def test_a_caller_without_a_valid_certificate_is_refused(guarded: Guarded, tmp_path: Path, process: str) -> None:
     own, foreign = authority_of(guarded.stack), Authority.create(DEFAULT_INSTALLATION, days=1)
     cells = list[Cell]()
     async with AsyncExitStack() as opened:

@@ -239,7 +239,7 @@ def expected_of(method: str) -> str:
 
 
 @pytest.mark.parametrize("identity", ["key", "token"])
-async def test_what_another_tenant_has_is_not_found(guarded: Guarded, things: Things, identity: str) -> None:
+async def test_another_tenants_objects_are_not_found(guarded: Guarded, things: Things, identity: str) -> None:
     other = a_tenant()
     key = (await guarded.key(Permission.TENANT_ADMIN, tenant=other)).secret
     token = guarded.provider.token(scope="tenant-admin", named={TENANT: other})

@@ -100,7 +100,7 @@ CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 @dataclass(frozen=True)
-class Door:
+class FencedEndpoint:
     """A process with a certificate. `channels`: by the name of the service."""
 
     channels: Mapping[str, Any]
@@ -130,12 +130,12 @@ def _in_frame(method: str, answer: bytes) -> str:
     return f"{CODES[result.refusal.code]}/{result.refusal.reason}" if result.HasField("refusal") else "OK"
 
 
-async def opened(stack: AsyncExitStack, guarded: Guarded, folder: Path, role: Role, name: str) -> Door:
+async def opened(stack: AsyncExitStack, guarded: Guarded, folder: Path, role: Role, name: str) -> FencedEndpoint:
     """A process with a certificate of this role and name, at the services that take tokens."""
     tls = issued(folder, authority_of(guarded.stack), role, guarded.ca_file, name=name)
     processes = tuple(PROCESSES.values())
     channels = [await stack.enter_async_context(channel_to(guarded.stack.services[one], tls)) for one in processes]
-    return Door(dict(zip(processes, channels, strict=True)))
+    return FencedEndpoint(dict(zip(processes, channels, strict=True)))
 
 
 def claims_of(holder: str) -> Claims:

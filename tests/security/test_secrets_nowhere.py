@@ -127,7 +127,7 @@ async def test_secrets_are_nowhere_else(tmp_path: Path, collector: Collector, we
         async with asyncio.timeout(PATIENCE_SECONDS):  # each service pushes its metrics by itself
             while b"tenure-worker" not in collector.received:
                 await asyncio.sleep(0.1)
-        await check_places(await places_of(one.stack, collector), secrets)
+        await check_occurrences(await occurrences_of(one.stack, collector), secrets)
         assert MODEL_KEY in "".join(path.read_text() for path in one.stack.layout.secrets.iterdir())
     assert not one.stack.layout.secrets.exists(), "they are there while the stack runs"
 
@@ -157,7 +157,7 @@ async def run_with_faults(one: Watched, client: Client) -> None:
     assert ended.claim_count == 2
 
 
-async def places_of(stack: Stack, collector: Collector) -> dict[str, bytes]:
+async def occurrences_of(stack: Stack, collector: Collector) -> dict[str, bytes]:
     """What is written anywhere, and what other processes of this machine can see."""
     layout = stack.layout
     environments, commands = processes_of(str(layout.data_dir))
@@ -206,7 +206,7 @@ async def database_of(dsn: str) -> bytes:
     return bytes(rows)
 
 
-async def check_places(places: dict[str, bytes], secrets: dict[str, str]) -> None:
+async def check_occurrences(places: dict[str, bytes], secrets: dict[str, str]) -> None:
     """No secret is in any place. What belongs there is found first, so the search works."""
     known = {
         "logs": "audit_head",

@@ -80,7 +80,7 @@ async def placed_worker(
         "ANTHROPIC_BASE_URL": bench.simulator.url,
         "OPENAI_BASE_URL": f"{bench.simulator.url}/v1",
     }
-    return await _place(bench, network, "worker", environment)
+    return await _start_in_network(bench, network, "worker", environment)
 
 
 async def placed_service(bench: WorkerBench, network: Network, kind: str, **settings: str) -> Placed:
@@ -89,10 +89,10 @@ async def placed_service(bench: WorkerBench, network: Network, kind: str, **sett
     environment, dsn = dict(bench.stack.services[kind].environment), f"TENURE_{kind.upper()}_POSTGRES_DSN"
     if environment.pop(f"{dsn}_FILE", ""):  # the file has the address without the relay
         environment[dsn] = bench.stack.postgres_dsn
-    return await _place(bench, network, kind, {**environment, **extra})
+    return await _start_in_network(bench, network, kind, {**environment, **extra})
 
 
-async def _place(bench: WorkerBench, network: Network, kind: str, environment: Mapping[str, str]) -> Placed:
+async def _start_in_network(bench: WorkerBench, network: Network, kind: str, environment: Mapping[str, str]) -> Placed:
     host, name = network.host(), f"{kind}-{uuid.uuid4().hex[:6]}"
     inside = choose_address(name, usual=False)
     address = await host.serve(int(inside.rpartition(":")[2]))

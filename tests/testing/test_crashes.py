@@ -46,7 +46,7 @@ def test_a_worker_dies_between_intent_and_call(tenure: Tenure) -> None:
         "before close-out",
     ],
 )
-def test_no_death_makes_an_effect_twice(tenure: Tenure, at: str) -> None:
+def test_no_crash_repeats_an_effect(tenure: Tenure, at: str) -> None:
     tenure.model.script([APPEND, "Done."])
     worker = tenure.worker()
     task = tenure.submit("Buy tea", tools=["append_record"])

@@ -104,7 +104,7 @@ def test_a_run_that_failed_fails_again(tenure: Tenure, tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_a_file_that_is_no_whole_ledger_is_refused(tenure: Tenure, tmp_path: Path) -> None:
+def test_an_incomplete_ledger_file_is_refused(tenure: Tenure, tmp_path: Path) -> None:
     tenure.model.script(["Done."])
     tenure.worker(functions="tests.testing.functions")
     task = tenure.submit("Say done", tools=[])

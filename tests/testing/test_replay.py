@@ -56,7 +56,7 @@ def test_another_model_reads_the_recorded_outcomes(tenure: Tenure) -> None:
 
 
 @pytest.mark.faults
-def test_a_replay_asks_nobody_and_spawns_nobody(tenure: Tenure) -> None:
+def test_a_replay_calls_no_service_and_starts_no_process(tenure: Tenure) -> None:
     tenure.model.script([tool("request_approval", question="Refund?"), "Refunded."])
     tenure.worker()
     task = tenure.submit("Refund order 7", tools=["request_approval", "spawn_sub_agents"])

@@ -55,7 +55,7 @@ def test_a_script_that_cannot_be_played_says_why(script: Any, message: str) -> N
 
 
 @pytest.mark.parametrize("span", ["", "2 hours", "0s", 0, -5, float("inf"), float("nan"), timedelta(0)])
-def test_what_is_no_span_of_time_says_so(span: Any) -> None:
+def test_an_invalid_duration_is_refused(span: Any) -> None:
     with pytest.raises(ValueError, match="is not a span of time"):
         seconds_of(span)
 

@@ -5,7 +5,7 @@ scenarios.py     what the model does for those tasks
 installation.py  a whole stack on links that can be cut (links.py), whose dead are started again (keeper.py)
 traffic.py       carries out the clients' part of a schedule, and writes down every operation (client_log.py)
 faults.py        carries out the rest: signals, stores, links, failpoints, the model
-evidence.py      everything there is to know about a seed's tasks afterwards; judging.py compares it with the promises
+evidence.py      everything there is to know about a seed's tasks afterwards; verdict.py compares it with the promises
 trial.py         one seed from its first submit to its verdict; run.py many, with figures
 
 python -m tests.fault.suite --minutes 10 | --seeds 1..20 | --seed 7     (or: make faults)

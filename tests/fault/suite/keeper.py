@@ -17,7 +17,7 @@ READY_SECONDS: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ProcessExit:
     """`armed`: the failpoints it was running with. `served`: it had got so far."""
 
     name: str
@@ -54,7 +54,7 @@ class Keeper:
     """`run` is its duty. A fault that ends a process says so before, by `expect_death`."""
 
     processes: Mapping[str, ChildProcess]
-    deaths: list[Death] = field(default_factory=list)
+    deaths: list[ProcessExit] = field(default_factory=list)
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Keeper:
             if kept.process.exit_code is None:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            self.deaths.append(Death(name, kept.process.exit_code, kept.armed, kept.served, kept.was_intended))
+            self.deaths.append(ProcessExit(name, kept.process.exit_code, kept.armed, kept.served, kept.was_intended))
             if not kept.served and not kept.was_intended:
                 await asyncio.sleep(AGAIN_SECONDS)  # what it needs is away just now
             while time.monotonic() < kept.down_until:

@@ -19,13 +19,13 @@ from tests.fault.suite.between import Action, Done
 
 def undone(entries: Sequence[Entry], done: Iterable[Done]) -> Iterator[str]:
     """Sentences, one for each law that is broken. The task has ended."""
-    yield from _ends_that_nobody_asked_for(entries)
+    yield from _unrequested_ends(entries)
     for one in done:
         if not _is_kept(entries, one):
             yield f"{one} was acknowledged, and undone or never done"
 
 
-def _ends_that_nobody_asked_for(entries: Sequence[Entry]) -> Iterator[str]:
+def _unrequested_ends(entries: Sequence[Entry]) -> Iterator[str]:
     """An attempt is ended by a request of its own: one for the attempt before does not end it."""
     for entry in entries:
         end = entry.body

@@ -18,11 +18,11 @@ from tenure.wire.common import STATES
 from tests.fault.suite import faults
 from tests.fault.suite.evidence import Marks, collect
 from tests.fault.suite.installation import Installation
-from tests.fault.suite.judging import judge
 from tests.fault.suite.operators import Operators, careful_words_repeat_nothing
 from tests.fault.suite.scenarios import FAMILY
 from tests.fault.suite.schedule import Manner, Mode, Schedule
 from tests.fault.suite.traffic import Submitted, Traffic, cancel, tenant_of
+from tests.fault.suite.verdict import violations_of
 from tests.support.patience import slowness_now
 
 REST_SECONDS: Final = 30.0
@@ -85,7 +85,7 @@ class Trial:
             schedule=self.schedule,
             violations=[
                 *self.late,
-                *judge(self.install, traffic, report, marks, died),
+                *violations_of(self.install, traffic, report, marks, died),
                 *careful_words_repeat_nothing(traffic, history),
             ],
             injected=self.injected,

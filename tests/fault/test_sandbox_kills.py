@@ -22,7 +22,7 @@ from services.tools.sandbox.procfs import children_of, instance_name, start_tick
 from tests.fault.ordinary_user import (
     UID,
     environment_of,
-    place_of_an_ordinary_user,
+    folder_of_an_ordinary_user,
     python_of_an_ordinary_user,
     run_as_an_ordinary_user,
 )
@@ -210,7 +210,7 @@ def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(
     sandbox_detection: Detection, warm: int, confined: bool
 ) -> None:
     """Confined: also with the security context of the tool service in deploy/compose.yaml."""
-    with place_of_an_ordinary_user() as place:
+    with folder_of_an_ordinary_user() as place:
         done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm), confined=confined)
     assert done.returncode == 0, done.stderr
     decoded = json.loads(done.stdout)
@@ -236,7 +236,7 @@ def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 async def test_a_killed_service_of_an_ordinary_user_takes_all_along(sandbox_detection: Detection, code: str) -> None:
-    with place_of_an_ordinary_user() as place:
+    with folder_of_an_ordinary_user() as place:
         options: dict[str, Any] = {"python": python_of_an_ordinary_user(place), "cwd": place}
         async with service_with_a_run(UID, 2, code, env=environment_of(place), **options) as service:
             # The service, its mount helper and reaper, the run's nine, two of each sandbox that waits.

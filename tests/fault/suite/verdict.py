@@ -11,7 +11,7 @@ from typing import Final
 from checker.verify import Report, Violation
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.installation import Installation
-from tests.fault.suite.keeper import Death
+from tests.fault.suite.keeper import ProcessExit
 from tests.fault.suite.traffic import Traffic
 
 MAX_SHOWN: Final = 1500
@@ -21,8 +21,8 @@ EXPECTED_ERRORS: Final = re.compile(
 )
 
 
-def judge(
-    install: Installation, traffic: Traffic, report: Report, marks: Marks, deaths: list[Death]
+def violations_of(
+    install: Installation, traffic: Traffic, report: Report, marks: Marks, deaths: list[ProcessExit]
 ) -> list[Violation]:
     """Everything but the delays."""
     return [
