@@ -2,17 +2,9 @@
 
 import os
 
-from hypothesis import HealthCheck, settings
-
 # Before gRPC is imported. As root a Postgres is started by a fork, and gRPC's handlers start its threads anew in the
 # child, which may crash before it becomes Postgres. No child here goes on with its parent's channels.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
-
-# Hypothesis fails an example that takes longer than 200 ms, and data that is slow to draw: on a busy machine any is.
-# As in tests/fuzz/profile.py: TENURE_FUZZ_EXAMPLES=300 is a night's run.
-EXAMPLES = int(os.environ.get("TENURE_FUZZ_EXAMPLES", "30"))
-settings.register_profile("patient", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
@@ -43,5 +35,6 @@ pytest_plugins = [
     "tests.support.fix_webhooks",
     "tests.support.fix_worker",
     "tests.support.fix_own_tools",
-    "tests.support.collection_order",
+    "tests.support.examples",
+    "tests.support.work_units",
 ]

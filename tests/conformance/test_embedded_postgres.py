@@ -81,6 +81,7 @@ def guard_of(pid: int) -> int:
     return int(listed.stdout)
 
 
+@pytest.mark.nightly
 def test_the_server_is_durable_and_listens_on_loopback_only(running: PostgresProcess) -> None:
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
     values = dict(query(running, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted]))
@@ -143,6 +144,7 @@ def test_a_server_ends_with_the_process_that_started_it(data_directory: Any) -> 
     assert not (data_directory / "postmaster.pid").exists()  # it was shut down, not killed
 
 
+@pytest.mark.nightly
 def test_the_next_start_ends_a_server_that_no_guard_ended(data_directory: Any) -> None:
     with start_elsewhere(data_directory) as parent:
         orphan_pid, orphan_dsn = parent.stdout.readline().split()
@@ -169,6 +171,7 @@ def test_a_stale_pid_file_does_not_block_the_start(data_directory: Any) -> None:
         assert query(process, "select 1") == [(1,)]
 
 
+@pytest.mark.nightly
 def test_a_taken_port_fails_the_start_with_the_servers_message(data_directory: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         process = PostgresProcess(data_directory, port=holder.getsockname()[1])
@@ -185,6 +188,7 @@ def test_a_foreign_folder_is_never_overwritten(data_directory: Any) -> None:
     assert (data_directory / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.nightly
 def test_data_of_another_version_is_refused(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     process.stop()
@@ -246,6 +250,7 @@ def test_an_ordinary_user_can_run_it() -> None:
         shutil.rmtree(directory)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not AS_ROOT, reason="only root lends an account")
 def test_root_keeps_its_directories_closed(data_directory: Any) -> None:
     with PostgresProcess(data_directory) as postgres:

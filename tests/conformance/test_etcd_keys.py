@@ -236,6 +236,7 @@ async def test_many_keys_are_read_back_in_groups(etcd: EtcdSpace) -> None:
     assert sorted(await etcd.client.get_many([*keys, keys[0]])) == keys[::2]
 
 
+@pytest.mark.faults
 async def test_reads_that_their_callers_give_up_harm_no_etcd(own_etcd: EtcdProcess) -> None:
     """A transaction that only reads would end this release of etcd within a few rounds."""
     keys = [b"/k/%d" % number for number in range(100)]

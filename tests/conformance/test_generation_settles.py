@@ -172,6 +172,7 @@ async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     assert doubted
 
 
+@pytest.mark.faults
 async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(
     own_etcd: EtcdProcess, checkpoint: MakeCheckpoint
 ) -> None:

@@ -17,6 +17,7 @@ from tenure.domain.outbound import Networks
 from tenure.runtime.outbound_http import CheckedNetworkBackend
 from tests.conformance.http_fetcher import PUBLIC, world
 from tests.support.dialling import Dialler, answering, knowing
+from tests.support.examples import examples
 from tests.support.http_stub import page
 from tests.support.sweeps import one_of_each
 
@@ -193,7 +194,7 @@ async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> N
         r"(https?:)?[/\\]{0,3}[-a-z0-9.:@\[\]%\\/?#_]{0,20}(front\.example|127\.0\.0\.1)?.{0,20}", fullmatch=True
     )
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(10))
 async def test_only_listed_hosts_are_looked_up(text: Any) -> None:
     """What is checked is what is looked up and dialled."""
     looked_up, dialler = [], Dialler(failing=[PUBLIC])

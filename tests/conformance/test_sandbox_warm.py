@@ -19,7 +19,7 @@ from services.tools.sandbox.supervision import SandboxedProgram, WarmSandbox
 from tests.support.fix_sandbox import SLOTS
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = [pytest.mark.usefixtures("nothing_left_behind"), pytest.mark.faults]
 
 LIMITS = SandboxLimits(wall_seconds=60)
 

@@ -20,6 +20,8 @@ import pytest
 from tests.support.fix_simulator import REPOSITORY, running_simulator
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.nightly
+
 GOAL: list[dict[str, Any]] = [{"role": "user", "content": "Research our competitor's pricing."}]
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("write_file", "execute_python", "web_search")]
 

@@ -51,6 +51,7 @@ async def all_are_speaking(bench: Any, output_tokens: Any, tasks: Any = TASKS, a
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.faults
 async def test_a_run_with_killed_workers_is_billed_within_one_percent(bench: WorkerBench) -> None:
     """Calls drip sixteen tokens a second, until their worker is killed; others are answered at once."""
     victim = await bench.start_worker()

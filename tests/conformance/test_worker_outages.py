@@ -216,6 +216,7 @@ async def outcome_at_the_end(bench: Any, task_id: str) -> Any:
     return response.outcome
 
 
+@pytest.mark.faults
 async def test_a_call_that_did_not_happen_runs_once_after_crashes(
     bench: WorkerBench,
 ) -> None:

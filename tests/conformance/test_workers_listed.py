@@ -57,6 +57,7 @@ async def test_a_wrong_page_of_workers_is_refused(gateway: Serve, unused_tcp_por
         assert violation.field == ("page_token" if request.page_token else "page_size")
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 async def test_many_large_workers_are_all_listed(fleet: Fleet, gateway: Serve) -> None:
     """A page ends before gRPC's limit, also for a client of an earlier release, which names no size."""

@@ -49,7 +49,9 @@ def test_every_example_is_rendered() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "production" else pytest.mark.nightly) for name in ALL]
+)
 def test_kubernetes_understands_every_document(name: str, version: str) -> None:
     checked = [document for document in rendered(name) if document["kind"] not in OF_OTHERS]
     assert len(checked) > 15

@@ -36,6 +36,7 @@ async def complete(collector: Collector, task_id: str) -> None:
     await collector.until(lambda: bool(named(collector, task_id, "invoke_agent")))
 
 
+@pytest.mark.nightly
 async def test_a_task_is_one_trace_with_its_sub_agents(collector: Collector, tmp_path: Path) -> None:
     stack = Stack(options(tmp_path, workers=1, environment={"*": collector.environment}))
     async with stack, Client(stack.gateway_address) as client:

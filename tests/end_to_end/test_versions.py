@@ -112,6 +112,7 @@ async def until(task: Any, state: TaskState) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.faults
 async def test_a_task_waits_for_its_build_and_goes_on_with_it(installation: Installation, builds: Builds) -> None:
     address = installation.stack.gateway_address
     async with Client(address) as client:

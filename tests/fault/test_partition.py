@@ -25,7 +25,7 @@ from tests.support.partition import (
 )
 
 
-@pytest.mark.parametrize("zombie", [False, True], ids=["obedient", "zombie"])
+@pytest.mark.parametrize("zombie", [pytest.param(False, marks=pytest.mark.faults), True], ids=["obedient", "zombie"])
 async def test_a_partitioned_owner_writes_until_the_next_open(
     bench: WorkerBench, network: Network, zombie: bool
 ) -> None:

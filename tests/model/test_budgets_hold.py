@@ -26,7 +26,7 @@ from tests.model.budget_watch import versions, watch_budgets
 from tests.model.spenders import PATIENCE_SECONDS, Spender
 from tests.support.fix_checkpoint import MakeCheckpoint
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 
 SPENDERS: Final = 50
 TURNS: Final = 8

@@ -32,6 +32,8 @@ from tests.support.fix_webhooks import MakeReceiver
 from tests.support.http_stub import HttpStub, Seen, page
 from tests.support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.faults
+
 MODEL_KEY: Final = "sk-ant-planted-7f3a91c2d4"
 CRM_TOKEN: Final = "crm-planted-55e0b8aa31"
 CANARY: Final = "canary-goal-1b9d77"

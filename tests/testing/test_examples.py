@@ -19,7 +19,7 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.testing import TaskHandle, Tenure, WorkerHandle, tool
 from tenure.testing.script import Script
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 PROGRAM: Final = Path(__file__).with_name("example_program.py")
 LOOK_SECONDS: Final = 0.02

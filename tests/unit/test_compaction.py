@@ -29,6 +29,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import CallModel, CloseOut, next_action
+from tests.support.examples import examples
 
 GOAL = "find out"
 WINDOW = Window(tokens=10_000, output_tokens=2_000)
@@ -281,7 +282,7 @@ _TURNS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20))
 @given(_TURNS)
 def test_a_compacted_conversation_is_valid_for_the_provider(turns: list[Any]) -> None:
     """And every prefix of the ledger folds in one go as it does piece by piece."""

@@ -19,6 +19,7 @@ from tenure.domain.rate_limits import (
     LimitKind,
     StatedLimit,
 )
+from tests.support.examples import examples
 
 REQUESTS, INPUT, OUTPUT, TOKENS = LimitKind
 SMALL = CallSize(100, 1000)
@@ -186,7 +187,7 @@ EMPTY_AFTER_THE_BLOCK = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(events)
 @example(EMPTY_AFTER_THE_BLOCK)
 def test_no_history_blocks_calls_for_ever(story: list[tuple[str, float, object, float | None, int]]) -> None:
@@ -238,7 +239,7 @@ class TokenBuckets:
         }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     requests=st.integers(30, 3000),
     input_limit=st.integers(20_000, 2_000_000),

@@ -24,6 +24,7 @@ from tenure.domain.schedules import (
     run_id_of,
     what_is_due,
 )
+from tests.support.examples import examples
 
 BERLIN = ZoneInfo("Europe/Berlin")
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -78,7 +79,7 @@ class TestChanges:
 
 class TestDueTimes:
     @given(crons, zones, moments)
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(20), deadline=None)
     def test_the_next_due_time_is_later_and_a_whole_minute(self, cron: Any, zone: Any, moment: Any) -> None:
         result = Times(cron, ZoneInfo(zone)).next_after(moment)
         assert result is not None
@@ -86,7 +87,7 @@ class TestDueTimes:
         assert (result.second, result.microsecond, result.tzinfo) == (0, 0, UTC)
 
     @given(crons, zones, moments, st.timedeltas(timedelta(0), timedelta(days=2)))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(20), deadline=None)
     @example("30 2 * * *", "Europe/Berlin", utc("2026-10-25T00:10"), timedelta(hours=1))
     @example("15,45 2 * * *", "Europe/Berlin", utc("2026-03-29T00:10"), timedelta(minutes=50))
     def test_due_times_do_not_depend_on_the_start(self, cron: Any, zone: Any, moment: Any, later: Any) -> None:
@@ -178,7 +179,7 @@ class TestCatchingUp:
         assert (missed.reason, missed.count) == (RunReason.CATCH_UP_LIMIT, 31 - MAX_CATCH_UP_RUNS)
         assert due.runs[-1] == START + timedelta(minutes=30)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(
         st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=6),
         st.integers(60, 90_000),

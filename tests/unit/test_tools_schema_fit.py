@@ -13,6 +13,7 @@ from services.tools.schema_fit import compile_fit
 from services.tools.schemas import Schema
 from services.tools.tool import define
 from tenure.domain.tools import EffectClass
+from tests.support.examples import examples
 
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.text("ab", max_size=3) | st.just([])
@@ -67,7 +68,7 @@ def in_object(pairs: dict[str, Any], described: set[str], required: set[str], ot
     return schema, {name: value for name, (_, value) in pairs.items()}
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(20))
 @given(SCALARS | st.recursive(SCALARS, containers, max_leaves=4))
 def test_quick_check_accepts_only_valid_arguments(pair: Any) -> None:
     schema, value = pair
