@@ -1,5 +1,6 @@
 """What all tests share: the fixtures, one module per real component, and patience with a busy machine."""
 
+import gc
 import os
 
 # Before gRPC is imported. As root a Postgres is started by a fork, and gRPC's handlers start its threads anew in the
@@ -38,3 +39,11 @@ pytest_plugins = [
     "tests.support.examples",
     "tests.support.work_units",
 ]
+
+# Half a gigabyte of modules and tests stays until the end: no garbage collection looks at it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
