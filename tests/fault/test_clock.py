@@ -41,7 +41,8 @@ print(json.dumps({
     "now": datetime.datetime.now().timestamp(), "utc": datetime.datetime.now(datetime.UTC).timestamp(),
     "gmtime": __import__("calendar").timegm(time.gmtime()),
     "monotonic": time.monotonic(), "loop": asyncio.run(loop_time()),
-    "clock_monotonic": time.clock_gettime(time.CLOCK_MONOTONIC)}))
+    "clock_monotonic": time.clock_gettime(time.CLOCK_MONOTONIC),
+    "clock_boottime": time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))}))
 """
 
 
@@ -84,7 +85,7 @@ def test_a_process_sees_the_clocks_it_is_given(clocks: Any) -> None:
     wall_after, monotonic_after = time.time(), time.monotonic()
     for name in ("time", "time_ns", "realtime", "now", "utc", "gmtime"):  # the last has whole seconds
         assert wall_before - 1 <= said[name] + HOUR <= wall_after, name
-    for name in ("monotonic", "loop", "clock_monotonic"):
+    for name in ("monotonic", "loop", "clock_monotonic", "clock_boottime"):
         assert monotonic_before <= said[name] - 50.0 <= monotonic_after, name
 
 

@@ -14,6 +14,12 @@ from tests.support.partition import at, check_whole, recorded
 
 pytestmark = pytest.mark.faults
 
+
+@pytest.fixture(scope="module")
+def worker_etcd() -> str:
+    return ""  # an own one, to be paused
+
+
 TTL_SECONDS = 5.0
 AWAY_SECONDS = 9.0
 BEGINNINGS = ("model_attempt", "tool_intent")

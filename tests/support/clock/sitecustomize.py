@@ -38,6 +38,8 @@ def _shift_time(wall: Any, monotonic: Any) -> None:
     true_monotonic, true_monotonic_ns = time.monotonic, time.monotonic_ns
     true_gettime, true_gettime_ns = time.clock_gettime, time.clock_gettime_ns
     ahead = {time.CLOCK_REALTIME: wall, time.CLOCK_MONOTONIC: monotonic}
+    if sys.platform == "linux":
+        ahead[time.CLOCK_BOOTTIME] = monotonic
 
     def shifted_time() -> float:
         told_the_truth = sys._getframe(1).f_globals.get("__name__") in _UNSHIFTED
