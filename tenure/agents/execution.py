@@ -72,6 +72,11 @@ class Execution(Inside):
         self.runs += 1
         return f"{self._work.task_id}/run-{self.runs}"
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether an agent runs that a tool of another one runs."""
+        return len(self.active) > 1
+
     @contextmanager
     def running(self, agent: str) -> Iterator[None]:
         """Marks the code of an agent run. Raises NotReplayable beside another one.

@@ -21,10 +21,12 @@ from agents.tool import (
 )
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.conversation import converse
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
+from tenure.agents.openai_agents.messages import MessagesOfUsers, Turn
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
@@ -95,12 +97,22 @@ def durable(
     name = name or agent.name
 
     async def run(work: Work, given: Any) -> Any:
-        with executing(work):
+        with executing(work) as current:
             made = None if context is None else await made_from(context, given)
-            result = await Runner.run(
-                agent, prompt_of(name, work.goal, given), context=made, max_turns=max_turns, run_config=run_config
-            )
-        return to_jsonable_python(result.final_output)
+
+            async def run_once(prompt: str, before: Turn | None) -> tuple[Any, Turn]:
+                messages = MessagesOfUsers(current, run_config or RunConfig())
+                result = await Runner.run(
+                    agent if before is None else before.agent,
+                    prompt if before is None else before.then(prompt),
+                    context=made,
+                    max_turns=max_turns,
+                    run_config=messages.config,
+                )
+                return result.final_output, Turn(result.last_agent, messages.placed(result.to_input_list()))
+
+            answer = await converse(current, prompt_of(name, work.goal, given), run_once)
+        return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 

@@ -9,18 +9,20 @@ from typing import Any, Final, TypeVar, overload
 
 import pydantic_ai
 from pydantic_ai import DeferredToolRequests
+from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 from pydantic_ai.output import OutputDataT, OutputSpec
 from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.conversation import converse
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing, execution_of
 from tenure.agents.failures import UnfinishedRun
 from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
-from tenure.agents.pydantic_ai.durability import DurableSettings, TenureDurability
+from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
 from tenure.control.work import Work
@@ -68,13 +70,19 @@ def durable(
     _route_runs(agent, TenureDurability(name, settings), name)
 
     async def run(work: Work, given: Any) -> Any:
-        with executing(work):
+        with executing(work) as current:
             made = {} if deps is None else {"deps": await made_from(deps, given)}
-            result = await agent.run(prompt_of(name, work.goal, given), **made)
-        if isinstance(result.output, DeferredToolRequests):
-            calls = ", ".join(call.tool_name for call in result.output.calls)
-            raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
-        return to_jsonable_python(result.output)
+
+            async def run_once(prompt: str, history: list[ModelMessage] | None) -> tuple[Any, list[ModelMessage]]:
+                reading = [ReadsMessages(current)]
+                result = await agent.run(prompt, message_history=history, capabilities=reading, **made)
+                if isinstance(result.output, DeferredToolRequests):
+                    calls = ", ".join(call.tool_name for call in result.output.calls)
+                    raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
+                return result.output, result.all_messages()
+
+            answer = await converse(current, prompt_of(name, work.goal, given), run_once)
+        return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))
 

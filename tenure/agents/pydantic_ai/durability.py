@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
 import pydantic_ai
 from pydantic_ai import AgentRunResult
 from pydantic_ai.capabilities import (
+    AbstractCapability,
     ValidatedToolArgs,
     WrapRunHandler,
     WrapToolExecuteHandler,
@@ -51,6 +52,7 @@ from pydantic_ai.tools import (
 from pydantic_ai.toolsets import ToolsetTool
 
 from tenure.agents.approvals import permission
+from tenure.agents.conversation import new_message
 from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, Handler, call_model, reporting_model
 from tenure.agents.pydantic_ai.tool_calls import (
@@ -318,6 +320,20 @@ class TenureDurability(BaseDurabilityCapability[Any]):
                 request = approval_request(call.tool_name, call.args_as_json_str())
                 approvals[call.tool_call_id] = await _decision(current, request)
         return requests.build_results(approvals=approvals)
+
+
+class ReadsMessages(AbstractCapability[Any]):
+    """Gives an agent the messages that users send while it works, in its next request."""
+
+    def __init__(self, current: Execution) -> None:
+        self._current = current
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        if message := await new_message(self._current):
+            ctx.enqueue(message)
+        return request_context
 
 
 async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPart) -> ToolApproved | ToolDenied:
