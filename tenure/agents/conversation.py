@@ -19,7 +19,7 @@ async def new_message(current: Execution) -> str:
         return "\n\n".join(await current.work.new_messages())
 
 
-async def converse(
+async def answer_messages(
     current: Execution, prompt: str, run: Callable[[str, History | None], Awaitable[tuple[Any, History]]]
 ) -> Any:
     """Returns the agent's answer to the newest message. `run`: returns the answer to a prompt, and the history then.

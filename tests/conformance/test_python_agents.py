@@ -289,7 +289,8 @@ TALKERS = pytest.mark.parametrize("agent", ["talker", "openai-talker"])
 
 
 @TALKERS
-async def test_a_conversation_survives_kills_between_and_within_its_turns(agents: Agents, agent: str) -> None:
+async def test_a_conversation_survives_kills_of_its_workers(agents: Agents, agent: str) -> None:
+    """Between its turns and within one."""
     killed = await agents.worker()
     await agents.registered(killed)
     agents.open_gate()
@@ -311,7 +312,7 @@ async def test_a_conversation_survives_kills_between_and_within_its_turns(agents
 
 
 @TALKERS
-async def test_a_message_while_the_agent_works_is_in_its_next_model_call(agents: Agents, agent: str) -> None:
+async def test_the_next_model_call_has_a_message(agents: Agents, agent: str) -> None:
     killed = await agents.worker()
     await agents.registered(killed)
     task_id = await agents.submit(agent, gated=True)
@@ -351,7 +352,7 @@ async def test_messages_to_functions_are_refused(agents: Agents) -> None:
         await agents.fork(task_id, "Hello")
 
 
-async def test_a_message_to_an_agent_that_is_not_registered_says_so(agents: Agents) -> None:
+async def test_a_message_to_an_unregistered_agent_says_so(agents: Agents) -> None:
     task_id = await agents.submit("not-there")
     with pytest.raises(WrongState, match="is not registered as an agent yet: start its worker"):
         await agents.bench.tell(task_id, "Hello")

@@ -101,7 +101,7 @@ async def test_a_message_after_the_answer_begins_another_turn(talk: MakeTalk) ->
 
 
 @TALKS
-async def test_a_message_while_the_agent_works_is_in_its_next_request(talk: MakeTalk) -> None:
+async def test_the_next_request_has_a_message(talk: MakeTalk) -> None:
     work = JournalWork("Note this")
     agent = talk(lambda: work.said.extend(["Wait!", "No, go on."]), "Noted.", "Good bye.")
     assert await agent.run.run(work.begin(), None) == "Noted."
@@ -113,7 +113,7 @@ async def test_a_message_while_the_agent_works_is_in_its_next_request(talk: Make
 
 
 @TALKS
-async def test_messages_that_came_before_the_first_request_are_in_it(talk: MakeTalk) -> None:
+async def test_the_first_request_has_a_message(talk: MakeTalk) -> None:
     """As in a fork of a task that was cancelled early."""
     agent = talk(lambda: None, "Noted.")
     work = JournalWork("Note this", said=["And hurry"])

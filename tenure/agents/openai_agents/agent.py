@@ -21,12 +21,12 @@ from agents.tool import (
 )
 from pydantic_core import to_jsonable_python
 
-from tenure.agents.conversation import converse
+from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
-from tenure.agents.openai_agents.messages import MessagesOfUsers, Turn
+from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
@@ -100,7 +100,7 @@ def durable(
         with executing(work) as current:
             made = None if context is None else await made_from(context, given)
 
-            async def run_once(prompt: str, before: Turn | None) -> tuple[Any, Turn]:
+            async def run_once(prompt: str, before: FinishedTurn | None) -> tuple[Any, FinishedTurn]:
                 messages = MessagesOfUsers(current, run_config or RunConfig())
                 result = await Runner.run(
                     agent if before is None else before.agent,
@@ -109,9 +109,9 @@ def durable(
                     max_turns=max_turns,
                     run_config=messages.config,
                 )
-                return result.final_output, Turn(result.last_agent, messages.placed(result.to_input_list()))
+                return result.final_output, FinishedTurn(result.last_agent, messages.placed(result.to_input_list()))
 
-            answer = await converse(current, prompt_of(name, work.goal, given), run_once)
+            answer = await answer_messages(current, prompt_of(name, work.goal, given), run_once)
         return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))

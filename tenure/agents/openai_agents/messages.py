@@ -16,7 +16,7 @@ from tenure.agents.execution import Execution
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class FinishedTurn:
     """The agent that gave an answer, and the items of the conversation then."""
 
     agent: Agent[Any]

@@ -15,7 +15,7 @@ from pydantic_ai.output import OutputDataT, OutputSpec
 from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
 
-from tenure.agents.conversation import converse
+from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing, execution_of
 from tenure.agents.failures import UnfinishedRun
@@ -81,7 +81,7 @@ def durable(
                     raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
                 return result.output, result.all_messages()
 
-            answer = await converse(current, prompt_of(name, work.goal, given), run_once)
+            answer = await answer_messages(current, prompt_of(name, work.goal, given), run_once)
         return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))
