@@ -1,4 +1,4 @@
-"""The return values of functions and agents in Python: text for people, values for programs, wherever they are shown."""
+"""The return values of functions and agents in Python: text for people, values for programs, in all that shows them."""
 
 from __future__ import annotations
 
