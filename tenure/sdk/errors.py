@@ -176,7 +176,7 @@ def api_errors(address: str, arguments: Mapping[str, str] | None = None) -> Iter
 
 @contextmanager
 def whole_texts(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Raises InvalidRequest for half of a surrogate pair, or another type, in a text of the message that the block makes.
+    """Raises InvalidRequest for half of a surrogate pair, or another type, in a text of the message that it makes.
 
     `arguments`: those of the public method in which it may be, so that the error names one.
     """
