@@ -19,7 +19,7 @@ from agents.run_internal.model_provider_lifecycle import (
     _normalize_run_config_for_runner,
 )
 
-from tenure.agents.execution import Execution, execution, execution_of, unit
+from tenure.agents.execution import Execution, execution_of, execution_of_undeclared, unit
 from tenure.agents.failures import UnfinishedRun
 from tenure.agents.openai_agents.models import CallOptions, DurableModel, DurableProvider, name_of
 from tenure.control.failures import NotReplayable
@@ -86,7 +86,7 @@ def _execution(agent: Agent[Any]) -> Execution | None:
 
     An agent that nobody made durable is part of what the recorded tool does.
     """
-    return execution_of(f"agent {agent.name}") if hasattr(agent, IS_DURABLE) else execution()
+    return execution_of(f"agent {agent.name}") if hasattr(agent, IS_DURABLE) else execution_of_undeclared(agent.name)
 
 
 def install(prepare: Prepare) -> None:
