@@ -14,7 +14,7 @@ History = TypeVar("History")
 
 
 async def new_message(current: Execution) -> str:
-    """Returns what users have said since the last look as one message; "": nothing."""
+    """Returns the messages of users since the last look as one message; "": there are none."""
     async with current.lock:
         return "\n\n".join(await current.work.new_messages())
 

@@ -26,7 +26,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Inside:
-    """What the running code belongs to. `problem`: the first NotReplayable in it, also if code between caught it."""
+    """The execution or the unit of the running code. `problem`: its first NotReplayable, also if code caught it."""
 
     problem: NotReplayable | None = field(default=None, kw_only=True)
 
@@ -136,7 +136,7 @@ def execution_of(what: str) -> Execution | None:
 def execution_of_undeclared(agent: str) -> Execution | None:
     """Returns the execution for an agent that is not declared as durable; None outside of durable functions.
 
-    In a unit such an agent is a part of what the unit does: its calls are neither recorded nor billed.
+    In a unit the calls of such an agent are neither recorded nor billed: the unit is recorded as a whole.
     """
     inside = _INSIDE.get()
     if isinstance(inside, Unit):

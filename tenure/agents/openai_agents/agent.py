@@ -58,7 +58,7 @@ class _Settings:
 
 
 _DEFAULTS: Final = _Settings(effects=_NO_EFFECTS, calls=CallOptions(), tool_timeout_seconds=DEFAULT_TIMEOUT_SECONDS)
-"""For an agent that a durable function runs, and that nobody made durable."""
+"""For an agent that a durable function runs, and that is not durable itself."""
 
 
 def durable(
@@ -127,7 +127,7 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
     """Makes the models and tools of an agent durable, and those of the agents that it may hand over to.
 
     Returns whether tools must run one at a time, because one of them runs in the function itself, or may: the order of
-    what it calls identifies these calls in a later execution.
+    its calls identifies them in a later execution.
     """
     if id(agent) in seen:
         return False
@@ -173,7 +173,7 @@ def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> li
 
 
 def _check_provider_runs(agent: Agent[Any], tool: Any) -> None:
-    """Raises ValueError for a tool that the provider does not run, or for which it asks for approvals nobody gives."""
+    """Raises ValueError for a tool that the provider does not run, or whose approvals Tenure cannot ask for."""
     if not isinstance(tool, _HOSTED):
         raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
             f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"

@@ -248,7 +248,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         """Lets recorded tools that need an approval wait for a person as calls of the task, and not end the run.
 
         A tool that runs in the function itself stays deferred until a person has allowed its call, and runs alone: the
-        order of what it calls identifies these calls later.
+        order of its calls identifies them later.
         """
         current = execution()
         if current is None:
@@ -290,7 +290,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         ctx: RunContext[Any],  # noqa: ARG002
         tool_defs: list[ToolDefinition],
     ) -> list[ToolDefinition]:
-        """Lets output functions run alone, as other code in the function itself: it may call what is recorded."""
+        """Lets output functions run alone, as other code in the function itself: they may make recorded calls."""
         return [self._alone(tool) for tool in tool_defs] if self.in_durable_context else tool_defs
 
     @staticmethod
@@ -347,7 +347,7 @@ async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPa
 
 
 def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
-    """Returns the arguments of request_approval for a call. What the person is not shown of it is named."""
+    """Returns the arguments of request_approval for a call. They state how much of the call is not shown."""
     question = f"May {tool} be called with {arguments_json}?"
     if len(question) <= MAX_SHOWN_IN_QUESTION:
         return {"question": question}
