@@ -98,8 +98,8 @@ async def test_tools_of_an_agent_that_a_function_runs_are_recorded() -> None:
     assert [tool.effect for tool in work.tools] == [Effect.KEYED, Effect.UNSAFE]
 
 
-async def test_an_undeclared_agent_of_pydantic_ai_is_recorded_in_a_function() -> None:
-    """Also in an inline tool."""
+async def test_an_undeclared_agent_is_recorded_in_a_function() -> None:
+    """Also in an inline tool. Of Pydantic AI: those of the SDK have a test above."""
     ran: list[str] = []
     script = Script(call("refund"), text_response("Refunded."))
     plain = pydantic_ai.Agent(FunctionModel(script))
