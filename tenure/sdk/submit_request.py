@@ -115,7 +115,8 @@ def number_or_default(argument: str, number: int | None) -> int:
     """Returns the number, or for None 0, which the contract takes for the default. Raises InvalidRequest for 0 itself;
     the gateway refuses negative numbers, with all other violations.
     """
-    if of_type(argument, number, int) is None:
+    of_type(argument, number, int)
+    if number is None:
         return 0
     if number == 0:
         raise invalid_argument(argument, f"must be 1 or more, not {number!r}", "omit it to have the default")
@@ -151,7 +152,8 @@ def submit_request(
     request_id: str,
 ) -> api.SubmitTaskRequest:
     """Returns the request. An argument that is not given stays absent: the installation has a default for it."""
-    if of_type("start_at", start_at, datetime) is not None and start_at.tzinfo is None:
+    of_type("start_at", start_at, datetime)
+    if start_at is not None and start_at.tzinfo is None:
         raise invalid_argument("start_at", "must have a time zone", "write datetime.now(UTC) + timedelta(…)")
     if (time_limit := timeout_of(timeout)) is not None:
         limits.timeout.CopyFrom(time_limit)

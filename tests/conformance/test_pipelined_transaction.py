@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import psycopg
 import pytest
@@ -297,12 +297,12 @@ async def test_a_cancellation_does_not_stop_a_commit(dsn: str, kind: str) -> Non
         await other.execute("select pg_advisory_lock(7)")
 
         async def write() -> None:
-            opened = {
+            opened: dict[str, Callable[[], AbstractAsyncContextManager[Connection]]] = {
                 "pool": lambda: transaction_of(pool),
                 "kept": connection.transaction,
                 "single": connection.statements,
             }
-            async with opened[kind]() as transaction:  # type: ignore[operator]
+            async with opened[kind]() as transaction:
                 await write_note(transaction)
 
         writing = asyncio.create_task(write())

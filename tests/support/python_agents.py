@@ -52,7 +52,7 @@ async def note(ctx: RunContext[Given], text: str) -> str:
 
 
 talker = Agent("talker", model="anthropic:sim-python-talk", deps_type=Given, deps=given)
-talker.tool(refund, effect=Effect.KEYED)
+talker.tool(effect=Effect.KEYED)(refund)
 
 sender = Agent("sender", model="anthropic:sim-python-unsafe", deps_type=Given, deps=given)
 

@@ -125,22 +125,20 @@ async def test_an_undeclared_agent_is_recorded_in_a_function() -> None:
 
 @pytest.mark.parametrize("library", ["pydantic_ai", "openai_agents"])
 async def test_an_undeclared_agent_in_a_recorded_tool_is_logged(library: str, caplog: pytest.LogCaptureFixture) -> None:
-    if library == "pydantic_ai":
-        plain = pydantic_ai.Agent(FunctionModel(Script(text_response("Hello."))), name="plain of pydantic")
-    else:
-        plain = agents.Agent(name="plain of openai", model=sdk.Script(sdk.text_message("Hello.")))
+    of_pydantic = pydantic_ai.Agent(FunctionModel(Script(text_response("Hello."))), name="plain of pydantic_ai")
+    of_openai = agents.Agent(name="plain of openai_agents", model=sdk.Script(sdk.text_message("Hello.")))
     outer = Agent("outer", model=FunctionModel(Script(call("delegate"), text_response("Delegated."))))
 
     @outer.tool_plain(effect=Effect.PURE)
     async def delegate() -> str:
-        if isinstance(plain, agents.Agent):
-            return str((await Runner.run(plain, "Hello")).final_output)
-        return (await plain.run("Hello")).output
+        if library == "pydantic_ai":
+            return (await of_pydantic.run("Hello")).output
+        return str((await Runner.run(of_openai, "Hello")).final_output)
 
     durable_openai(agents.Agent(name="other", model=sdk.Script()))
     assert await outer.durable_function.run(JournalWork("Delegate"), None) == "Delegated."
     (warning,) = [record for record in caplog.records if "neither recorded nor billed" in record.message]
-    assert (vars(warning)["agent"], vars(warning)["inside"]) == (plain.name, "the tool delegate")
+    assert (vars(warning)["agent"], vars(warning)["inside"]) == (f"plain of {library}", "the tool delegate")
 
 
 @pytest.mark.parametrize("run", [Runner.run_streamed, Runner.run_sync], ids=["streamed", "sync"])

@@ -114,7 +114,7 @@ def test_a_function_that_returns_early_has_diverged() -> None:
 
 def test_messages_are_read_at_the_same_step_in_each_execution() -> None:
     """By number: a fork has the messages at other sequences."""
-    told = [(0, UserMessage("a")), (1, ControlStep("count", "3")), (1, UserMessage("b"))]
+    told: list[tuple[int, Body]] = [(0, UserMessage("a")), (1, ControlStep("count", "3")), (1, UserMessage("b"))]
     assert messages_at(after(*told), 1) == []
     assert messages_at(after(*told), 2) == ["a", "b"]
     read = [*told, (2, ControlStep(MESSAGES, "2")), (2, UserMessage("c"))]
