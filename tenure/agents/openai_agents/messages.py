@@ -1,4 +1,4 @@
-"""Puts users' messages into the input of the SDK's runs, which has no place for one that comes while a run goes on."""
+"""Puts users' messages into the input of the SDK's runs: the SDK has no place for a message that comes during a run."""
 
 from __future__ import annotations
 
