@@ -1,12 +1,12 @@
-"""Ends what a process started when that process ends, however it ends: also by SIGKILL, on Linux and macOS.
+"""Ends the programs and folders that a process started when the process ends, also by SIGKILL, on Linux and macOS.
 
     process = watchdog.launch(command, …)      # instead of subprocess.Popen
     watchdog.watch_process(pid)                # of a process that was started otherwise
-    watchdog.watch_folder(path)                # a folder that shall not outlive this process
+    watchdog.watch_folder(path)                # a folder that must not outlive this process
 
-The guard is a process of its own, one for each process that starts something. It reads a pipe whose other end nobody
-else has: the end of the pipe is the end of that process. The kernel's parent-death signal cannot replace it: Linux
-alone has it, a program loses it when it changes its account, as Postgres does, and it removes no folder.
+The guard is a process of its own, one for each process that starts something. It reads a pipe whose other end only
+that process has: the end of the pipe is the end of the process. The kernel's parent-death signal cannot replace it:
+only Linux has it, a program loses it when it changes its account, as Postgres does, and it removes no folder.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def launch(
 
 def watch_process(pid: int, end_signal: signal.Signals = signal.SIGKILL) -> None:
     """The process gets this signal if this process ends before it."""
-    _tell(f"process {pid} {end_signal:d}")
+    _send_to_guard(f"process {pid} {end_signal:d}")
 
 
 def watch_folder(folder: Path) -> None:
     """Removes the folder when this process ends, after the processes, if it still exists."""
-    _tell(f"folder {folder.absolute()}")
+    _send_to_guard(f"folder {folder.absolute()}")
 
 
 class _Guard:
@@ -65,7 +65,7 @@ class _Guard:
                 start_new_session=True,  # a signal for this process's group is not for the guard
             )
 
-    def tell(self, message: str) -> None:
+    def send(self, message: str) -> None:
         os.write(self._writing, os.fsencode(message) + b"\0")
 
     def close(self) -> None:
@@ -78,11 +78,11 @@ _lock = threading.Lock()
 _guards: list[_Guard] = []
 
 
-def _tell(message: str) -> None:
+def _send_to_guard(message: str) -> None:
     with _lock:
         if not _guards or _guards[-1].of_pid != os.getpid():
             _guards.append(_Guard())
-        _guards[-1].tell(message)
+        _guards[-1].send(message)
 
 
 @atexit.register
@@ -96,16 +96,16 @@ def _close() -> None:
 
 
 def _main() -> None:
-    processes: dict[int, tuple[str, int]] = {}  # pid → its start, by which a later process with its pid is told apart
+    processes: dict[int, tuple[str, int]] = {}  # pid → its start: a later process with this pid has another one
     folders: list[str] = []
     rest = b""
     while data := os.read(sys.stdin.fileno(), _READ_BYTES):
         *messages, rest = (rest + data).split(b"\0")
-        for kind, _, what in (os.fsdecode(message).partition(" ") for message in messages):
+        for kind, _, rest_of_message in (os.fsdecode(message).partition(" ") for message in messages):
             if kind == "folder":
-                folders.append(what)
+                folders.append(rest_of_message)
             else:
-                pid, number = map(int, what.split())
+                pid, number = map(int, rest_of_message.split())
                 processes[pid] = _start_of(pid), number
     _end(processes)
     for folder in folders:

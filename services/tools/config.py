@@ -7,6 +7,7 @@ names, so that the config file needs no secrets; `$${` is a plain `${`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from services.tools.http_fetch.settings import HttpFetchSettings
 from services.tools.http_tools.settings import HttpTools
-from services.tools.mcp.settings import McpServers
+from services.tools.mcp.settings import McpServers, shared_writable_paths
 from services.tools.providers.settings import Providers
 from services.tools.sources import Section
 from services.tools.web_search.settings import WebSearchSettings
@@ -40,6 +41,12 @@ class ToolsConfig(Section):
     def _names_one_source_each(self) -> ToolsConfig:
         if both := sorted(self.mcp_servers.keys() & self.providers.keys()):
             raise ValueError(f"{', '.join(both)}: an MCP server and a provider cannot have the same name")
+        return self
+
+    @model_validator(mode="after")
+    def _gives_each_program_paths_of_its_own(self) -> ToolsConfig:
+        if os.geteuid() == 0 and (problems := shared_writable_paths(self.mcp_servers)):
+            raise ValueError("; ".join(problems))
         return self
 
 

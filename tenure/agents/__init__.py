@@ -13,6 +13,7 @@ docs/agents.md is the guide. A name is imported at its first use: only `Agent` a
 
 calls.py          tool_call: the call that a tool runs for, with its idempotency key
 execution.py      the execution of a function that code runs in; current_work
+conversation.py   users' messages to the agent of a task
 prompts.py        the prompt and the dependencies of a run, from the task
 approvals.py      asks a person about calls of inline tools
 shared_state.py   finds changes of the value that the tools of a run share

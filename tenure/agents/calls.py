@@ -1,4 +1,4 @@
-"""Tells the code of a tool which call it runs for."""
+"""Gives the code of a tool the call that it runs for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tool_call() -> OwnToolContext:
     """Returns the call that this tool runs for: `task_id`, `call_id`, `call_attempt`, `idempotency_key`, `epoch`.
 
     `idempotency_key` is the same in each attempt of the call: hand it to the system that the effect happens in.
-    `emit(text)` shows progress to those who watch the task. Raises RuntimeError outside of a recorded tool.
+    `emit(text)` shows progress to the watchers of the task. Raises RuntimeError outside of a recorded tool.
     """
     call = _CALL.get()
     if call is None:

@@ -1,4 +1,4 @@
-"""Finds the stack of `tenure dev` that runs here, for workers that are told no addresses."""
+"""Finds the stack of `tenure dev` that runs here, for workers without addresses of services."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _simulated(url: str) -> dict[str, str]:
-    """Returns what makes the libraries of the providers call the simulator."""
+    """Returns the variables by which the libraries of the providers call the simulator."""
     return {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "simulated",
@@ -47,7 +47,7 @@ def _simulated(url: str) -> dict[str, str]:
 
 
 def advice_without_stack(environment: Mapping[str, str]) -> str:
-    """Returns what a person should know whose worker is told no addresses and finds no stack; "" for any other."""
+    """Returns a hint for the person who starts a worker without addresses and without a stack; "" for other workers."""
     data = Path(environment.get("TENURE_DATA") or ".tenure")
     if any(environment.get(name) for name in _SERVICES.values()) or read_addresses(data) is not None:
         return ""

@@ -15,7 +15,7 @@ def effect_class(given: EffectClass | str | None, tool: str = "") -> EffectClass
         return EffectClass(given)
     except ValueError:
         where, known = f"tool {tool}" if tool else "effect", ", ".join(EffectClass)
-        raise ValueError(f"{where}: {given!r} is no effect class; use one of {known}, or None") from None
+        raise ValueError(f"{where}: {given!r} is not an effect class; use one of {known}, or None") from None
 
 
 def effect_classes(given: Mapping[str, EffectClass | None]) -> dict[str, EffectClass | None]:

@@ -7,11 +7,13 @@ is a *unit*: the unit's result is recorded as a whole, so nothing inside it is r
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from tenure.agents.own_calls import OwnCalls
 from tenure.control.failures import NOT_REPLAYABLE, NotReplayable
@@ -19,10 +21,12 @@ from tenure.control.own_tools import OwnTool
 from tenure.control.work import Work
 from tenure.domain.tools import Outcome
 
+_log: Final = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Inside:
-    """What the running code belongs to. `problem`: the first NotReplayable in it, also if code between caught it."""
+    """The execution or the unit of the running code. `problem`: its first NotReplayable, also if code caught it."""
 
     problem: NotReplayable | None = field(default=None, kw_only=True)
 
@@ -71,6 +75,11 @@ class Execution(Inside):
         """Returns the id of the next agent run: the same in each execution of the task."""
         self.runs += 1
         return f"{self._work.task_id}/run-{self.runs}"
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether an agent runs that a tool of another one runs."""
+        return len(self.active) > 1
 
     @contextmanager
     def running(self, agent: str) -> Iterator[None]:
@@ -122,6 +131,26 @@ def execution_of(what: str) -> Execution | None:
             )
         )
     return inside
+
+
+def execution_of_undeclared(agent: str) -> Execution | None:
+    """Returns the execution for an agent that is not declared as durable; None outside of durable functions.
+
+    In a unit the calls of such an agent are neither recorded nor billed: the unit is recorded as a whole.
+    """
+    inside = _INSIDE.get()
+    if isinstance(inside, Unit):
+        _warn_of_unbilled(agent, inside.name)
+    return execution()
+
+
+@cache
+def _warn_of_unbilled(agent: str, inside: str) -> None:
+    _log.warning(
+        "the model calls of an agent are neither recorded nor billed, because it runs inside a step or a recorded tool "
+        "and is not durable: make it durable, and declare the tool that runs it with effect=None",
+        extra={"agent": agent, "inside": inside},
+    )
 
 
 def current_work() -> Work:

@@ -31,7 +31,7 @@ class InputMismatch(ValueError):  # noqa: N818  the name says what is wrong
 class DurableFunction:
     """A function under the name by which tasks ask for it: `tenure submit --function NAME`, or `--agent NAME`.
 
-    `describe`: returns what its revisions fix besides the code, see docs/versions.md; None: nothing.
+    `describe`: returns what its revisions fix besides the code, see docs/versions.md; None: nothing else.
     """
 
     name: str
@@ -48,7 +48,7 @@ class HasDurableFunction(Protocol):
 
 
 def function_table(items: Iterable[Any]) -> dict[str, Function]:
-    """Returns the functions of agents and functions by name. Raises TypeError and ValueError for what is not one."""
+    """Returns the functions of agents and functions by name. Raises TypeError and ValueError for other items."""
     table: dict[str, Function] = {}
     for item in items:
         named = item.durable_function if isinstance(item, HasDurableFunction) else item
@@ -66,7 +66,7 @@ def function_table(items: Iterable[Any]) -> dict[str, Function]:
 
 
 def content_of(run: Function) -> AgentContent | None:
-    """Returns what the revisions of a function fix besides the code; None: it says nothing of itself."""
+    """Returns the content of a function's revisions besides its code; None: it describes none."""
     describe: Callable[[], AgentContent] | None = vars(run).get(_CONTENT)
     return None if describe is None else describe()
 

@@ -1,6 +1,6 @@
-"""Reports a model call while it runs: what the provider states, and an estimate of the output since then.
+"""Reports a model call while it runs: the usage that the provider states, and an estimate of the output since then.
 
-Some providers state the usage at the end of the answer only, or the output. What the call has cost when it is stopped
+Some providers state the usage at the end of the answer only, or the output. The cost of a call that is stopped
 or fails is known from its report.
 """
 

@@ -96,7 +96,7 @@ class OwnCalls:
             self._leave(call)
 
     def _leave(self, call: _Call) -> None:
-        """Forgets the call. The last caller that goes away stops what is being made."""
+        """Forgets the call. The last caller that leaves stops the calls that are being made."""
         for calls in (self._waiting, self._being_made):
             if call in calls:
                 calls.remove(call)
@@ -170,7 +170,7 @@ def _compatible(calls: Sequence[_Call]) -> Iterator[_Call]:
 
 
 def _requests(calls: Sequence[_Call]) -> list[tuple[OwnTool, Mapping[str, Any]]]:
-    """Returns the calls with one tool for each name, which runs what each of them is for."""
+    """Returns the calls with one tool for each name, which runs the code of each of its calls."""
 
     async def run(context: OwnToolContext, arguments: Mapping[str, Any]) -> str:
         _, _, index = context.call_id.rpartition(".")

@@ -1,4 +1,4 @@
-"""Makes what an agent's run begins with from a task: its prompt, and the value that its tools share."""
+"""Makes the beginning of an agent's run from a task: its prompt, and the value that its tools share."""
 
 from __future__ import annotations
 

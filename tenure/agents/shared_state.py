@@ -1,7 +1,7 @@
 """Finds changes that a recorded tool makes to the value that the tools of a run share: its deps, or its context.
 
-A later execution takes the tool's result from the ledger and does not run the tool, so it would go on without the
-change. Nothing could be seen of that, so such a tool fails the task at its first run.
+A later execution takes the tool's result from the ledger and does not run the tool, so it would continue without
+the change, and no error would show it. Such a tool therefore fails the task at its first run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PLAIN: Final = (str, bytes, int, float, complex, type(None))
 
 @contextmanager
 def unchanged(shared: Any, what: str) -> Iterator[None]:
-    """Raises NotReplayable if the code inside changes `shared`: its members, and what containers in them have.
+    """Raises NotReplayable if the code inside changes `shared`: its members, and the content of containers in them.
 
-    Objects of other classes, such as connections, count as unchanged: only what a copy of the data shows is compared.
+    Objects of other classes, such as connections, count as unchanged: only copies of data are compared.
     """
     before = _members(shared)
     yield

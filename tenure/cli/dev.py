@@ -179,7 +179,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON: Final = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "https_proxy", "http_proxy", "all_proxy"),
-    *("TENURE_FAILPOINTS", "TENURE_LOG_LEVEL"),
+    *("TENURE_FAILPOINTS", "TENURE_LOG_LEVEL", "TENURE_OPENAI_STREAM"),
 )
 PASSED_ON_PREFIX: Final = "OTEL_"
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -327,7 +327,7 @@ def one_dsn(dsn: str, file: Path | None) -> str:
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables that the services get: paths, locale, proxies, telemetry and test settings."""
+    """Returns the variables that the services get: paths, locale, proxies, telemetry, settings of models and tests."""
     passed = {name: environment[name] for name in PASSED_ON if name in environment}
     passed.update((name, value) for name, value in environment.items() if name.startswith(PASSED_ON_PREFIX))
     others = environment.get("NO_PROXY") or environment.get("no_proxy")

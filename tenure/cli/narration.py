@@ -139,7 +139,7 @@ class Narrator:
         mark = "✓" if state == TaskState.SUCCEEDED else "✗"
         takeovers = f" · {count_text(self.task.takeovers, 'takeover')}" if self.task.takeovers else ""
         reason = f" ({task.reason})" if task.reason and state != TaskState.SUCCEEDED else ""
-        if self._held.strip() != task.result.strip():
+        if self._held.strip() != result_of(task).strip():
             yield from self._flush()
         self._held = ""
         yield Text("")

@@ -58,7 +58,7 @@ from tenure.domain.agents import reference
 from tenure.domain.budget import money_text, usd
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TaskState
-from tenure.domain.task import Source
+from tenure.domain.task import Source, result_text
 from tenure.sdk.from_wire import task_info
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
@@ -92,7 +92,7 @@ def _content(ctx: click.Context, option: click.Parameter, file: TextIO | None) -
 
 def result_of(task: task_pb2.Task) -> str:
     """Returns the result for programs: the JSON if the task has a result schema, else the text."""
-    return task.result_json or task.result
+    return task.result_json or result_text(task.result, task.reason)
 
 
 def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
@@ -100,7 +100,8 @@ def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
     if task.result_json:
         pretty = json.dumps(json.loads(task.result_json), indent=2, ensure_ascii=False)
         return Text(pretty) if is_plain else Padding(Text(harmless(pretty)), (0, 2))
-    return Text(task.result) if is_plain else Padding(Markdown(harmless(task.result)), (0, 2))
+    text = result_text(task.result, task.reason)
+    return Text(text) if is_plain else Padding(Markdown(harmless(text)), (0, 2))
 
 
 SHOWN_FORKS: Final = 5

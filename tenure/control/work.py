@@ -102,6 +102,13 @@ class Work(Protocol):
         For libraries that make calls in parallel, and must make the same ones in the same step again.
         """
 
+    async def new_messages(self) -> Sequence[str]:
+        """Returns the messages that users have sent since the last look, which a later execution gets there again.
+
+        Only agents get messages: the ledger refuses those to functions. A task does not succeed before its agent has
+        read each message: the function begins again then.
+        """
+
 
 Function = Callable[[Work, Any], Awaitable[Any]]
 """A coroutine function that takes the work and the task's input. Its return value, as JSON, is the task's result."""

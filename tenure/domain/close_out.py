@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tenure.domain.agents import AgentKind
 from tenure.domain.conversation import text_of
 from tenure.domain.crash_loop import OwnerDeaths
 from tenure.domain.entries import (
@@ -285,8 +286,17 @@ MAX_FACTS: Final = 1000
 """The most external entries of one task. Messages cost tokens of its budget and are stored as long as the task."""
 
 
+def no_reader(loop: str, kind: AgentKind | None) -> WrongState | None:
+    """Returns the error for a message to a function, or None for an agent. `kind`: None, if it is not registered."""
+    name = offered_function(loop)
+    if not name or kind is AgentKind.PYTHON:
+        return None
+    why = "is a function, which reads no messages" if kind else "is not registered as an agent yet: start its worker"
+    return WrongState(f"{name}, which runs this task, {why}", reason=NO_READER)
+
+
 def refuse_message(
-    state: TaskState, ending: PendingEnding | None, external_entries: int, loop: str = ""
+    state: TaskState, ending: PendingEnding | None, external_entries: int, loop: str = "", kind: AgentKind | None = None
 ) -> TenureError | None:
     """Returns the error for a message that the task's agent would not read, or None if it will read the message."""
     if state in TERMINAL or ending is not None:
@@ -295,8 +305,8 @@ def refuse_message(
             f"{message}: its agent reads no more messages; ForkTask with a message continues it as a new task",
             metadata={"state": state.value},
         )
-    if offered_function(loop):
-        return WrongState("a control function runs this task, and it reads no messages", reason=NO_READER)
+    if refusal := no_reader(loop, kind):
+        return refusal
     if external_entries >= MAX_FACTS:
         return WrongState(
             f"the task already has {MAX_FACTS} messages, which is the most that a task accepts", reason="MESSAGES_FULL"

@@ -19,6 +19,8 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import call_id
 
 MAX_RETRY_SECONDS: Final = 24 * 3600.0
+MESSAGES: Final = "messages of users"
+"""The name of the step that reads messages. Its result is the number of messages that are read then, from the first."""
 
 
 class Diverged(Exception):  # noqa: N818  a finding; `divergence` returns the transition
@@ -44,6 +46,24 @@ def recorded_step(point: ResumePoint, step: int, name: str, *, is_model_call: bo
     if step <= point.step and not (is_model_call and _is_unanswered_call(point, step)):
         raise Diverged(f"the ledger has {_describe_step(point, step)} as step {step}, but the function asks for {name}")
     return None
+
+
+def messages_at(point: ResumePoint, step: int) -> list[str]:
+    """Returns the messages of users that the function reads as this step. Without any, there is no such step.
+
+    A look after the newest step reads all messages that came since the last one. Each later execution reads the same.
+    """
+    recorded = point.control_steps.get(step)
+    if recorded is not None and recorded.name == MESSAGES:
+        return point.said[_read_before(point, step) : int(recorded.result_json)]
+    return [] if step <= point.step else point.said[_read_before(point, step) :]
+
+
+def _read_before(point: ResumePoint, step: int) -> int:
+    read = (
+        int(each.result_json) for number, each in point.control_steps.items() if number < step and each.name == MESSAGES
+    )
+    return max(read, default=0)
 
 
 def next_attempt(point: ResumePoint, step: int) -> int:

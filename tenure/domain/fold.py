@@ -61,6 +61,7 @@ class ResumePoint:
     `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `reserved_epoch`: the epoch under which the newest model attempt was reserved.
+    `said`: of a control function, all messages of users so far.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -96,6 +97,7 @@ class ResumePoint:
     must_shorten: bool = False
     refused_tokens: int = 0
     has_new_summary: bool = False
+    said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
 
@@ -175,8 +177,10 @@ class ResumePoint:
                 if (output := output_of(body.call_id, body.outcome)) is not None:
                     self.outputs[body.call_id] = output
                 self.resolutions.pop(body.call_id, None)
-            case UserMessage():
+            case UserMessage() if self.is_agent:
                 self._texts.append(body.text)
+            case UserMessage():
+                self.said.append(body.text)
             case CancelRequest():
                 self.cancel_reason = body.reason
             case ControlStep():

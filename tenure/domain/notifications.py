@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from tenure.domain.budget import money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.task import result_text
 from tenure.domain.webhooks import (
     BUDGET_WARNING_EVENT,
     CANCEL_REQUESTED_EVENT,
@@ -310,7 +311,7 @@ def _ended(event: _Event) -> Notification:
         facts=(("Cost", _cost(event)), ("Steps", str(event.number("data", "task", "step") or ""))),
         sections=(
             ("Message", event.task("message")),
-            ("Result", event.task("result_json") or event.task("result")),
+            ("Result", event.task("result_json") or result_text(event.task("result"), event.task("reason"))),
         ),
         commands=event.task_commands("get") if is_success else event.task_commands("explain"),
     )

@@ -5,6 +5,7 @@ No other module defines a default: the conversion from protos (tenure/wire/task.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Final
 
 from tenure.domain.agents import AgentPin
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason
 from tenure.domain.timeouts import Timeouts
 from tenure.domain.waits import Escalations
 
@@ -228,6 +230,16 @@ def offered_function(loop: str) -> str:
     """Returns the control function that a loop name stands for, or "" for a loop of agents."""
     kind, _, function = plain_loop(loop).partition(".")
     return function if kind == CONTROL_LOOP else ""
+
+
+def result_text(result: str, reason: str) -> str:
+    """Returns a task's result as people read it: what a function returned is JSON, and a text in it has no quotes."""
+    if reason != Reason.FUNCTION_RETURNED or not result.startswith('"'):
+        return result
+    try:
+        return str(json.loads(result))
+    except ValueError:
+        return result
 
 
 # The model and the cap in money of a new task.

@@ -22,6 +22,7 @@ from tenure.model_providers.stream import (
 
 _DONE: Final = "[DONE]"
 _CUT_OFF: Final = "length"
+_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _STOP_REASONS: Final = {
     "stop": "end_turn",
     "tool_calls": "tool_use",
@@ -46,6 +47,7 @@ class ChatStream(EventStream):
     """Splits bytes into chunks and yields events of the Messages API: `feed` takes bytes as they come.
 
     The end of the answer is the line [DONE], or the end of the stream after a finish reason. The usage comes between.
+    Bytes that begin a JSON object are an answer as a whole, of a server that does not stream.
     """
 
     fold: AnswerFold = field(default_factory=AnswerFold)
@@ -57,9 +59,18 @@ class ChatStream(EventStream):
     _finish_reason: str = ""
     _usage: dict[str, Any] | None = None
     _is_done: bool = False
+    _is_recognised: bool = False
+    _whole: bytearray | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
+        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
+            self._is_recognised = True
+            self._whole = bytearray() if start.startswith(b"{") else None
+        if self._whole is not None:
+            self.count(chunk)
+            self._whole += chunk
+            return
         for event in EventStream.feed(self, chunk):
             yield from self._events(event)
             if self._is_done:
@@ -70,6 +81,9 @@ class ChatStream(EventStream):
 
     def end(self) -> Iterator[Event]:
         """Yields the end of the answer, if a finish reason came."""
+        if self._whole is not None:
+            yield from self._events_of_whole(self._whole.decode("utf-8", "replace"))
+            self._whole = None
         if not self._finish_reason:
             return
         is_cut_off = self._finish_reason == _CUT_OFF
@@ -94,6 +108,13 @@ class ChatStream(EventStream):
         if chunk.get("error") is not None or chunk.get("object") == "error":
             raise ErrorEvent(data)
         return chunk
+
+    def _events_of_whole(self, data: str) -> Iterator[Event]:
+        answer = self._read("", data) or {}
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise MalformedAnswer(f"the answer has no choice; received {shown(data)}")
+        yield from self._events({**answer, "choices": [{**choices[0], "delta": choices[0].get("message")}]})
 
     def _events(self, chunk: Event) -> Iterator[Event]:
         if (usage := chunk.get("usage")) is not None:

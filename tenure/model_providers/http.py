@@ -26,8 +26,8 @@ def made_no_connection(error: BaseException | None) -> bool:
     return error is not None
 
 
-def open_http_client(silence_seconds: float) -> httpx2.AsyncClient:
-    """Returns a client with a pool of its own. `silence_seconds`: the longest wait for the next bytes.
+def open_http_client(silence_seconds: float | None) -> httpx2.AsyncClient:
+    """Returns a client with a pool of its own. `silence_seconds`: the longest wait for the next bytes; None: no limit.
 
     It is httpx2 with the transport of aiohttp. The transport of httpx2 itself looks at every connection for each
     request and parses in Python.

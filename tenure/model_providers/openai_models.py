@@ -64,15 +64,17 @@ _OWN_HOSTS: Final = (".openai.com", ".azure.com")
 class OpenAIProvider:
     """Models behind the Chat Completions API.
 
-    `base_url` None: OpenAI. `silence_seconds`: the longest wait for the next bytes.
+    `base_url` None: OpenAI. `silence_seconds`: the longest wait for the next bytes. `streams`: False for a server that
+    cannot stream its answers: it sends nothing until the whole answer is there.
     """
 
     errors = LibraryErrors(openai.APIStatusError, openai.APITimeoutError, openai.APIConnectionError)
 
-    def __init__(self, *, api_key: str, base_url: str | None, silence_seconds: float) -> None:
+    def __init__(self, *, api_key: str, base_url: str | None, silence_seconds: float, streams: bool = True) -> None:
         self.counts_tokens = False  # this API cannot count
         self.secret, self.logs_in = api_key, False
-        http_client = open_http_client(silence_seconds)
+        self._streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+        http_client = open_http_client(silence_seconds if streams else None)
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url=base_url,
@@ -91,15 +93,13 @@ class OpenAIProvider:
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`."""
         call.stream = ChatStream(fold=call.fold)
-        arguments: dict[str, Any] = {self._limit_name: request.max_output_tokens}
+        arguments: dict[str, Any] = {self._limit_name: request.max_output_tokens, **self._streaming}
         if request.tools:
             arguments["tools"] = chat_tools(request.tools)
         completions: Any = self._client.chat.completions  # takes plain JSON, which its types do not say
         async with completions.with_streaming_response.create(
             model=request.model,
             messages=chat_messages(request.system, request.messages),
-            stream=True,
-            stream_options={"include_usage": True},
             extra_headers={"x-tenure-attempt": request.attempt},
             **arguments,
         ) as response:

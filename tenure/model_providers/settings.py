@@ -50,6 +50,11 @@ class OpenAISettings:
     base_url: str = setting(
         "an OpenAI-compatible endpoint instead of OpenAI's own", default="", variable="OPENAI_BASE_URL"
     )
+    streams: bool = setting(
+        "the endpoint streams its answers; false for a server that cannot",
+        default=True,
+        variable="TENURE_OPENAI_STREAM",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,5 +138,6 @@ def open_providers(
             api_key=settings.openai.api_key.reveal() or NO_KEY,
             base_url=settings.openai.base_url or None,
             silence_seconds=silence_seconds,
+            streams=settings.openai.streams,
         )
     return providers

@@ -77,13 +77,17 @@ class EventStream:
             return
         if not self.size_bytes:
             chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
-        self.size_bytes += len(chunk)
-        if self.size_bytes > MAX_STREAM_BYTES:
-            raise MalformedAnswer(f"the answer's stream has more than {MAX_STREAM_BYTES} bytes")
+        self.count(chunk)
         for line in self._lines(chunk):
             event = self._take_line(line)
             if event is not None:
                 yield event
+
+    def count(self, chunk: bytes) -> None:
+        """Counts received bytes. Raises MalformedAnswer for too many."""
+        self.size_bytes += len(chunk)
+        if self.size_bytes > MAX_STREAM_BYTES:
+            raise MalformedAnswer(f"the answer's stream has more than {MAX_STREAM_BYTES} bytes")
 
     def end(self) -> Iterator[Event]:
         """Yields the events that only the end of the stream completes: none in this protocol."""

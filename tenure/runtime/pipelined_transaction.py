@@ -15,9 +15,10 @@ Each round trip ends with a Sync. Between two of them Postgres sees the session 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -56,6 +57,23 @@ async def pipelined_transaction(connection: BoundedConnection) -> AsyncIterator[
     await transaction.commit()
 
 
+async def to_the_end(commit: Coroutine[Any, Any, None]) -> None:
+    """Awaits what commits. A cancellation is raised after its end.
+
+    psycopg would pass a cancellation on to Postgres, which ends the wait for a synchronous standby and keeps the
+    commit. A repeat of the request would find it and be acknowledged, although the standby does not have it.
+    """
+    committing, cancelled = asyncio.ensure_future(commit), False
+    while not committing.done():
+        try:
+            await asyncio.wait({committing})
+        except asyncio.CancelledError:
+            cancelled = True
+    committing.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 class SingleStatements:
     """Runs each statement in a transaction of its own, in one round trip. For one coroutine at a time.
 
@@ -73,7 +91,7 @@ class SingleStatements:
     async def execute(self, query: bytes, params: Mapping[str, Any] | None = None) -> Rows:
         """Runs a statement with placeholders `%(name)b`. Raises psycopg's errors."""
         rows = Rows(self._statements.transformer)
-        await self._statements.run([_Queued(*self._statements.bound(query, params or {}), rows)])
+        await to_the_end(self._statements.run([_Queued(*self._statements.bound(query, params or {}), rows)]))
         return rows
 
 
@@ -111,7 +129,7 @@ class PipelinedTransaction:
         end = self._plain(b"COMMIT")
         self._queued.append(end)
         try:
-            await self.flush()
+            await to_the_end(self.flush())
         except psycopg.Error:
             await self.roll_back()
             raise

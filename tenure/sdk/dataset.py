@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenure.domain.fold import fold
+from tenure.domain.states import Reason
 from tenure.sdk.events import (
     AssistantMessageEvent,
     AttemptLostEvent,
@@ -18,7 +19,7 @@ from tenure.sdk.events import (
     ToolIntentEvent,
     ToolOutcomeEvent,
 )
-from tenure.sdk.from_wire import entry_event, json_of
+from tenure.sdk.from_wire import entry_event
 from tenure.sdk.json_shape import json_value
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import ledger_pb2
@@ -47,9 +48,8 @@ def dataset_row(info: TaskInfo, entries: Sequence[ledger_pb2.Entry]) -> dict[str
 
 def _output(info: TaskInfo) -> Any:
     """Returns what a function returned, the JSON value of a result with a schema, or the agent's last text."""
-    if info.function is not None:
-        return json_of(info.result)
-    return info.result if info.result_data is None else info.result_data
+    is_text = info.result_data is None and info.reason != Reason.FUNCTION_RETURNED
+    return info.result if is_text else info.result_data
 
 
 def _messages(entries: Sequence[ledger_pb2.Entry]) -> list[dict[str, Any]] | None:

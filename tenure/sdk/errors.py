@@ -176,12 +176,18 @@ def api_errors(address: str, arguments: Mapping[str, str] | None = None) -> Iter
 
 @contextmanager
 def whole_texts(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Raises InvalidRequest for half of a surrogate pair in a message that the block makes: no message can carry it.
+    """Raises InvalidRequest for half of a surrogate pair, or another type, in a text of the message that it makes.
 
     `arguments`: those of the public method in which it may be, so that the error names one.
     """
     try:
         yield
+    except TypeError:
+        for name, value in arguments.items():
+            others = [] if value is None else [each for each in _texts(value) if not isinstance(each, str)]
+            if others:
+                raise invalid_argument(name, f"must be text, not {others[0]!r}") from None
+        raise
     except UnicodeEncodeError as error:
         text, half = error.object, f"U+{ord(error.object[error.start]):04X} at position {error.start}"
         argument = next((name for name, value in arguments.items() if text in _texts(value)), "")

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.budget import NANO_USD
+from tenure.domain.states import Reason
+from tenure.domain.task import result_text
 from tenure.sdk import events
 from tenure.sdk.errors import ServerFailed
 from tenure.sdk.task_info import (
@@ -82,6 +84,11 @@ def json_of(text: str) -> Any:
 # Tasks.
 
 
+def result_json_of(ended: task_pb2.Task | ledger_pb2.StateTransition) -> str:
+    """Returns the result of a task as JSON: of one with a result schema, or what its function returned; else ""."""
+    return ended.result_json or (ended.result if ended.reason == Reason.FUNCTION_RETURNED else "")
+
+
 def task_page(page: api.ListTasksResponse) -> TaskPage:
     """Returns a page of tasks. Raises ServerFailed for a state that only a newer gateway knows."""
     as_of = optional_time(page.as_of_time) if page.HasField("as_of_time") else None
@@ -125,8 +132,8 @@ def task_info(task: task_pb2.Task) -> TaskInfo:
         usage=usage_to_domain(task.usage),
         cost_usd=dollars(task.used_nano_usd),
         budget=task_budget(task.budget),
-        result=task.result,
-        result_data=json_of(task.result_json),
+        result=result_text(task.result, task.reason),
+        result_data=json_of(result_json_of(task)),
         outputs=tuple(output_to_domain(output) for output in task.outputs),
         parent_task_id=task.parent_task_id,
         root_task_id=task.root_task_id,
@@ -269,8 +276,8 @@ def _transition(body: ledger_pb2.StateTransition) -> dict[str, Any]:
         "message": body.message,
         "wait": task_wait(body.wait) if body.HasField("wait") else None,
         "calls_in_doubt": tuple(call.call_id for call in body.calls_in_doubt),
-        "result": body.result,
-        "result_data": json_of(body.result_json),
+        "result": result_text(body.result, body.reason),
+        "result_data": json_of(result_json_of(body)),
         "next_retry_at": optional_time(body.next_retry_time),
         "budget": task_budget(body.budget) if body.HasField("budget") else None,
     }

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -19,6 +19,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import PRIORITIES, SOURCES, duration, timestamp
 from tenure.wire.task import allowlist_to_wire, policy_to_wire
 
+T = TypeVar("T")
 Money = Decimal | float | int | str
 Seconds = timedelta | float | int
 
@@ -62,7 +63,14 @@ def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
     """Returns names. Raises InvalidRequest for one string, whose characters would be taken for the names."""
     if isinstance(given, str):
         raise invalid_argument(argument, "must be a list of names, not one string", f"write [{given!r}]")
-    return tuple(given)
+    return tuple(of_type(argument, given, Iterable))
+
+
+def of_type(argument: str, value: T, kind: type) -> T:
+    """Returns the value of an argument. Raises InvalidRequest for a value of another type; None: it is not given."""
+    if value is None or isinstance(value, kind):
+        return value
+    raise invalid_argument(argument, f"must be of type {kind.__name__}, not {type(value).__name__}: {value!r}")
 
 
 def priority_of(priority: Priority | str | None) -> task_pb2.Priority.ValueType:
@@ -96,7 +104,7 @@ def timeout_of(timeout: Seconds | None) -> Duration | None:
         return None
     try:
         message = duration(seconds_of(timeout))
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         message = Duration()
     if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
         raise invalid_argument("timeout", f"must be seconds above 0, or a timedelta, not {timeout!r}")
@@ -107,6 +115,7 @@ def number_or_default(argument: str, number: int | None) -> int:
     """Returns the number, or for None 0, which the contract takes for the default. Raises InvalidRequest for 0 itself;
     the gateway refuses negative numbers, with all other violations.
     """
+    of_type(argument, number, int)
     if number is None:
         return 0
     if number == 0:
@@ -143,10 +152,13 @@ def submit_request(
     request_id: str,
 ) -> api.SubmitTaskRequest:
     """Returns the request. An argument that is not given stays absent: the installation has a default for it."""
+    of_type("start_at", start_at, datetime)
     if start_at is not None and start_at.tzinfo is None:
         raise invalid_argument("start_at", "must have a time zone", "write datetime.now(UTC) + timedelta(…)")
     if (time_limit := timeout_of(timeout)) is not None:
         limits.timeout.CopyFrom(time_limit)
+    of_type("policy", policy, TaskPolicy)
+    of_type("source", source, Source)
     source_texts = () if source is None else (source.source_id, source.source_run_id)
     texts = {"goal": goal, "queue": queue, "labels": labels, "request_id": request_id, "source": source_texts}
     with whole_texts(texts):
@@ -169,7 +181,7 @@ def submit_request(
 
 def agent_of_reference(argument: str, reference: str) -> tuple[str, int]:
     """Returns the name and the revision of `support@7`; 0 for `support`. Raises InvalidRequest."""
-    if not reference:
+    if not of_type(argument, reference, str):
         return "", 0
     try:
         return read_reference(reference)

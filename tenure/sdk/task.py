@@ -12,7 +12,7 @@ from tenure.sdk.answers import WaitReply, approval, denial, free_answer
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import ResultMismatch, ending_error
 from tenure.sdk.events import Event
-from tenure.sdk.from_wire import entry_event, task_file, task_info
+from tenure.sdk.from_wire import entry_event, result_json_of, task_file, task_info
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.sdk.result_type import ResultType
 from tenure.sdk.submit_request import Money, Seconds, nano_usd, seconds_of
@@ -30,7 +30,7 @@ class Task(Generic[T]):
 
     def __init__(self, connection: GatewayConnection, task: task_pb2.Task, result_type: ResultType[T]) -> None:
         self._connection, self._result_type = connection, result_type
-        self._info, self._result_json = task_info(task), task.result_json
+        self._info, self._result_json = task_info(task), result_json_of(task)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.state}>"
@@ -243,7 +243,7 @@ class Task(Generic[T]):
             return self._seen(answered)
 
     def _seen(self, task: task_pb2.Task) -> TaskInfo:
-        self._info, self._result_json = task_info(task), task.result_json
+        self._info, self._result_json = task_info(task), result_json_of(task)
         return self._info
 
     def _typed(self, text: str) -> T:

@@ -193,7 +193,8 @@ class TaskServiceServicer:
         waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
         it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
         FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-        messages were sent to this task; NO_READER: the task is control work, whose function reads no messages. NOT_FOUND.
+        messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
+        that no worker has registered yet. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

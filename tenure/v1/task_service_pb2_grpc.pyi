@@ -77,7 +77,8 @@ class TaskServiceStub:
     waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
     it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
     FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-    messages were sent to this task; NO_READER: the task is control work, whose function reads no messages. NOT_FOUND.
+    messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
+    that no worker has registered yet. NOT_FOUND.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Starts a new task that continues from another task's history, running or ended; the other task does not change. The
@@ -174,7 +175,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
     it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
     FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-    messages were sent to this task; NO_READER: the task is control work, whose function reads no messages. NOT_FOUND.
+    messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
+    that no worker has registered yet. NOT_FOUND.
     """
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
     """Starts a new task that continues from another task's history, running or ended; the other task does not change. The
@@ -322,7 +324,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
         it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
         FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-        messages were sent to this task; NO_READER: the task is control work, whose function reads no messages. NOT_FOUND.
+        messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
+        that no worker has registered yet. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -21,9 +21,10 @@ from tenure.domain import entries
 from tenure.domain.conversation import text_block, text_of, with_own_ids
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.model_providers.anthropic_models import AnthropicProvider
+from tenure.model_providers.chat_stream import ChatStream
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelProvider, ModelRequest
 from tenure.model_providers.openai_models import OpenAIProvider
-from tenure.model_providers.stream import MAX_CONTENT_BYTES
+from tenure.model_providers.stream import MAX_CONTENT_BYTES, ErrorEvent, MalformedAnswer
 from tests.support.model_clients import model_client
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -95,6 +96,62 @@ async def test_an_answer_with_calls_is_folded_and_billed(client: Any, simulator:
     assert answer.content[1]["input"] == {"path": "a.txt", "content": "Three things.\n"}
     assert answer.usage.total == billed_total(simulator)
     assert answer.request_id.startswith("req_")
+
+
+def whole_provider(simulator: Any) -> OpenAIProvider:
+    """Of a server that cannot stream. The limit of silence is shorter than any answer takes."""
+    return OpenAIProvider(api_key="sk-test", base_url=f"{simulator.url}/v1", silence_seconds=1e-6, streams=False)
+
+
+async def test_an_answer_as_a_whole_is_that_of_a_stream(client: Any, simulator: Any) -> None:
+    model = "openai/sim-parallel-tools"
+    async with ModelClient({OPENAI: whole_provider(simulator)}, timeout_seconds=CALL_SECONDS) as whole_client:
+        call, heard = new_call()
+        whole = await whole_client.answer(request_of(model), call)
+    streamed = await answer_of(client, model)
+    (whole_blocks, whole_usage), (blocks, usage) = [
+        ([{**block, "id": ""} for block in answer.content], answer.usage) for answer in (whole, streamed)
+    ]
+    assert (whole_blocks, whole.stop_reason, whole_usage) == (blocks, "tool_use", usage)
+    assert not whole.usage_estimated
+    assert "".join(text for _, text in heard) == text_of(whole.content)
+    assert [call["stream"] for call in simulator.calls("chat")] == [False, True]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100_000])
+async def test_a_server_that_ignores_the_wish_for_a_stream_is_read(piece_bytes: int) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "list_files", "arguments": '{"path": "é"}'}}
+    message = {"role": "assistant", "content": "I look.", "tool_calls": [call, {**call, "id": "c2"}]}
+    body = {
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14},
+    }
+    sent = f"\n{json.dumps(body, ensure_ascii=False, indent=1)}\n".encode()
+    taken, _ = new_call()
+    taken.stream = ChatStream(fold=taken.fold)
+    for start in range(0, len(sent), piece_bytes):
+        taken.observe(sent[start : start + piece_bytes])
+    taken.observe_end()
+    assert [block.get("input") for block in taken.fold.content()] == [None, {"path": "é"}, {"path": "é"}]
+    assert (taken.fold.stop_reason, taken.usage.input_tokens, taken.usage.output_tokens) == ("tool_use", 9, 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ('{"error": {"message": "no such model"}}', ErrorEvent),
+        ('{"choices": []}', MalformedAnswer),
+        ('{"choices": [{"message": {"content": "cut', MalformedAnswer),
+        ('{"choices": [{"message": 5, "finish_reason": "stop"}]}', MalformedAnswer),
+    ],
+)
+async def test_malformed_whole_answers_are_refused(body: str, error: type[Exception]) -> None:
+    taken, _ = new_call()
+    taken.stream = ChatStream(fold=taken.fold)
+    taken.observe(body.encode())
+    with pytest.raises(error):
+        taken.observe_end()
 
 
 async def test_live_text_is_the_text_of_an_answer(client: Any, prefix: str) -> None:

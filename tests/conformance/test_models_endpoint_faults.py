@@ -16,6 +16,7 @@ from services.models.endpoints.opening import open_endpoints
 from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
 from services.models.limits.key_queue import LineCaller
+from tenure.domain.conversation import text_of
 from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import Priority
@@ -121,3 +122,14 @@ def test_an_endpoint_that_cannot_be_asked_is_refused(tmp_path: Path, key: str, b
     assert problem in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "hidden" not in str(refused.value)
+
+
+async def test_an_endpoint_of_the_file_that_does_not_stream(tmp_path: Path) -> None:
+    async with ModelSimulator() as simulator:
+        text = f"[[endpoint]]\nname = 'a'\nvendor = 'openai'\nbase_url = '{simulator.url}/v1'\nstream = false"
+        file = tmp_path / "endpoints.toml"
+        file.write_text(text)
+        async with opened(read_endpoints(file, allows_insecure=False)) as endpoints:
+            answer, _ = await ask(endpoints, limited("openai/sim-hello"))
+        assert text_of(answer.content)
+        assert [call["stream"] for call in simulator.log.calls] == [False]

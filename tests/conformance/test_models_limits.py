@@ -365,6 +365,8 @@ def test_the_file_of_endpoints_is_read(tmp_path: Path) -> None:
         ("[[endpoint]]\nname = 'a'\nvendor = 'anthropic'\napi_key_file = '/none'", "api_key_file: "),
         ("[[endpoint]]\nname = 'a'\nvendor = 'anthropic'\nbase_url = 'http://far.away'", "base_url: others could"),
         ("[[endpoint]]\nname = 'a'\nvendor = 'anthropic'\napi_key_file = 'KEY'\n" * 2, "2 endpoints have this name"),
+        ("[[endpoint]]\nname = 'a'\nvendor = 'openai'\nstream = 'no'", "stream: must be true or false"),
+        ("[[endpoint]]\nname = 'a'\nvendor = 'anthropic'\napi_key_file = 'KEY'\nstream = false", "stream: only"),
         ("[[endpoint", "TENURE_MODELS_ENDPOINTS_FILE"),
     ],
 )

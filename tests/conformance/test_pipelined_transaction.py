@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import psycopg
 import pytest
@@ -266,3 +266,54 @@ async def test_an_own_rollback_of_psycopg_costs_no_statement(dsn: str) -> None:
                 await postgres.execute("select 1 / 0", prepare=False)
         async with transaction_of(pool) as transaction:
             assert await count_of(transaction) == 0
+
+
+WAIT_AT_COMMIT = """
+    create function wait_for_lock() returns trigger language plpgsql as
+      $$ begin perform pg_advisory_xact_lock_shared(7); return null; end $$;
+    create constraint trigger waits after insert on notes deferrable initially deferred
+      for each row execute function wait_for_lock();
+"""
+WAITING = "select 1 from pg_locks where locktype = 'advisory' and not granted and pid = %s"
+
+
+@pytest.mark.parametrize("kind", ["pool", "kept", "single"])
+async def test_a_cancellation_does_not_stop_a_commit(dsn: str, kind: str) -> None:
+    """Postgres would end the wait for a synchronous standby, and keep the commit all the same: a repeat would find it,
+    and be acknowledged, although the standby does not have it. Here the commit waits for a lock.
+    """
+    sessions: list[int] = []
+
+    async def write_note(transaction: Connection) -> None:
+        sessions.append(transaction.backend_pid)
+        await transaction.execute(INSERT, {"id": 1, "body": "one"})
+
+    async with (
+        open_pool(dsn) as pool,
+        kept(dsn) as connection,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
+    ):
+        await other.execute(WAIT_AT_COMMIT)
+        await other.execute("select pg_advisory_lock(7)")
+
+        async def write() -> None:
+            opened: dict[str, Callable[[], AbstractAsyncContextManager[Connection]]] = {
+                "pool": lambda: transaction_of(pool),
+                "kept": connection.transaction,
+                "single": connection.statements,
+            }
+            async with opened[kind]() as transaction:
+                await write_note(transaction)
+
+        writing = asyncio.create_task(write())
+        async with asyncio.timeout(CALL_SECONDS):
+            while not sessions or not await (await other.execute(WAITING, (sessions[0],))).fetchall():
+                await asyncio.sleep(0.01)
+        for _ in range(3):
+            writing.cancel()
+            await asyncio.sleep(0.05)
+        assert await (await other.execute(WAITING, (sessions[0],))).fetchall(), "the commit still waits"
+        await other.execute("select pg_advisory_unlock(7)")
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+    assert await notes_of_others(dsn) == [(1, "one")]

@@ -12,6 +12,8 @@ import pytest
 
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
+from tenure.domain.control import MESSAGES
+from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import Happened
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
@@ -81,6 +83,22 @@ class Agents:
 
     def open_gate(self) -> None:
         (self.folder / "gate").touch()
+
+    def close_gate(self) -> None:
+        (self.folder / "gate").unlink()
+
+    async def registered(self, worker: ServiceProcess) -> None:
+        """Waits until the ledger knows which functions of the worker are agents."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while '"registered"' not in worker.log():
+                await asyncio.sleep(0.02)
+
+    async def fork(self, task_id: str, message: str) -> str:
+        """The next turn of a conversation."""
+        request = pb.CheckpointServiceForkTaskRequest(
+            task_id=task_id, request_id=str(uuid.uuid4()), actor="ada", message=message
+        )
+        return str((await self.bench.ledger.ForkTask(request, timeout=CALL_SECONDS)).task.task_id)
 
     async def names(self, task_id: str) -> list[str]:
         """The recorded steps and calls, in order."""
@@ -265,3 +283,77 @@ async def test_an_agent_of_the_openai_sdk(agents: Agents) -> None:
     assert json.loads(task.result) == "Refunded."
     assert agents.made() == [["refund-5", "2.0", "1"], ["refund-5", "2.0", "2"]]
     await agents.check_budget(task_id, calls=2)
+
+
+TALKERS = pytest.mark.parametrize("agent", ["talker", "openai-talker"])
+
+
+@TALKERS
+async def test_a_conversation_survives_kills_of_its_workers(agents: Agents, agent: str) -> None:
+    """Between its turns and within one."""
+    killed = await agents.worker()
+    await agents.registered(killed)
+    agents.open_gate()
+    first = await agents.submit(agent, gated=True, goal="Refund order 7")
+    assert json.loads((await agents.succeeded(first)).result) == "You said: Refund order 7"
+    killed.kill()
+    agents.close_gate()
+    second = await agents.fork(first, "And order 8")
+    killed = await agents.worker()
+    await agents.has_made(2)
+    killed.kill()
+    await agents.worker()
+    await agents.has_made(3)
+    agents.open_gate()
+    assert json.loads((await agents.succeeded(second)).result) == "Then you said: And order 8"
+    assert agents.made() == [["refund-5", "2.0", "1"], ["refund-7", "6.0", "1"], ["refund-7", "6.0", "2"]]
+    assert len(agents.bench.model_calls(second)) == 2
+    assert (await agents.names(second))[3] == MESSAGES
+
+
+@TALKERS
+async def test_the_next_model_call_has_a_message(agents: Agents, agent: str) -> None:
+    killed = await agents.worker()
+    await agents.registered(killed)
+    task_id = await agents.submit(agent, gated=True)
+    await agents.has_made(1)
+    await agents.bench.tell(task_id, "Hurry up")
+    killed.kill()
+    await agents.worker()
+    await agents.has_made(2)
+    agents.open_gate()
+    assert json.loads((await agents.succeeded(task_id)).result) == "You said: Hurry up"
+    assert len(agents.bench.model_calls(task_id)) == 2
+
+
+async def test_a_task_succeeds_when_its_agent_has_read_each_message(agents: Agents) -> None:
+    reached, go_on = agents.folder / "reached", agents.folder / "go-on"
+    worker = await agents.worker(f"worker.before_close_out=1#touch({reached})->1#wait({go_on})")
+    await agents.registered(worker)
+    task_id = await agents.submit("talker")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not reached.exists():
+            await asyncio.sleep(0.02)
+    await agents.bench.tell(task_id, "one thing more")
+    go_on.touch()
+    task = await agents.succeeded(task_id)
+    assert (json.loads(task.result), task.claim_count) == ("Then you said: one thing more", 1)
+    assert [line[0] for line in agents.made()] == ["refund-5", "refund-7"]
+
+
+async def test_messages_to_functions_are_refused(agents: Agents) -> None:
+    await agents.registered(await agents.worker())
+    task_id = await agents.submit("compare", cents=7)
+    with pytest.raises(WrongState, match="compare, which runs this task, is a function") as refused:
+        await agents.bench.tell(task_id, "Hello")
+    assert refused.value.reason == "NO_READER"
+    await agents.succeeded(task_id)
+    with pytest.raises(WrongState, match="is a function"):
+        await agents.fork(task_id, "Hello")
+
+
+async def test_a_message_to_an_unregistered_agent_says_so(agents: Agents) -> None:
+    task_id = await agents.submit("not-there")
+    with pytest.raises(WrongState, match="is not registered as an agent yet: start its worker"):
+        await agents.bench.tell(task_id, "Hello")
+    await agents.bench.cancel(task_id)

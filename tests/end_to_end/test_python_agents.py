@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import httpx2
 import pytest
 
 from devstack.child_process import ChildProcess
@@ -18,6 +19,7 @@ from tenure import Client, InvalidRequest
 from tenure.cli.exit_codes import Exit
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
+from tests.support.patience import CALL_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -79,6 +81,25 @@ async def test_the_worker_of_the_page_takes_submits(installation: Installation, 
     refused = await tenure("submit", "Say hello", "--agent", "support", "--model", "m", address=address)
     assert refused.code == Exit.USAGE
     assert "chooses its model" in refused.err
+
+
+async def test_the_agent_of_the_page_holds_a_chat(installation: Installation, queue: str) -> None:
+    """By the chat of the AI SDK: the second message forks the task of the first one."""
+    chat_id = uuid.uuid4().hex
+    options = {"agent": "support", "queue": queue, "no_max_cost": True}
+    tasks = []
+    async with httpx2.AsyncClient(base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False) as http:
+        for number in range(2):
+            message = {"id": f"m{number}", "role": "user", "parts": [{"type": "text", "text": f"Say hello {number}"}]}
+            body = {"id": chat_id, "messages": [message], "task": options}
+            answer = await http.post("/v1/ai/chat", json=body)
+            assert answer.status_code == 200, answer.text
+            assert '"finishReason": "stop"' in answer.text or '"finishReason":"stop"' in answer.text
+            assert "text-delta" in answer.text
+            tasks.append(re.search(r'"task_id": ?"([^"]+)"', answer.text))
+    first, second = (found[1] for found in tasks if found is not None)
+    fork = await installation.client.get(second)
+    assert fork.forked_from.task_id == first
 
 
 @pytest.fixture

@@ -165,6 +165,12 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "I refund it.", "calls": [_python_call("refund", cents=5)]},
         {"text": "Refunded."},
     ],
+    "python-talk": [
+        {"text": "I refund it.", "calls": [_python_call("refund", cents=5)]},
+        {"text": "You said: {{last_user_text}}"},
+        {"text": "I refund more.", "calls": [_python_call("refund", cents=7)]},
+        {"text": "Then you said: {{last_user_text}}"},
+    ],
     # Numbered words, so that a gap shows.
     "worker-streamed": [
         {

@@ -18,6 +18,7 @@ from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCa
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
 from tenure.control.work import RecordedCall
 from tenure.domain.budget import TokenUsage
+from tenure.domain.control import MESSAGES
 from tenure.domain.entries import ControlFailure
 from tenure.domain.tools import Outcome, OutcomeStatus
 
@@ -64,6 +65,7 @@ class JournalWork:
     journal: list[tuple[str, Any]] = field(default_factory=list)
     requests: list[ModelCallRequest] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     tools: list[OwnTool] = field(default_factory=list)
     position: int = 0
     busy: bool = False
@@ -122,6 +124,18 @@ class JournalWork:
 
     async def recorded_calls(self) -> Sequence[RecordedCall]:
         return []
+
+    async def new_messages(self) -> list[str]:
+        """`said`: the messages that came since the last look."""
+        is_recorded = self.position < len(self.journal) and self.kinds[self.position] == MESSAGES
+        if not is_recorded and (self.position < len(self.journal) or not self.said):
+            return []
+
+        async def made() -> list[str]:
+            texts, self.said = self.said, []
+            return texts
+
+        return list(await self._recorded(MESSAGES, made))
 
     async def _call(self, call_id: str, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
         call: OwnToolContext = Call(self.task_id, call_id, 1, f"{self.task_id}/{call_id}")

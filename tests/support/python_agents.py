@@ -51,6 +51,9 @@ async def note(ctx: RunContext[Given], text: str) -> str:
     return "noted"
 
 
+talker = Agent("talker", model="anthropic:sim-python-talk", deps_type=Given, deps=given)
+talker.tool(effect=Effect.KEYED)(refund)
+
 sender = Agent("sender", model="anthropic:sim-python-unsafe", deps_type=Given, deps=given)
 
 
@@ -112,6 +115,10 @@ helper = agents.Agent(
     model=OpenAIChatCompletionsModel("sim-python-openai", AsyncOpenAI(api_key="sk-test", max_retries=0)),
     tools=[openai_refund],
 )
+openai_talker = helper.clone(
+    name="openai-talker",
+    model=OpenAIChatCompletionsModel("sim-python-talk", AsyncOpenAI(api_key="sk-test", max_retries=0)),
+)
 agents.set_tracing_disabled(True)
 
 FUNCTIONS = [
@@ -125,4 +132,6 @@ FUNCTIONS = [
     editor,
     compare,
     durable(helper, effects={"refund": Effect.KEYED}, context=given),
+    talker,
+    durable(openai_talker, effects={"refund": Effect.KEYED}, context=given),
 ]

@@ -98,6 +98,49 @@ async def test_tools_of_an_agent_that_a_function_runs_are_recorded() -> None:
     assert [tool.effect for tool in work.tools] == [Effect.KEYED, Effect.UNSAFE]
 
 
+async def test_an_undeclared_agent_is_recorded_in_a_function() -> None:
+    """Also in an inline tool. Of Pydantic AI: those of the SDK have a test above."""
+    ran: list[str] = []
+    script = Script(call("refund"), text_response("Refunded."))
+    plain = pydantic_ai.Agent(FunctionModel(script))
+
+    @plain.tool_plain
+    def refund() -> str:
+        ran.append("refund")
+        return "ok"
+
+    outer = Agent("outer", model=FunctionModel(Script(call("delegate"), text_response("Delegated."))))
+
+    @outer.tool_plain(effect=None)
+    async def delegate() -> str:
+        return (await plain.run("Refund")).output
+
+    work = JournalWork("Delegate")
+    for _ in range(2):
+        assert await outer.durable_function.run(work.begin(), None) == "Delegated."
+    assert (ran, len(script.seen)) == (["refund"], 2)
+    assert work.kinds.count("plain: model") == 2
+    assert [tool.effect for tool in work.tools] == [Effect.UNSAFE]
+
+
+@pytest.mark.parametrize("library", ["pydantic_ai", "openai_agents"])
+async def test_an_undeclared_agent_in_a_recorded_tool_is_logged(library: str, caplog: pytest.LogCaptureFixture) -> None:
+    of_pydantic = pydantic_ai.Agent(FunctionModel(Script(text_response("Hello."))), name="plain of pydantic_ai")
+    of_openai = agents.Agent(name="plain of openai_agents", model=sdk.Script(sdk.text_message("Hello.")))
+    outer = Agent("outer", model=FunctionModel(Script(call("delegate"), text_response("Delegated."))))
+
+    @outer.tool_plain(effect=Effect.PURE)
+    async def delegate() -> str:
+        if library == "pydantic_ai":
+            return (await of_pydantic.run("Hello")).output
+        return str((await Runner.run(of_openai, "Hello")).final_output)
+
+    durable_openai(agents.Agent(name="other", model=sdk.Script()))
+    assert await outer.durable_function.run(JournalWork("Delegate"), None) == "Delegated."
+    (warning,) = [record for record in caplog.records if "neither recorded nor billed" in record.message]
+    assert (vars(warning)["agent"], vars(warning)["inside"]) == (f"plain of {library}", "the tool delegate")
+
+
 @pytest.mark.parametrize("run", [Runner.run_streamed, Runner.run_sync], ids=["streamed", "sync"])
 async def test_runs_that_cannot_be_recorded_fail_the_task(run: Callable[..., Any]) -> None:
     agent = agents.Agent(name="support", model=sdk.Script(sdk.text_message("Hello.")))

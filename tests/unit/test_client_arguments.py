@@ -72,6 +72,32 @@ async def test_half_of_a_surrogate_pair_is_refused_by_name(argument: str, given:
             await client.get(HALF)
 
 
+OTHER_TYPES: list[tuple[str, Any]] = [
+    *((name, 5) for name in ("goal", "model", "system", "queue", "request_id", "agent", "labels", "tools")),
+    ("labels", {"a": 1}),
+    ("tools", [5]),
+    ("approve_tools", [None]),
+    ("policy", {"on_budget": "ASK"}),
+    ("source", "chat"),
+    ("start_at", "tomorrow"),
+    ("timeout", {}),
+    ("timeout", "soon"),
+    ("max_cost", []),
+    ("max_steps", "5"),
+    ("max_tokens", 2.5),
+    ("priority", 5),
+]
+
+
+@pytest.mark.parametrize(("argument", "given"), OTHER_TYPES)
+async def test_arguments_of_another_type_are_refused_by_name(argument: str, given: Any) -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest) as raised:
+            await client.submit(**{"goal": "x", argument: given})
+    assert raised.value.field == argument
+    assert ", not " in str(raised.value)
+
+
 @pytest.mark.parametrize("value", [datetime.now(UTC), timedelta(seconds=1), float("nan"), {1, 2}])
 def test_edited_arguments_must_be_json(value: Any) -> None:
     wait = a_wait(WaitKind.TOOL_APPROVAL)

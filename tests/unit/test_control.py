@@ -12,10 +12,12 @@ from tenure.control import StepFailed, TryAgain
 from tenure.control.failures import failure_of
 from tenure.domain.control import (
     MAX_RETRY_SECONDS,
+    MESSAGES,
     Diverged,
     FunctionToolCall,
     after_function_failure,
     check_end,
+    messages_at,
     missing_calls,
     recorded_step,
     step_limit,
@@ -32,6 +34,7 @@ from tenure.domain.entries import (
     ToolIntent,
     ToolOutcome,
     Transition,
+    UserMessage,
 )
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
@@ -107,6 +110,25 @@ def test_a_function_that_returns_early_has_diverged() -> None:
     check_end(point, 1)
     with pytest.raises(Diverged):
         check_end(point, 0)
+
+
+def test_messages_are_read_at_the_same_step_in_each_execution() -> None:
+    """By number: a fork has the messages at other sequences."""
+    told: list[tuple[int, Body]] = [(0, UserMessage("a")), (1, ControlStep("count", "3")), (1, UserMessage("b"))]
+    assert messages_at(after(*told), 1) == []
+    assert messages_at(after(*told), 2) == ["a", "b"]
+    read = [*told, (2, ControlStep(MESSAGES, "2")), (2, UserMessage("c"))]
+    assert [messages_at(after(*read), step) for step in (1, 2, 3)] == [[], ["a", "b"], ["c"]]
+    rest = [*read, (3, ControlStep("count", "4")), (4, ControlStep(MESSAGES, "3"))]
+    assert [messages_at(after(*rest), step) for step in (2, 3, 4, 5)] == [["a", "b"], [], ["c"], []]
+
+
+async def test_a_step_has_not_the_name_of_those_that_read_messages() -> None:
+    async def ask(_request: object) -> None:
+        raise AssertionError("the step was begun")
+
+    with pytest.raises(ValueError, match="choose another one"):
+        await FunctionWork("t1", "", ask).step(MESSAGES, str)
 
 
 def test_steps_are_limited_and_an_operators_extra_steps_count() -> None:

@@ -318,3 +318,15 @@ async def test_a_list_of_tools_without_end_is_read_to_a_limit(caplog: pytest.Log
     assert len(await session.list_tools()) == held_module.MAX_LISTED
     assert listing.await_count == 5
     assert "only the first 4096 are read" in caplog.text
+
+
+async def test_a_program_that_does_not_get_ready_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `npx -y` without its registry: it runs, and says nothing."""
+    monkeypatch.setattr(held_module, "CONNECT_SECONDS", 0.2)
+    silent = McpServer(command="sleep", args=("60",), unconfined=True)
+    held = held_module.HeldConnection("npx", partial(held_module.program_link, "npx", silent, {}), 1.0)
+    try:
+        with pytest.raises(TimeoutError, match=r"did not answer `initialize` \(npx and uvx .*within 0.2 s"):
+            await held.link()
+    finally:
+        await held.close()

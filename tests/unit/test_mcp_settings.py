@@ -34,6 +34,32 @@ def written(folder: Path, content: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("other", "is_refused"),
+    [
+        ({"writable_paths": ["/srv/a"]}, True),
+        ({"writable_paths": ["/srv/a/below"]}, True),
+        ({"writable_paths": ["/srv"]}, True),
+        ({"writable_paths": ["/srv/ab"]}, False),
+        ({"writable_paths": ["/srv/a"], "disabled": True}, False),
+        ({"read_only_paths": ["/srv/a"]}, False),
+    ],
+)
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_programs_with_their_own_uids_share_no_writable_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, object], is_refused: bool, uid: int
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    file = written(
+        tmp_path, {"git": {"command": "git", "writable_paths": ["/srv/a"]}, "files": {"command": "f", **other}}
+    )
+    if is_refused and uid == 0:
+        with pytest.raises(ConfigurationError, match="files and git both write to /srv/a"):
+            read_config(file, {})
+    else:
+        assert len(read_config(file, {}).mcp_servers) == 2
+
+
 def test_settings_of_other_clients_are_accepted(tmp_path: Path) -> None:
     servers = read_config(written(tmp_path, PASTED), {"TOKEN": "secret"}).mcp_servers
     assert servers["filesystem"].args[0] == "-y"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from services.checkpoint.queries import fetch_all, fetch_one
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from tenure.domain.agents import Routing, reference
 from tenure.domain.errors import NotFound
 from tenure.runtime.sql import Queries
 from tenure.v1 import agent_service_pb2 as pb
+from tenure.wire.agent_service import KINDS
 from tenure.wire.common import optional_timestamp, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tenure.domain.agents import AgentKind
     from tenure.runtime.postgres import Connection
 
 AGENTS: Final = Queries.load("services.checkpoint", "sql/agents.sql")
@@ -98,6 +100,26 @@ def no_revision(name: str, revision: int) -> NotFound:
         reason="AGENT_REVISION_NOT_FOUND",
         metadata={"agent": name, "revision": str(revision)},
     )
+
+
+class TaskReader(NamedTuple):
+    """The columns of `count_foreign`, in their order: what decides whether a task takes another message."""
+
+    external_entries: int
+    loop: str
+    definition: bytes | None
+
+    @property
+    def kind(self) -> AgentKind | None:
+        """Returns the kind of the agent or function that runs the task; None if it is not registered."""
+        return KINDS.to_domain(pb.AgentDefinition.FromString(self.definition).kind) if self.definition else None
+
+
+async def reader_of(connection: Connection, task_id: str) -> TaskReader:
+    """Returns who would read messages to a task, which must exist."""
+    record = await fetch_one(connection, QUERIES.count_foreign, {"task_id": task_id})
+    assert record is not None, "the task exists"
+    return TaskReader(*record)
 
 
 async def read_agent(connection: Connection, tenant: str, name: str) -> AgentRow:

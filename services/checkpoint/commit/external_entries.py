@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.checkpoint.agents.rows import reader_of
 from services.checkpoint.approvals.groups import members_for
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
@@ -177,9 +178,8 @@ def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
 
 async def _check_readers(connection: Connection, row: TaskRow) -> None:
     """Raises WrongState for a message that no worker would read (NO_READER), or too many messages (MESSAGES_FULL)."""
-    record = await fetch_one(connection, QUERIES.count_foreign, {"task_id": row.task_id})
-    assert record is not None, "a count has a row"
-    refusal = refuse_message(row.state, row.ending, record[0], record[1])
+    reader = await reader_of(connection, row.task_id)
+    refusal = refuse_message(row.state, row.ending, reader.external_entries, reader.loop, reader.kind)
     if refusal is not None:
         raise refusal
 

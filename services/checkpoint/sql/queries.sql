@@ -653,9 +653,15 @@ select method, presented_epoch, current_epoch, holder, refused_at from refusals
  order by refusal_id desc limit %(limit)b;
 
 -- name: count_foreign
--- How many external entries a task has taken, and its loop.
-select count(*), (select loop from tasks where task_id = %(task_id)b::text::uuid)
-  from foreign_requests where task_id = %(task_id)b::text::uuid;
+-- How many external entries a task has taken, its loop, and the definition of the agent or function that runs it: of its
+-- revision, or for a task without one of the agent with that name.
+select (select count(*) from foreign_requests f where f.task_id = t.task_id), t.loop, r.definition
+  from tasks t
+  left join agents a on a.tenant = t.tenant
+                    and a.name = coalesce(nullif(t.agent, ''), split_part(substr(t.loop, 9), '@', 1))  -- 'control.'
+  left join agent_revisions r on r.tenant = a.tenant and r.name = a.name
+                             and r.revision = coalesce(nullif(t.agent_revision, 0), a.current_revision)
+ where t.task_id = %(task_id)b::text::uuid;
 
 -- name: notify
 -- Notifies other replicas, in transactions of its own: inside commits, notifications were measured to halve the rate.

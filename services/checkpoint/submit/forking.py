@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import uuid_utils
 
 from services.checkpoint.agents.pinning import override_agent, pinned_fork
+from services.checkpoint.agents.rows import reader_of
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
 from services.checkpoint.not_found import task_not_found
@@ -33,7 +34,7 @@ from services.checkpoint.submit.create import (
 )
 from services.checkpoint.tenants.quotas import admit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
-from tenure.domain.close_out import NO_READER
+from tenure.domain.close_out import no_reader
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
 from tenure.domain.forks import (
     MAX_BYTES,
@@ -202,6 +203,10 @@ async def _planned(
     spec = defaults.of_fork(pinned_spec)
     _check_result(spec)
     _check_has_something_to_do(cut, spec, request)
+    if request.message and spec.HasField("control"):
+        reader = await reader_of(connection, request.task_id)
+        if refusal := no_reader(reader.loop, reader.kind):
+            raise refusal
     return cut, spec
 
 
@@ -299,10 +304,6 @@ def _check_has_something_to_do(
     """Raises WrongState when the history ends with a final answer, unless a message or a result schema asks for
     more.
     """
-    if request.message and spec.HasField("control"):
-        raise WrongState(
-            "a control function runs this task and reads no messages: fork without a message", reason=NO_READER
-        )
     if cut.stop_reason and is_final_answer(cut.stop_reason) and not request.message and not spec.result_schema_json:
         message = f"the history ends at {cut.point} with the agent's final answer"
         raise WrongState(f"{message}: send a message with the fork, or fork at an earlier step", reason="NOTHING_TO_DO")

@@ -64,7 +64,7 @@ def _provider(
     if settings.vendor == OPENAI:
         from tenure.model_providers.openai_models import OpenAIProvider
 
-        return OpenAIProvider(api_key=key, base_url=base_url, silence_seconds=silence_seconds)
+        return OpenAIProvider(api_key=key, base_url=base_url, silence_seconds=silence_seconds, streams=settings.stream)
     try:
         return AnthropicProvider(
             api_key=key,

@@ -39,7 +39,8 @@ _TABLE: Final = "endpoint"
 class EndpointSettings:
     """One endpoint. `rank`: those of a lower one are preferred.
 
-    `models`: its names of the models that it has; empty: it has all models of its vendor, under their own names.
+    `stream`: False for a server that cannot stream its answers. `models`: its names of the models that it has; empty:
+    it has all models of its vendor, under their own names.
     """
 
     name: str
@@ -48,6 +49,7 @@ class EndpointSettings:
     platform: str = API
     base_url: str = ""
     api_key_file: str = ""
+    stream: bool = True
     region: str = ""
     project: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class EndpointSettings:
             yield f"platform: must be one of {', '.join(PLATFORMS)}, and api for other vendors than anthropic"
         elif missing := missing_extra(self.platform):
             yield f"platform: {missing}"
+        if not self.stream and self.vendor != OPENAI:
+            yield "stream: only endpoints of the vendor openai can do without"
         if self.region and self.platform not in {BEDROCK, VERTEX}:
             yield "region: only the platforms bedrock and vertex have one"
         if self.project and self.platform != VERTEX:
@@ -136,10 +140,11 @@ def _endpoint(index: int, table: Any, problems: list[str]) -> EndpointSettings |
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    if kind in {str, int}:
+    if kind in {str, int, bool}:
         return type(value) is kind
     return isinstance(value, dict) and bool(value) and all(isinstance(name, str) and name for name in value.values())
 
 
 def _rule(kind: Any) -> str:
-    return {str: "must be a string", int: "must be a whole number"}.get(kind, "must be a table of names of models")
+    rules = {str: "must be a string", int: "must be a whole number", bool: "must be true or false"}
+    return rules.get(kind, "must be a table of names of models")

@@ -57,6 +57,10 @@ ANSWER_SECONDS: Final = 5.0
 """A server hangs when it answers nothing within this time after it was asked to stop a call."""
 
 _MAX_PAGES: Final = 32
+NOT_READY: Final = (
+    "the server did not answer `initialize` (npx and uvx download their packages first: they need the package "
+    "registry, and a cache in writable_paths keeps the packages)"
+)
 MAX_LISTED: Final = 4096
 """How many tools of a list are read. A source may offer 256 of them; to look at millions would block the event loop."""
 
@@ -64,6 +68,18 @@ _LONGEST_MESSAGE: Final = 4096
 _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
+
+
+@asynccontextmanager
+async def _within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Limits the time of the block. Raises TimeoutError that says what did not happen."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"{what} within {seconds:g} s") from error
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -103,7 +119,7 @@ class McpSession:
         """
         tools: list[types.Tool] = []
         cursor: str | None = None
-        async with asyncio.timeout(LIST_SECONDS):
+        async with _within(LIST_SECONDS, "the server did not list its tools"):
             for _ in range(_MAX_PAGES):
                 page = await self._client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
                 tools += page.tools
@@ -240,7 +256,7 @@ async def open_link(
 
     identity = types.Implementation(name="tenure", version=version("tenure"))
     async with AsyncExitStack() as stack:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with _within(CONNECT_SECONDS, NOT_READY):
             client = await stack.enter_async_context(
                 Client(wrapped.open(), client_info=identity, message_handler=on_message, cache=None)
             )

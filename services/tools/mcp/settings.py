@@ -5,6 +5,8 @@ The section has the shape that other MCP clients use, plus the fields that a ser
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -139,6 +141,25 @@ class McpServer(Section):
 
 
 McpServers = Annotated[dict[ServerName, McpServer], Field(max_length=MAX_SERVERS)]
+
+
+def shared_writable_paths(servers: Mapping[str, McpServer]) -> list[str]:
+    """Returns what is wrong with the writable paths of servers whose programs have uids of their own.
+
+    A program would lose its files to the one that started last, because each becomes the owner of its paths.
+    """
+    paths = [
+        (path, name)
+        for name, server in sorted(servers.items())
+        if server.is_confined and not server.disabled
+        for path in server.writable_paths
+    ]
+    return [
+        f"{name} and {other} both write to {max(path, below, key=lambda one: len(one.parts))}, and each program has a "
+        "uid of its own, because the service runs as root: give each server directories of its own"
+        for (path, name), (below, other) in combinations(paths, 2)
+        if name != other and (path.is_relative_to(below) or below.is_relative_to(path))
+    ]
 
 
 def lane_of_server(name: str) -> str:

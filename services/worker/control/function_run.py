@@ -19,7 +19,7 @@ from tenure.agents.execution import unit
 from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
 from tenure.control.failures import CallFailure, NotReplayable, failure_of, failure_of_call
 from tenure.control.work import STEP_TIMEOUT_SECONDS, RecordedCall
-from tenure.domain.control import FunctionToolCall
+from tenure.domain.control import MESSAGES, FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
 from tenure.domain.kept_content import MAX_KEPT_BYTES
 from tenure.domain.task import ControlWork
@@ -104,6 +104,13 @@ class FindCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadMessages:
+    """Asks for the messages of users since the last look, and records as this step that they were read, if any."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """The function returned, after this number of steps."""
 
@@ -127,6 +134,7 @@ Request = (
     | CancelModelCall
     | CallTools
     | FindCalls
+    | ReadMessages
     | Returned
     | Raised
 )
@@ -321,6 +329,14 @@ class FunctionWork:
             recorded: Sequence[RecordedCall] = await self._ask(FindCalls(self.steps + 1))
         return recorded
 
+    async def new_messages(self) -> list[str]:
+        """Returns the messages of users since the last look."""
+        with self._one_at_a_time():
+            await self.settle()
+            texts: list[str] = await self._ask(ReadMessages(self.steps + 1))
+            self.steps += bool(texts)
+        return texts
+
     async def _call(self, calls: Sequence[tuple[str, Mapping[str, Any]]], own: tuple[OwnTool, ...]) -> list[Outcome]:
         if not 0 < len(calls) <= MAX_CALLS:
             raise ValueError(f"a function makes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
@@ -399,6 +415,8 @@ class FunctionWork:
 def _check_step(name: str, timeout_seconds: float) -> None:
     if not (0 < len(name) <= MAX_NAME_CHARACTERS and timeout_seconds > 0):  # NaN is not above 0, either
         raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
+    if name == MESSAGES:
+        raise ValueError(f"{name} is the name of the steps of new_messages(): choose another one")
     check_text(name, f"the name of step {name!a}")
 
 

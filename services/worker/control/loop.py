@@ -25,6 +25,7 @@ from services.worker.control.function_run import (
     FunctionRequest,
     FunctionRun,
     Raised,
+    ReadMessages,
     RecordModelCall,
     RecordStep,
     Request,
@@ -41,10 +42,12 @@ from tenure.control import Function, RecordedCall, ResultLost
 from tenure.domain import entries
 from tenure.domain.agents import AgentKind
 from tenure.domain.control import (
+    MESSAGES,
     Diverged,
     after_function_failure,
     check_end,
     divergence,
+    messages_at,
     missing_calls,
     recorded_intents,
     recorded_step,
@@ -63,7 +66,13 @@ PROGRESS_SECONDS: Final = 30.0
 REVISION_NOT_HERE: Final = "REVISION_NOT_HERE"
 
 Answer = (
-    entries.ControlStep | entries.ControlFailure | AttemptReport | Sequence[Outcome] | Sequence[RecordedCall] | None
+    entries.ControlStep
+    | entries.ControlFailure
+    | AttemptReport
+    | Sequence[Outcome]
+    | Sequence[RecordedCall]
+    | Sequence[str]
+    | None
 )
 
 
@@ -167,9 +176,8 @@ class ControlLoop(Loop):
                 return await self._answer_model_call(request)
             case CallTools():
                 return await self._call_tools(request)
-            case FindCalls(step=step):
-                intents = recorded_intents(self._point, step)
-                return [RecordedCall(intent.tool, intent.arguments_json) for intent in intents]
+            case FindCalls() | ReadMessages():
+                return await self._look(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
                 self._pending += self._watch.settlement()  # of a call that the function no longer waits for
@@ -191,6 +199,18 @@ class ControlLoop(Loop):
         self._is_stepping = True
         self._held_task.progress.announce_backoff(request.timeout_seconds)
         return None
+
+    async def _look(self, request: FindCalls | ReadMessages) -> Answer | entries.Transition:
+        step = request.step
+        if isinstance(request, FindCalls):
+            intents = recorded_intents(self._point, step)
+            return [RecordedCall(intent.tool, intent.arguments_json) for intent in intents]
+        texts, read = messages_at(self._point, step), len(self._point.said)
+        if texts and step > self._point.step:
+            if (limit := step_limit(self._point, step)) is not None:
+                return limit
+            await self._write([(step, entries.ControlStep(MESSAGES, str(read)))])
+        return texts
 
     async def _answer_model_call(
         self, request: BeginModelCall | RecordModelCall | FailModelCall | CancelModelCall

@@ -8,8 +8,9 @@
     Worker([durable(agent, effects={"refund": Effect.KEYED})]).run()
 
 agent.py   durable: an agent as a durable function
-content.py  what a revision of an agent fixes besides the code
+content.py  the content of an agent's revisions besides the code
 runner.py  runs of the SDK within a durable function
+messages.py  users' messages in the input of a run
 model_errors.py  failures of model requests as exceptions of `openai`
 models.py  model requests as recorded, budgeted model calls
 tools.py   function tools as calls behind the tool service's fence

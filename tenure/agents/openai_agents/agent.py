@@ -21,10 +21,12 @@ from agents.tool import (
 )
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe
+from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
@@ -56,7 +58,7 @@ class _Settings:
 
 
 _DEFAULTS: Final = _Settings(effects=_NO_EFFECTS, calls=CallOptions(), tool_timeout_seconds=DEFAULT_TIMEOUT_SECONDS)
-"""For an agent that a durable function runs, and that nobody made durable."""
+"""For an agent that a durable function runs, and that is not durable itself."""
 
 
 def durable(
@@ -95,12 +97,22 @@ def durable(
     name = name or agent.name
 
     async def run(work: Work, given: Any) -> Any:
-        with executing(work):
+        with executing(work) as current:
             made = None if context is None else await made_from(context, given)
-            result = await Runner.run(
-                agent, prompt_of(name, work.goal, given), context=made, max_turns=max_turns, run_config=run_config
-            )
-        return to_jsonable_python(result.final_output)
+
+            async def run_once(prompt: str, before: FinishedTurn | None) -> tuple[Any, FinishedTurn]:
+                messages = MessagesOfUsers(current, run_config or RunConfig())
+                result = await Runner.run(
+                    agent if before is None else before.agent,
+                    prompt if before is None else before.then(prompt),
+                    context=made,
+                    max_turns=max_turns,
+                    run_config=messages.config,
+                )
+                return result.final_output, FinishedTurn(result.last_agent, messages.placed(result.to_input_list()))
+
+            answer = await answer_messages(current, prompt_of(name, work.goal, given), run_once)
+        return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
 
@@ -115,7 +127,7 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
     """Makes the models and tools of an agent durable, and those of the agents that it may hand over to.
 
     Returns whether tools must run one at a time, because one of them runs in the function itself, or may: the order of
-    what it calls identifies these calls in a later execution.
+    its calls identifies them in a later execution.
     """
     if id(agent) in seen:
         return False
@@ -161,7 +173,7 @@ def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> li
 
 
 def _check_provider_runs(agent: Agent[Any], tool: Any) -> None:
-    """Raises ValueError for a tool that the provider does not run, or for which it asks for approvals nobody gives."""
+    """Raises ValueError for a tool that the provider does not run, or whose approvals Tenure cannot ask for."""
     if not isinstance(tool, _HOSTED):
         raise ValueError(  # noqa: TRY004  the type is allowed elsewhere
             f"agent {agent.name} has the tool {tool.name}, whose effects Tenure cannot record: use a function"

@@ -1,4 +1,4 @@
-"""Describes an agent of the OpenAI Agents SDK: what its revisions fix besides the code."""
+"""Describes an agent of the OpenAI Agents SDK: the content of its revisions besides the code."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _REQUEST: Final = httpx2.Request("POST", "https://openai.invalid/")
 
 @contextmanager
 def recorded_failures() -> Iterator[None]:
-    """Says of each failure of the provider what it was, and whether another attempt may succeed."""
+    """Raises each failure of the provider as ModelRequestFailed, which states whether another attempt may succeed."""
     try:
         yield
     except openai.APIStatusError as error:
@@ -42,7 +42,7 @@ def exception_of(failed: StepFailed) -> Exception:
     error = _exception(failed.failure)
     if error is None:
         return failed
-    vars(error)["failure"] = failed.failure  # the task is retried by what the record says
+    vars(error)["failure"] = failed.failure  # the record decides whether the task is tried again
     error.__cause__ = failed
     return error
 

@@ -1,4 +1,4 @@
-"""Runs agents of the SDK durably wherever a durable function runs one with `Runner.run`, whatever names its model."""
+"""Runs agents of the SDK durably when a durable function runs one with `Runner.run`, by each way to name its model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agents.run_internal.model_provider_lifecycle import (
     _normalize_run_config_for_runner,
 )
 
-from tenure.agents.execution import Execution, execution, execution_of, unit
+from tenure.agents.execution import Execution, execution_of, execution_of_undeclared, unit
 from tenure.agents.failures import UnfinishedRun
 from tenure.agents.openai_agents.models import CallOptions, DurableModel, DurableProvider, name_of
 from tenure.control.failures import NotReplayable
@@ -84,9 +84,9 @@ class DurableRunner(AgentRunner):
 def _execution(agent: Agent[Any]) -> Execution | None:
     """Returns the execution to run an agent in. Raises NotReplayable for a durable agent in a recorded tool.
 
-    An agent that nobody made durable is part of what the recorded tool does.
+    The calls of an agent that is not durable are part of the recorded tool.
     """
-    return execution_of(f"agent {agent.name}") if hasattr(agent, IS_DURABLE) else execution()
+    return execution_of(f"agent {agent.name}") if hasattr(agent, IS_DURABLE) else execution_of_undeclared(agent.name)
 
 
 def install(prepare: Prepare) -> None:
@@ -117,7 +117,7 @@ def durable_config(config: RunConfig, calls: CallOptions, *, one_tool: bool) -> 
 
 
 def as_unit(guardrail: Any) -> Any:
-    """Returns a guardrail whose function is no part of the execution: it runs at the same time as the agent."""
+    """Returns a guardrail whose function is not part of the execution: it runs at the same time as the agent."""
     check = guardrail.guardrail_function
     if hasattr(check, "_tenure_unit"):
         return guardrail

@@ -34,7 +34,7 @@ OUTPUT_LIMIT_BYTES: Final = 256 * 1024
 
 
 class ApprovalUnavailable(RuntimeError):  # noqa: N818  the name says what is missing
-    """A tool that needs an approval was called outside of a task, where Tenure asks nobody."""
+    """A tool that needs an approval was called outside of a task, where Tenure cannot ask a person."""
 
 
 class DurableInvocation:
@@ -56,7 +56,7 @@ class DurableInvocation:
         return self.original.needs_approval is not False
 
     async def __call__(self, context: ToolContext[Any], arguments: str) -> Any:
-        """Returns what the model is told, recorded now or earlier. Raises NotReplayable in a recorded tool."""
+        """Returns the output for the model, recorded now or earlier. Raises NotReplayable in a recorded tool."""
         current = execution_of(f"the tool {self._name}")
         if current is None:
             if self.needs_approval:
@@ -76,13 +76,13 @@ class DurableInvocation:
     async def _call_inline(
         self, current: Execution, context: ToolContext[Any], arguments: str, arguments_to_allow: dict[str, Any] | None
     ) -> Any:
-        """Runs the tool in the function itself. `arguments_to_allow`: what a person must allow first; None: nothing."""
+        """Runs the tool in the function itself. `arguments_to_allow`: for a person to allow; None: no approval."""
         if arguments_to_allow is not None:
             outcome = await permission(current, self._name, self._description, self._schema, arguments_to_allow)
             if outcome.is_error:
                 return f"{outcome.status}: {outcome.content}"
             arguments = arguments if json.loads(outcome.content) == arguments_to_allow else outcome.content
-        return await _heard(self.original, current)(context, arguments)
+        return await _ending_the_task(self.original, current)(context, arguments)
 
     async def _call(
         self,
@@ -126,7 +126,7 @@ class DurableInvocation:
         return value if isinstance(value, str | dict | list) else outcome.content
 
     async def _asks(self, context: ToolContext[Any], arguments: str) -> bool:
-        """Whether the SDK would ask for an approval: also if it cannot tell what the arguments would become."""
+        """Whether the SDK would ask for an approval: also if it cannot evaluate the arguments."""
         evaluated = await evaluate_function_tool_approval(self.original, context, arguments, context.tool_call_id)
         return evaluated.outcome != "invoke"
 
@@ -135,14 +135,14 @@ Explain = Callable[[ToolContext[Any], Exception], Awaitable[str]]
 
 
 def _explanation_of(tool: FunctionTool) -> Explain | None:
-    """Returns the tool's own words for a failure; None: it has none, and the outcome names the exception."""
+    """Returns the function that makes the tool's own text for a failure; None: the outcome names the exception."""
     explain = resolve_function_tool_failure_error_function(tool)
     if explain is None or explain is default_tool_error_function:
         return None
 
     async def explained(context: ToolContext[Any], error: Exception) -> str:
-        words = explain(context, error)
-        return str(await words if inspect.isawaitable(words) else words)
+        text = explain(context, error)
+        return str(await text if inspect.isawaitable(text) else text)
 
     return explained
 
@@ -151,24 +151,24 @@ Invoke = Callable[[ToolContext[Any], str], Awaitable[Any]]
 
 
 def _raising(tool: FunctionTool) -> Invoke:
-    """Returns the tool's invocation without the SDK's words for a failure, which look like a success."""
+    """Returns the tool's invocation without the SDK's texts for failures, which look like successes."""
     return set_function_tool_failure_error_function(copy.copy(tool), None).on_invoke_tool
 
 
-def _heard(tool: FunctionTool, current: Execution) -> Invoke:
-    """Returns the invocation of an inline tool. What must end the task ends it, whatever the SDK tells the model."""
+def _ending_the_task(tool: FunctionTool, current: Execution) -> Invoke:
+    """Returns the invocation of an inline tool. An unknown effect ends the task; the SDK would go on with a text."""
     explain = resolve_function_tool_failure_error_function(tool)
     if explain is None:
         return tool.on_invoke_tool
 
-    def heard(context: RunContextWrapper[Any], error: Exception) -> Any:
+    def explained(context: RunContextWrapper[Any], error: Exception) -> Any:
         if isinstance(error, EffectUnknown):
             raise current.fail(
                 NotReplayable(f"the effect of the inline tool {tool.name} is unknown: {error}")
             ) from error
         return explain(context, error)
 
-    return set_function_tool_failure_error_function(copy.copy(tool), heard).on_invoke_tool
+    return set_function_tool_failure_error_function(copy.copy(tool), explained).on_invoke_tool
 
 
 def needs_approval(tool: FunctionTool) -> bool:
@@ -192,7 +192,7 @@ def durable_tool(tool: FunctionTool, effect: EffectClass | None, timeout_seconds
 
 
 def _recorded(output: Any) -> Any:
-    """Returns what a tool returned as a JSON value that the SDK tells the model in the same way."""
+    """Returns a tool's result as a JSON value from which the SDK makes the same text for the model."""
     if isinstance(output, BaseModel):
         return output.model_dump(mode="json", exclude_none=True)
     if isinstance(output, list):

@@ -2,7 +2,7 @@
 
 arguments.py     the arguments of tools as JSON, the same in each execution
 agent.py         Agent and durable: an agent as a durable function
-content.py       what a revision of an agent fixes besides the code
+content.py       the content of an agent's revisions besides the code
 durability.py    the capability that routes an agent's operations, and its backend
 model_errors.py  failures of model requests as exceptions of Pydantic AI
 model_calls.py   model requests as recorded, budgeted model calls

@@ -9,18 +9,20 @@ from typing import Any, Final, TypeVar, overload
 
 import pydantic_ai
 from pydantic_ai import DeferredToolRequests
+from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 from pydantic_ai.output import OutputDataT, OutputSpec
 from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
 
+from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
-from tenure.agents.execution import executing, execution_of
+from tenure.agents.execution import executing, execution_of, execution_of_undeclared
 from tenure.agents.failures import UnfinishedRun
 from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
-from tenure.agents.pydantic_ai.durability import DurableSettings, TenureDurability
+from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
 from tenure.control.work import Work
@@ -29,6 +31,8 @@ from tenure.domain.tools import EffectClass
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+_DURABILITY: Final = "_tenure_durability"
+"""The attribute of a durable agent with its capability."""
 
 
 def durable(
@@ -57,7 +61,7 @@ def durable(
     name = name or agent.name or ""
     if not name:
         raise ValueError("the agent has no name, which tasks find it by: write durable(agent, name='support')")
-    if "iter" in vars(agent):
+    if _DURABILITY in vars(agent):
         raise ValueError(f"the agent {name} is durable already")
     settings = DurableSettings(
         effects=effect_classes(effects),
@@ -65,35 +69,50 @@ def durable(
         tool_timeout_seconds=tool_timeout_seconds,
         stream=stream,
     )
-    _route_runs(agent, TenureDurability(name, settings), name)
+    vars(agent)[_DURABILITY] = TenureDurability(name, settings)
+    _install()
 
     async def run(work: Work, given: Any) -> Any:
-        with executing(work):
+        with executing(work) as current:
             made = {} if deps is None else {"deps": await made_from(deps, given)}
-            result = await agent.run(prompt_of(name, work.goal, given), **made)
-        if isinstance(result.output, DeferredToolRequests):
-            calls = ", ".join(call.tool_name for call in result.output.calls)
-            raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
-        return to_jsonable_python(result.output)
+
+            async def run_once(prompt: str, history: list[ModelMessage] | None) -> tuple[Any, list[ModelMessage]]:
+                reading = [ReadsMessages(current)]
+                result = await agent.run(prompt, message_history=history, capabilities=reading, **made)
+                if isinstance(result.output, DeferredToolRequests):
+                    calls = ", ".join(call.tool_name for call in result.output.calls)
+                    raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
+                return result.output, result.all_messages()
+
+            answer = await answer_messages(current, prompt_of(name, work.goal, given), run_once)
+        return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))
 
 
-def _route_runs(agent: pydantic_ai.Agent[Any, Any], durability: TenureDurability, name: str) -> None:
-    """Adds the capability to each run of the agent within a durable function. All kinds of runs begin with `iter`."""
-    plain = agent.iter
+def _install() -> None:
+    """Makes the runs of all agents durable that a durable function runs, once. All kinds of runs begin with `iter`."""
+    plain = pydantic_ai.Agent.iter
+    if hasattr(plain, _DURABILITY):
+        return
 
     @wraps(plain)
     @asynccontextmanager
-    async def iter_durably(*arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
-        current = execution_of(f"agent {name}")
+    async def iter_durably(
+        agent: Any, *arguments: Any, capabilities: Sequence[Any] | None = None, **options: Any
+    ) -> Any:
+        name = agent.name or "agent"
+        durability = vars(agent).get(_DURABILITY)
+        current = execution_of_undeclared(name) if durability is None else execution_of(f"agent {durability.name}")
         if current is not None:
+            durability = durability or TenureDurability(name, DurableSettings(effects=_NO_EFFECTS))
             capabilities = [*(capabilities or ()), durability]
         with nullcontext() if current is None else current.running(name):
-            async with plain(*arguments, capabilities=capabilities, **options) as run:
+            async with plain(agent, *arguments, capabilities=capabilities, **options) as run:
                 yield run
 
-    vars(agent)["iter"] = iter_durably
+    setattr(iter_durably, _DURABILITY, True)
+    pydantic_ai.Agent.iter = iter_durably  # type: ignore[method-assign, assignment]
 
 
 class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):

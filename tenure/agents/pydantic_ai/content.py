@@ -1,4 +1,4 @@
-"""Describes an agent of Pydantic AI: what its revisions fix besides the code."""
+"""Describes an agent of Pydantic AI: the content of its revisions besides the code."""
 
 from __future__ import annotations
 

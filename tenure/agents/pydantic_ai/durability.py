@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
 import pydantic_ai
 from pydantic_ai import AgentRunResult
 from pydantic_ai.capabilities import (
+    AbstractCapability,
     ValidatedToolArgs,
     WrapRunHandler,
     WrapToolExecuteHandler,
@@ -51,6 +52,7 @@ from pydantic_ai.tools import (
 from pydantic_ai.toolsets import ToolsetTool
 
 from tenure.agents.approvals import permission
+from tenure.agents.conversation import new_message
 from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, Handler, call_model, reporting_model
 from tenure.agents.pydantic_ai.tool_calls import (
@@ -246,7 +248,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         """Lets recorded tools that need an approval wait for a person as calls of the task, and not end the run.
 
         A tool that runs in the function itself stays deferred until a person has allowed its call, and runs alone: the
-        order of what it calls identifies these calls later.
+        order of its calls identifies them later.
         """
         current = execution()
         if current is None:
@@ -288,7 +290,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         ctx: RunContext[Any],  # noqa: ARG002
         tool_defs: list[ToolDefinition],
     ) -> list[ToolDefinition]:
-        """Lets output functions run alone, as other code in the function itself: it may call what is recorded."""
+        """Lets output functions run alone, as other code in the function itself: they may make recorded calls."""
         return [self._alone(tool) for tool in tool_defs] if self.in_durable_context else tool_defs
 
     @staticmethod
@@ -320,6 +322,20 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         return requests.build_results(approvals=approvals)
 
 
+class ReadsMessages(AbstractCapability[Any]):
+    """Gives an agent the messages that users send while it works, in its next request."""
+
+    def __init__(self, current: Execution) -> None:
+        self._current = current
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        if message := await new_message(self._current):
+            ctx.enqueue(message)
+        return request_context
+
+
 async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPart) -> ToolApproved | ToolDenied:
     """Asks for a call of an inline tool. A person may change its arguments."""
     given = call.args_as_dict()
@@ -331,7 +347,7 @@ async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPa
 
 
 def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
-    """Returns the arguments of request_approval for a call. What the person is not shown of it is named."""
+    """Returns the arguments of request_approval for a call. They state how much of the call is not shown."""
     question = f"May {tool} be called with {arguments_json}?"
     if len(question) <= MAX_SHOWN_IN_QUESTION:
         return {"question": question}

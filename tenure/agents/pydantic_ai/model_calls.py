@@ -185,7 +185,7 @@ def _text_of(event: ModelResponseStreamEvent) -> tuple[int, str]:
 
 
 def _hidden_text_of(event: ModelResponseStreamEvent) -> str:
-    """Returns the new output of an event that nobody is shown: thoughts, and the arguments of tools as far as text."""
+    """Returns the new output of an event that is not shown: thoughts, and the arguments of tools that are text."""
     match event:
         case (
             PartStartEvent(part=ThinkingPart(content=str(text)) | ToolCallPart(args=str(text)))

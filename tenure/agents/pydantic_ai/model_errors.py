@@ -36,7 +36,7 @@ _RECORDED: Final = re.compile(r"(?P<name>\w+)(?: (?P<status>[1-5]\d\d))?: (?P<te
 
 @contextmanager
 def recorded_failures() -> Iterator[None]:
-    """Says of each failure of the provider what it was, and whether another attempt may succeed."""
+    """Raises each failure of the provider as ModelRequestFailed, which states whether another attempt may succeed."""
     try:
         yield
     except ModelHTTPError as error:
@@ -55,7 +55,7 @@ def exception_of(failed: StepFailed, model: str) -> Exception:
     error = _exception(failed.failure, model)
     if error is None:
         return failed
-    vars(error)["failure"] = failed.failure  # the task is retried by what the record says
+    vars(error)["failure"] = failed.failure  # the record decides whether the task is tried again
     error.__cause__ = failed
     return error
 

@@ -48,7 +48,7 @@ class ToolContext(RunContext[Any]):
 def metadata_of(effect: EffectClass | None) -> dict[str, Any]:
     """Returns the metadata for a tool of this effect class. None: the tool runs in the function itself.
 
-    Raises ValueError for what is no effect class.
+    Raises ValueError for a value that is not an effect class.
     """
     known = effect_class(effect)
     return {KEY: False if known is None else {"effect": known.value}}
@@ -76,7 +76,7 @@ async def call_tool(
     effect: EffectClass,
     default_timeout_seconds: float,
 ) -> Any:
-    """Returns the encoded result, recorded now or earlier. Raises ToolFailed, which the model is told.
+    """Returns the encoded result, recorded now or earlier. Raises ToolFailed, which the model reads.
 
     A tool that raised, that a person did not approve, or that is in doubt has failed for ever: the model decides what
     to do about it.
@@ -111,8 +111,9 @@ async def call_tool(
 
 
 def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
-    """Returns the content of the outcome: what the tool returned, without Pydantic AI's frame where it can be made
-    again. Raises ToolError for a failure that the model is told by an exception of Pydantic AI.
+    """Returns the content of the outcome: the tool's result, without Pydantic AI's frame where it can be made again.
+
+    Raises ToolError for a failure that the tool raised as an exception of Pydantic AI.
     """
     framed = json.dumps(encoded, ensure_ascii=False)
     if not isinstance(encoded, Mapping):

@@ -1,0 +1,76 @@
+"""Puts users' messages into the input of the SDK's runs: the SDK has no place for a message that comes during a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents import Agent, RunConfig
+from agents.items import TResponseInputItem
+from agents.run_config import CallModelData, ModelInputData
+
+from tenure.agents.conversation import new_message
+from tenure.agents.execution import Execution
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTurn:
+    """The agent that gave an answer, and the items of the conversation then."""
+
+    agent: Agent[Any]
+    items: list[TResponseInputItem]
+
+    def then(self, message: str) -> list[TResponseInputItem]:
+        """Returns the input of the next run."""
+        return [*self.items, _user_item(message)]
+
+
+class MessagesOfUsers:
+    """The messages that came during one run. `config`: of the run, in whose requests they are."""
+
+    def __init__(self, current: Execution, config: RunConfig) -> None:
+        self._current, self._filter = current, config.call_model_input_filter
+        self._messages: list[tuple[int, TResponseInputItem]] = []
+        self.config = replace(config, call_model_input_filter=self._input)
+
+    async def _input(self, data: CallModelData[Any]) -> ModelInputData:
+        """Returns the input of a request with all messages of the run, those that came just now at the end."""
+        given = data.model_data
+        if not self._current.is_nested:  # an agent that is a tool has this configuration, too
+            if message := await new_message(self._current):
+                self._messages.append((len(given.input), _user_item(message)))
+            given = replace(given, input=self.placed(given.input))
+        if self._filter is None:
+            return given
+        filtered = self._filter(replace(data, model_data=given))
+        return await filtered if inspect.isawaitable(filtered) else filtered
+
+    def placed(self, items: Sequence[TResponseInputItem]) -> list[TResponseInputItem]:
+        """Returns the items of the run with the messages, each after as many items as it came after."""
+        placed = list(items)
+        for index, message in reversed(self._messages):
+            placed.insert(_between_calls(items, index), message)
+        return placed
+
+
+def _between_calls(items: Sequence[TResponseInputItem], index: int) -> int:
+    """Returns the first place from `index` on that is not between a call and its output.
+
+    A handoff may make the items of a run anew, so that a message has another place among them.
+    """
+    open_calls = set[Any]()
+    for place, item in enumerate(items):
+        if place >= index and not open_calls:
+            return place
+        kind = str(item.get("type", "")) if isinstance(item, Mapping) else ""
+        if kind.endswith("_call_output"):
+            open_calls.discard(item.get("call_id"))
+        elif kind == "function_call":
+            open_calls.add(item.get("call_id"))
+    return len(items)
+
+
+def _user_item(text: str) -> TResponseInputItem:
+    return {"role": "user", "content": text}

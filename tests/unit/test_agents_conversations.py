@@ -1,0 +1,167 @@
+"""Agents of both libraries hold conversations: users' messages reach the model in order, in each execution the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import agents
+import pydantic_ai
+import pytest
+from agents import RunConfig, function_tool
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from tenure.agents import Effect, durable
+from tenure.agents.functions import DurableFunction
+from tenure.agents.openai_agents import durable as durable_openai
+from tenure.domain.control import MESSAGES
+from tests.support.journal_work import JournalWork
+from tests.unit import test_agents_openai as sdk
+from tests.unit.test_agents_pydantic_ai import Script, call, text_response
+
+NOTE = "note: noted"
+
+
+@dataclass
+class Talk:
+    """An agent that calls the tool `note`, and answers. `during`: runs in the tool. `seen`: what each request has."""
+
+    run: DurableFunction
+    seen: Callable[[], list[list[str]]]
+
+
+def pydantic_talk(during: Callable[[], None], *answers: str) -> Talk:
+    script, heard = Script(call("note"), *map(text_response, answers)), list[list[ModelMessage]]()
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        heard.append(list(messages))
+        return script(messages, info)
+
+    agent = pydantic_ai.Agent(FunctionModel(answer), name="talker")
+
+    @agent.tool_plain
+    def note() -> str:
+        during()
+        return "noted"
+
+    def line(part: Any) -> str:
+        return f"{part.tool_name}: {part.content}" if isinstance(part, ToolReturnPart) else str(part.content)
+
+    def lines(messages: list[ModelMessage]) -> list[str]:
+        shown = (UserPromptPart, TextPart, ToolReturnPart)
+        return [line(part) for message in messages for part in message.parts if isinstance(part, shown)]
+
+    return Talk(durable(agent, effects={"note": Effect.PURE}), lambda: [lines(each) for each in heard])
+
+
+def openai_talk(during: Callable[[], None], *answers: str) -> Talk:
+    script = sdk.Script([sdk.call("note")], *map(sdk.text_message, answers))
+
+    @function_tool
+    def note() -> str:
+        during()
+        return "noted"
+
+    agent = agents.Agent(name="talker", model=script, tools=[note])
+
+    def line(item: Any) -> str:
+        if "output" in item:
+            return f"note: {item['output']}"
+        content = item["content"]
+        return content if isinstance(content, str) else str(content[0]["text"])
+
+    def lines(items: Any) -> list[str]:
+        given = [{"content": items}] if isinstance(items, str) else items
+        return [line(item) for item in given if "arguments" not in item]
+
+    return Talk(durable_openai(agent, effects={"note": Effect.PURE}), lambda: [lines(each) for each in script.seen])
+
+
+TALKS = pytest.mark.parametrize("talk", [pydantic_talk, openai_talk], ids=["pydantic_ai", "openai_agents"])
+MakeTalk = Callable[..., Talk]
+
+
+@TALKS
+async def test_a_message_after_the_answer_begins_another_turn(talk: MakeTalk) -> None:
+    """As in a fork: the first turn is from the record."""
+    agent = talk(lambda: None, "Noted.", "Twice.")
+    work = JournalWork("Note this")
+    assert await agent.run.run(work.begin(), None) == "Noted."
+    work.said.append("How often?")
+    for _ in range(2):
+        assert await agent.run.run(work.begin(), None) == "Twice."
+    assert agent.seen() == [
+        ["Note this"],
+        ["Note this", NOTE],
+        ["Note this", NOTE, "Noted.", "How often?"],
+    ]
+    assert work.kinds[-2] == MESSAGES
+
+
+@TALKS
+async def test_the_next_request_has_a_message(talk: MakeTalk) -> None:
+    work = JournalWork("Note this")
+    agent = talk(lambda: work.said.extend(["Wait!", "No, go on."]), "Noted.", "Good bye.")
+    assert await agent.run.run(work.begin(), None) == "Noted."
+    work.said.append("Thanks")
+    for _ in range(2):
+        assert await agent.run.run(work.begin(), None) == "Good bye."
+    heard = ["Note this", NOTE, "Wait!\n\nNo, go on."]
+    assert agent.seen() == [["Note this"], heard, [*heard, "Noted.", "Thanks"]]
+
+
+@TALKS
+async def test_the_first_request_has_a_message(talk: MakeTalk) -> None:
+    """As in a fork of a task that was cancelled early."""
+    agent = talk(lambda: None, "Noted.")
+    work = JournalWork("Note this", said=["And hurry"])
+    for _ in range(2):
+        assert await agent.run.run(work.begin(), None) == "Noted."
+    assert agent.seen()[0] == ["Note this", "And hurry"]
+
+
+async def test_an_agent_that_is_a_tool_reads_no_messages() -> None:
+    work = JournalWork("Ask")
+    inner_script = sdk.Script(sdk.text_message("Hello."))
+    inner = agents.Agent(name="inner", model=inner_script)
+    outer_script = sdk.Script([sdk.call("ask", '{"input": "Say hello"}')], sdk.text_message("Hello to all."))
+    outer = agents.Agent(name="outer", model=outer_script, tools=[inner.as_tool("ask", "Asks.")])
+    plain = inner_script.get_response
+
+    async def said_meanwhile(*arguments: Any, **options: Any) -> Any:
+        work.said.append("To all!")
+        return await plain(*arguments, **options)
+
+    inner_script.get_response = said_meanwhile  # type: ignore[method-assign]
+    work.said.append("Ask nicely")
+    run = durable_openai(outer)
+    for _ in range(2):
+        assert await run.run(work.begin(), None) == "Hello to all."
+    assert "nicely" not in str(inner_script.seen)
+    assert str(outer_script.seen[1]).count("To all!") == 1
+    assert str(outer_script.seen[1]).count("Ask nicely") == 1
+
+
+async def test_the_next_turn_is_of_the_agent_that_answered() -> None:
+    """After a handoff, with a message that came before it and the filter of the run's own configuration."""
+    second_script = sdk.Script(sdk.text_message("Refunded."), sdk.text_message("Any time."))
+    second = agents.Agent(name="second", model=second_script)
+    first_script = sdk.Script([sdk.call("transfer_to_second")])
+    first = agents.Agent(name="first", model=first_script, handoffs=[second])
+    filtered: list[int] = []
+
+    def count(data: Any) -> Any:
+        filtered.append(len(data.model_data.input))
+        return data.model_data
+
+    run = durable_openai(first, run_config=RunConfig(call_model_input_filter=count))
+    work = JournalWork("Refund", said=["Please"])
+    assert await run.run(work.begin(), None) == "Refunded."
+    work.said.append("Thanks")
+    for _ in range(2):
+        assert await run.run(work.begin(), None) == "Any time."
+    contents = [item.get("content") for item in second_script.seen[1] if item.get("role") == "user"]
+    assert contents == ["Refund", "Please", "Thanks"]
+    assert filtered[0] == 2
