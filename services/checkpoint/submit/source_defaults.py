@@ -6,7 +6,7 @@ file.
     limits = { timeout = "3600s" }
     policy.lease_ttl = "5s"
     policy.timeouts.start = { after = "5s" }
-    policy.retry = { max_attempts = 1 }
+    policy.retry = { max_attempts = 2 }
 
 A table is a TaskSpec as in the contract, of which `limits`, `policy` and `priority` can be set. The service fills the
 defaults in when it creates a task, so that the task shows its effective values; a later change of the file changes no
