@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 from services.gateway.explanation import CallFact, Facts, OpenModelCallFact, PinFact, WorkerFact, explain, span
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
-from tenure.domain.task import Priority
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import agent_service_pb2 as agents
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -96,7 +95,7 @@ def gather_facts(
         refusals=refusals,
         caps=tuple(map(_cap, caps)),
         running_cap=next((_cap(use) for use in caps if use.quota.kind == tenants.QUOTA_KIND_RUNNING_TASKS), ""),
-        priority=PRIORITIES.find(task.spec.priority) or Priority.NORMAL,
+        priority=PRIORITIES.to_domain(task.spec.priority),
         error_class=moved[-1].body.transition.error_class if moved else "",
         pin=_pin(task, builds),
         model_call=_open_model_call(entries, now),
@@ -152,7 +151,7 @@ def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:
         worker.draining,
         not worker.tenants or tenant in worker.tenants,
         worker.build,
-        frozenset(priority for number in worker.priorities if (priority := PRIORITIES.find(number)) is not None),
+        frozenset(map(PRIORITIES.to_domain, worker.priorities)),
     )
 
 

@@ -224,4 +224,5 @@ def test_the_priority_and_the_quota_of_running_tasks_come_from_the_services() ->
     assert facts.workers is not None
     assert (facts.priority, facts.workers[0].priorities) == (Priority.LOW, {Priority.HIGH})
     assert facts.running_cap == "2 of 2 running tasks"
-    assert gather_facts(task_pb2.Task(), [], [], [], [], 0, now=0.0).priority is Priority.NORMAL
+    low.spec.ClearField("priority")
+    assert gather_facts(low, [], [], [], [], 0, now=0.0).priority is Priority.NORMAL

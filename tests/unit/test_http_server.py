@@ -264,6 +264,14 @@ async def test_a_body_with_too_many_values_is_not_parsed(http_server: Open) -> N
     assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
 
 
+@pytest.mark.parametrize("name", ["a%0D%0Ab", "a%0A", "b/%0Ac", "%20"])
+async def test_a_file_may_have_any_name(http_server: Open, name: str) -> None:
+    """It was listed, and could not be read: NO_SUCH_ROUTE."""
+    async with client(await http_server()) as http:
+        response = await http.get(f"/v1/tasks/x/files/{name}")
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")  # the gateway of this door is away
+
+
 async def test_a_head_that_is_too_large_is_refused(http_server: Open) -> None:
     async with client(await http_server()) as http:
         response = await http.get("/healthz", headers={"x-large": "x" * 20_000})
