@@ -53,7 +53,7 @@ def nano_usd(argument: str, amount: Money | None) -> int:
     except InvalidOperation:
         nano = None
     if nano is None or not 0 < nano <= MAX_NANO_USD:
-        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount!r}"
+        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount}"
         raise invalid_argument(argument, message, "write for example 0.5")
     return nano
 
@@ -109,7 +109,7 @@ def timeout_of(timeout: Seconds | None) -> Duration | None:
     except (ValueError, OverflowError):
         message = Duration()
     if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
-        raise invalid_argument("timeout", f"must be seconds above 0, or a timedelta, not {timeout!r}")
+        raise invalid_argument("timeout", f"must be above 0 seconds, not {timeout}")
     return message
 
 

@@ -20,11 +20,12 @@ from jsonschema import Draft202012Validator
 from services.gateway.http import body, server
 from services.gateway.http.console_pages import ConsoleFiles
 from services.gateway.http.openapi import openapi_document
+from services.gateway.http.problems import problem_of
 from services.gateway.http.requests import SubmitBody, TasksQuery
 from services.gateway.http.routes import ROUTES
 from services.gateway.http.settings import HttpSettings
 from services.gateway.http.shapes import MAX_PROBLEMS, given, read_json, read_query
-from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.listening import CannotListen
@@ -92,6 +93,22 @@ def test_the_document_is_valid_and_has_every_route() -> None:
     assert documented == {(route.method, route.path.replace(":path", "")) for route in ROUTES}
     names = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))
+
+
+def test_the_document_declares_what_makes_a_repeat_safe_and_what_an_error_has() -> None:
+    document = openapi_document(ROUTES)
+    declared = {
+        operation["operationId"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        if any(one["name"] == "Idempotency-Key" for one in operation["parameters"])
+    }
+    assert declared == {
+        *("submit", "send_message", "fork_task", "answer_wait", "resolve_call", "send_signal", "trigger_schedule"),
+    }
+    problem = problem_of(LimitReached("too many", retry_after_seconds=2))
+    assert set(problem) == set(document["components"]["schemas"]["Problem"]["required"])
+    assert (problem["hint"], problem["violations"], problem["retry_after_seconds"]) == ("", [], 2)
 
 
 def test_every_route_is_in_the_documentation() -> None:
@@ -232,6 +249,14 @@ async def test_an_amount_beyond_all_is_refused(http_server: Open, amount: str) -
     async with client(await http_server()) as http:
         response = await http.post("/v1/tasks", json={"goal": "go", "max_cost": amount})
         assert (response.status_code, response.json()["code"]) == (400, "INVALID_REQUEST")
+        assert "Decimal" not in response.text
+
+
+async def test_a_refusal_names_no_type_of_python(http_server: Open) -> None:
+    async with client(await http_server()) as http:
+        response = await http.post("/v1/tasks", json={"goal": "go", "timeout": 0})
+    assert response.json()["violations"] == [{"field": "timeout", "description": "must be above 0 seconds, not 0.0"}]
+    assert "timedelta" not in response.text
 
 
 LARGE_BODIES = {
