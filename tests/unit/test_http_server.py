@@ -31,6 +31,7 @@ from tenure.domain.task import Priority
 from tenure.runtime.listening import CannotListen
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
+from tenure.wire.access import access_rules
 from tests.support.patience import CALL_SECONDS
 
 Open = Any
@@ -115,6 +116,22 @@ def test_every_route_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
     told = set(re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]*)", page))
     assert {(route.method, route.path.replace(":path", "")) for route in ROUTES} - told == set()
+
+
+def test_every_method_without_a_route_is_in_the_documentation() -> None:
+    folder = Path(__file__).parents[2]
+    called = {
+        name
+        for file in (folder / "services/gateway/http").glob("*.py")
+        for name in re.findall(r"stubs\.\w+\.([A-Z]\w+)", file.read_text())
+    }
+    called |= {"WatchTask", "WatchTasks"}  # of the streams, whose stub has another name
+    section = (folder / "docs/http.md").read_text().partition("## Methods without a route")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`([A-Z]\w+)`", section))
+    services = ("Admin", "Agent", "ApiKey", "Approval", "Audit", "Lease", "Schedule", "Task", "Tenant", "Webhook")
+    rules = [access_rules(f"tenure.v1.{service}Service") for service in services]
+    for_clients = {name for each in rules for name, rule in each.items() if rule.permission is not None}
+    assert told == for_clients - called
 
 
 # Requests.
