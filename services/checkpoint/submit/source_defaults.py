@@ -49,7 +49,7 @@ class SourceDefaults:
     def __init__(
         self,
         by_source: Mapping[SourceKind, task_pb2.TaskSpec] | None = None,
-        tenant_quotas: Mapping[QuotaKind, Quota] | None = None,
+        tenant_quotas: Mapping[QuotaKind, Quota | None] | None = None,
     ) -> None:
         self._by_source = dict(by_source or {})
         self.tenant_quotas = dict(tenant_quotas or {})
