@@ -324,7 +324,7 @@ def blocks_of(peers: list[Document]) -> list[tuple[Any, list[Any]]]:
     return [(ip_network(block["cidr"]), list(map(ip_network, block.get("except", ())))) for block in blocks]
 
 
-def test_names_are_asked_of_the_cluster_only() -> None:
+def test_dns_questions_go_to_the_cluster_only() -> None:
     """Names in questions to a server of one's own carry data out."""
     policies = manifests("production").of_kind("NetworkPolicy")
     (rule,) = policies[RELEASE]["spec"]["egress"]
@@ -342,7 +342,7 @@ def test_names_are_asked_of_the_cluster_only() -> None:
         *("192.168.0.1", "fc00::1", "fe80::1", "64:ff9b::a9fe:a9fe"),
     ],
 )
-def test_the_internet_has_no_private_address_and_no_metadata_of_a_cloud(address: str) -> None:
+def test_the_internet_of_the_chart_has_no_private_address(address: str) -> None:
     """The same as the tools refuse (tenure/domain/outbound.py)."""
     assert not Networks().allow(ip_address(address))
     values = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -90,7 +90,7 @@ async def test_guesses_from_one_address_leave_others_their_rate(monkeypatch: pyt
         assert (await pages.show(next(guesses), address)).status == 404
 
 
-async def test_a_text_that_is_no_token_costs_nothing() -> None:
+async def test_a_malformed_token_costs_no_query() -> None:
     pages = ledger_with(TOKEN)
     assert [(await pages.show("no token", "h")).status for _ in range(1000)] == [404] * 1000
     assert (await pages.show(TOKEN, "h")).status == 200

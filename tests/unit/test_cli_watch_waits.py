@@ -73,7 +73,7 @@ class Queued:
         return task_pb2.Task(task_id=TASK, state=task_pb2.TASK_STATE_CANCELLED)
 
 
-async def test_a_watched_task_that_stays_in_the_queue_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_stays_queued_shows_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """For an agent that nobody serves it said `queued`, and nothing more for a day."""
     monkeypatch.setattr(sys.modules[watch_task.__module__], "LONG_QUEUED_SECONDS", 0.01)
     console = Console(file=io.StringIO(), width=120)

@@ -214,7 +214,7 @@ def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
         assert (facts.until_start, facts.until_too_long) == (until_start, until_too_long)
 
 
-def test_the_priority_and_the_quota_of_running_tasks_come_from_the_services() -> None:
+def test_services_report_priorities_and_the_running_quota() -> None:
     low = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, spec=task_pb2.TaskSpec(priority=task_pb2.PRIORITY_LOW))
     of_high = coordinator_service_pb2.Worker(worker_id="w", priorities=[task_pb2.PRIORITY_HIGH])
     use = tenant_service_pb2.QuotaUse(

@@ -27,10 +27,10 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @asynccontextmanager
-async def door(
+async def http_server(
     folder: Path, *, tls: MutualTlsSettings | None = None, pages: Any = None, **settings: Any
 ) -> AsyncGenerator[int]:
-    """Opens a door in front of nothing. Yields its port."""
+    """Opens an HTTP server in front of nothing. Yields its port."""
     async with server.http_door(
         HttpSettings(listen=Address("127.0.0.1:0"), **settings),
         folder / "grpc",
@@ -68,7 +68,7 @@ CLOSE = b"Connection: close\r\n"
 
 
 async def test_an_address_has_a_limit_of_connections(tmp_path: Path) -> None:
-    async with door(tmp_path, address_connections=2) as port:
+    async with http_server(tmp_path, address_connections=2) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for reader, writer in held:  # both count, once they are answered
             writer.write(HEAD + b"\r\n")
@@ -84,7 +84,7 @@ async def test_an_address_has_a_limit_of_connections(tmp_path: Path) -> None:
 
 async def test_a_connection_beyond_the_limit_of_all_is_refused(tmp_path: Path) -> None:
     """Those within it are served: before, everybody got 503."""
-    async with door(tmp_path, connections=1, trusted_proxies=("127.0.0.1",), address_connections=1) as port:
+    async with http_server(tmp_path, connections=1, trusted_proxies=("127.0.0.1",), address_connections=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(HEAD + b"\r\n")
@@ -96,7 +96,7 @@ async def test_a_connection_beyond_the_limit_of_all_is_refused(tmp_path: Path) -
 
 
 async def test_a_trusted_proxy_has_no_limit_of_its_own(tmp_path: Path) -> None:
-    async with door(tmp_path, address_connections=1, trusted_proxies=("127.0.0.0/8",)) as port:
+    async with http_server(tmp_path, address_connections=1, trusted_proxies=("127.0.0.0/8",)) as port:
         _, held = await asyncio.open_connection("127.0.0.1", port)
         assert b" 200 " in await answer(port, HEAD + CLOSE + b"\r\n")
         held.close()
@@ -107,7 +107,7 @@ async def test_a_connection_without_a_handshake_ends(
 ) -> None:
     """It counts from its first packet on, and counts no more when it has ended."""
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
-    async with door(tmp_path, tls=certificate, address_connections=1) as port:
+    async with http_server(tmp_path, tls=certificate, address_connections=1) as port:
         assert await answer(port, b"") == b""
         assert await answer(port, b"no handshake\r\n\r\n") != b"HTTP"
         assert await is_served(port, certificate)
@@ -135,7 +135,7 @@ async def test_only_a_trusted_proxy_names_the_client(
     pages = Mock(show=AsyncMock(return_value=AnswerPage(200, "")))
     headers = {"X-Forwarded-For": "198.51.100.1, 203.0.113.5", "X-Forwarded-Proto": "https", "Host": "a.example"}
     async with (
-        door(tmp_path, pages=pages, trusted_proxies=trusted) as port,
+        http_server(tmp_path, pages=pages, trusted_proxies=trusted) as port,
         httpx2.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as http,
     ):
         response = await http.get(f"http://127.0.0.1:{port}/a/token", headers=headers)
@@ -150,7 +150,7 @@ async def test_pages_by_tls_are_not_opened_in_clear_text_again(
     """But a name that all programs of a machine share has no such promise."""
     context = ssl.create_default_context(cafile=str(certificate.ca_file))
     async with (
-        door(tmp_path, tls=certificate) as port,
+        http_server(tmp_path, tls=certificate) as port,
         httpx2.AsyncClient(verify=context, timeout=CALL_SECONDS, trust_env=False) as http,
     ):
         response = await http.get(f"https://localhost:{port}/console/", headers={"Host": f"{host}:{port}"})
@@ -177,7 +177,7 @@ def test_a_proxy_is_a_network(network: str) -> None:
     ],
 )
 async def test_a_head_with_two_readings_ends_its_connection(tmp_path: Path, raw: bytes) -> None:
-    async with door(tmp_path) as port:
+    async with http_server(tmp_path) as port:
         got = await answer(port, raw + HEAD + CLOSE + b"\r\n")
     assert got.startswith(b"HTTP/1.1 400 ")
     assert got.count(b"HTTP/1.1") == 1
@@ -185,7 +185,7 @@ async def test_a_head_with_two_readings_ends_its_connection(tmp_path: Path, raw:
 
 async def test_requests_that_follow_each_other_are_answered(tmp_path: Path) -> None:
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: y\r\n\r\n"
-    async with door(tmp_path) as port:
+    async with http_server(tmp_path) as port:
         got = await answer(port, HEAD + b"\r\n" + chunked + HEAD + CLOSE + b"\r\n")
     assert got.count(b"HTTP/1.1") == 3
 

@@ -96,7 +96,7 @@ def test_the_document_is_valid_and_has_every_route() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_document_declares_what_makes_a_repeat_safe_and_what_an_error_has() -> None:
+def test_the_document_declares_request_ids_and_problem_fields() -> None:
     document = openapi_document(ROUTES)
     declared = {
         operation["operationId"]

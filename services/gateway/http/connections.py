@@ -66,14 +66,14 @@ class ConnectionLimits:
             _log.warning("connections beyond the limits of the HTTP port are refused", extra=fields)
 
 
-class HeldConnection(Protocol):
+class CountedProtocol(Protocol):
     """A protocol (asyncio) that calls `on_lost` when its connection has ended."""
 
     on_lost: Callable[[], None]
 
 
 class Acceptor:
-    """Accepts the connections of a listener until `close`. `context`: of TLS. The protocols are HeldConnections."""
+    """Accepts the connections of a listener until `close`. `context`: of TLS. The protocols are CountedProtocols."""
 
     def __init__(
         self,
