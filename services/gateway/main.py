@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.gateway.admin import AdminServicer
 from services.gateway.agents import AgentForwarder
@@ -134,7 +134,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         limiter=settings.limit.limiter(),
         local_socket=local,
     )
-    for service, (register, servicer) in {
+    services: dict[str, tuple[Callable[..., None], Any]] = {
         "TaskService": (
             add_TaskServiceServicer_to_server,
             TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds),
@@ -148,7 +148,8 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         "AgentService": (add_AgentServiceServicer_to_server, AgentForwarder(peers)),
         "ApprovalService": (add_ApprovalServiceServicer_to_server, ApprovalForwarder(peers)),
         "AuditService": (add_AuditServiceServicer_to_server, AuditForwarder(peers)),
-    }.items():
+    }
+    for service, (register, servicer) in services.items():
         name = f"tenure.v1.{service}"
         server.add(name, register, SealedPages(servicer, name))
     await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process, peers)]))

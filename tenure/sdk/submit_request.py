@@ -75,7 +75,7 @@ def priority_of(priority: Priority | str | None) -> task_pb2.Priority.ValueType:
         raise invalid_argument("priority", message) from None
 
 
-def policy_of(policy: TaskPolicy | None) -> task_pb2.TaskPolicy | None:
+def policy_of(policy: Any) -> task_pb2.TaskPolicy | None:
     """Returns the policy on the wire. Raises InvalidRequest for a dict and the like."""
     if policy is None:
         return None

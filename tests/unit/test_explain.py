@@ -222,7 +222,7 @@ def test_services_report_priorities_and_the_running_quota() -> None:
     )
     facts = gather_facts(low, [], [], [of_high], [], 0, [use], now=0.0)
     assert facts.workers is not None
-    assert (facts.priority, facts.workers[0].priorities) == (Priority.LOW, {Priority.HIGH})
+    assert (facts.priority, facts.workers[0].priorities) == (Priority.LOW, frozenset({Priority.HIGH}))
     assert facts.running_cap == "2 of 2 running tasks"
     low.spec.ClearField("priority")
     assert gather_facts(low, [], [], [], [], 0, now=0.0).priority is Priority.NORMAL

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from google.protobuf import descriptor_pool, message_factory
+from starlette.datastructures import QueryParams
 
+from services.gateway.http.a2a_list import TaskListQuery, _Position, _seal, _token
 from services.gateway.page_tokens import SealedPages, validate_page
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import admin_service_pb2, task_pb2
@@ -93,8 +94,18 @@ async def test_a_token_is_valid_for_its_filter_and_order_only() -> None:
 
 
 def test_other_methods_are_the_servicers_own() -> None:
-    servicer = AdminServiceServicer()
+    servicer: Any = Mock(spec=AdminServiceServicer)
     pages = SealedPages(servicer, "tenure.v1.AdminService")
     assert pages.GetCaller == servicer.GetCaller
-    assert asyncio.iscoroutinefunction(pages.ListWorkers)
+    assert pages.ListWorkers != servicer.ListWorkers
     validate_page(admin_service_pb2.GetCallerRequest())
+
+
+def test_a_token_of_another_list_of_a2a_is_refused() -> None:
+    first = QueryParams({"contextId": "a", "pageSize": "2"})
+    token = _token(_seal(first), _Position(7, "01a2025d-5126-7000-8000-000000000000"))
+    read = TaskListQuery.read(QueryParams({"contextId": "a", "pageToken": token}))
+    assert read.before == _Position(7, "01a2025d-5126-7000-8000-000000000000")
+    for other in ({"contextId": "b"}, {"contextId": "a", "status": "TASK_STATE_WORKING"}, {}):
+        with pytest.raises(InvalidRequest, match="pageToken"):
+            TaskListQuery.read(QueryParams({**other, "pageToken": token}))
