@@ -18,5 +18,6 @@ answer_links.py   the pages of answer links, for people without an account
 http/             the HTTP door: JSON, server-sent events, the console
 audit.py          the audit log: records acts before they happen, and refusals
 client_authentication.py  the client of each call: an API key (api_keys.py) or a token (json_web_tokens.py)
+page_tokens.py    the seal of page tokens: a token of another list is refused
 peers.py          the services behind the gateway, and the retries of calls to them
 """

@@ -14,15 +14,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from html import escape
-from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from services.gateway.peers import Peers, with_retries
 from services.gateway.tasks import new_id
 from tenure.domain.approvals import LinkToken, label_of, read_link_token
 from tenure.domain.budget import money_text
 from tenure.domain.call_limits import Rate
+from tenure.domain.client_addresses import limited_place
 from tenure.domain.errors import (
     InvalidRequest,
     LimitReached,
@@ -41,9 +41,10 @@ from tenure.wire.common import moment
 
 _log: Final = logging.getLogger(__name__)
 REQUESTS_PER_SECOND: Final = 5.0
-"""Of one address, which may be that of a proxy before the gateway; an unused rate adds up for 2 s."""
-REQUESTS_OF_ALL: Final = 200.0
-MAX_ADDRESSES: Final = 10_000
+"""Of one link, and of unknown tokens from one address; an unused rate adds up for 2 s."""
+GUESSES_OF_ALL: Final = 200.0
+"""A second: unknown tokens of all addresses within their rates, and as many beyond these rates."""
+MAX_REMEMBERED: Final = 10_000
 MAX_FORM_BYTES: Final = 256 * 1024
 """A reply of 64 KiB, percent-encoded, and the other fields."""
 _RETRY_SECONDS: Final = 1.0
@@ -96,10 +97,11 @@ class AnswerPages:
     async def show(self, token: str, address: str, preselected: str = "") -> AnswerPage:
         """Returns the page of a link. Changes nothing."""
         try:
-            self._limits.take(address)
             link = _read(token)
+            self._limits.take(link, address)
             request = pb.GetAnswerLinkRequest(link_id=link.link_id, digest=link.digest)
             view = await with_retries(lambda: self._peers.approvals.GetAnswerLink(request))
+            self._limits.know(link)
         except (TenureError, PeerFailed) as error:
             return _refused(error)
         return AnswerPage(200, _form(view, preselected))
@@ -107,8 +109,8 @@ class AnswerPages:
     async def answer(self, token: str, address: str, form: Mapping[str, str]) -> AnswerPage:
         """Answers the wait of a link. `form`: the fields of the page."""
         try:
-            self._limits.take(address)
             link = _read(token)
+            self._limits.take(link, address)
             request = pb.AnswerByLinkRequest(
                 link_id=link.link_id,
                 digest=link.digest,
@@ -131,35 +133,45 @@ class AnswerPages:
 
 
 class _RequestLimits:
-    """The rates of requests of each address, and of all together: tokens cannot be guessed, but each guess costs a
-    query of the ledger.
+    """The rates of requests. Tokens cannot be guessed, but each guess costs a query of the ledger.
+
+    So a link that the ledger has shown has a rate of its own, which no guess uses up. All other tokens have the rate of
+    their address, and beyond it what is left of the rate of all: many people may have the address of one proxy.
     """
 
     def __init__(self) -> None:
-        self._all = Rate(REQUESTS_OF_ALL)
+        self._within, self._beyond = Rate(GUESSES_OF_ALL), Rate(GUESSES_OF_ALL)
         self._addresses: OrderedDict[str, Rate] = OrderedDict()
+        self._links: OrderedDict[LinkToken, Rate] = OrderedDict()
 
-    def take(self, address: str) -> None:
+    def take(self, link: LinkToken, address: str) -> None:
         """Counts a request. Raises LimitReached."""
-        now_seconds = monotonic()
-        place = _place_of(address)
-        own = self._addresses.setdefault(place, Rate(REQUESTS_PER_SECOND))
-        self._addresses.move_to_end(place)
-        if len(self._addresses) > MAX_ADDRESSES:
-            self._addresses.popitem(last=False)
-        if any(rate.wait_seconds(now_seconds) for rate in (own, self._all)):
+        if link in self._links:
+            self._links.move_to_end(link)
+            rates: Iterable[Rate] = (self._links[link],)
+        else:
+            own = _rate_of(self._addresses, limited_place(address))
+            rates = (self._beyond,) if own.wait_seconds(monotonic()) else (own, self._within)
+        if any(rate.wait_seconds(monotonic()) for rate in rates):
             raise LimitReached("too many requests: wait a moment", retry_after_seconds=_RETRY_SECONDS)
-        own.spend(1)
-        self._all.spend(1)
+        for rate in rates:
+            rate.spend(1)
+
+    def know(self, link: LinkToken) -> None:
+        """Remembers a link that the ledger has."""
+        _rate_of(self._links, link)
 
 
-def _place_of(address: str) -> str:
-    """Returns what has one rate: an address, or the network of 64 bits that one customer has by IPv6."""
-    try:
-        ipv6 = IPv6Address(address)
-    except ValueError:
-        return address
-    return str(ipv6.ipv4_mapped or IPv6Network((int(ipv6) >> 64 << 64, 64)))
+K = TypeVar("K")
+
+
+def _rate_of(rates: OrderedDict[K, Rate], key: K) -> Rate:
+    """Returns the rate of an address or a link, and forgets the one that was used longest ago beyond a number."""
+    rate = rates.setdefault(key, Rate(REQUESTS_PER_SECOND))
+    rates.move_to_end(key)
+    if len(rates) > MAX_REMEMBERED:
+        rates.popitem(last=False)
+    return rate
 
 
 def _read(token: str) -> LinkToken:

@@ -18,7 +18,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.wire.common import CALL_STATES, STATES, seconds, unix_seconds
+from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, seconds, unix_seconds
 from tenure.wire.task import budget_to_domain, held_back_seconds, pin_to_domain, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
@@ -59,7 +59,7 @@ def gather_facts(
     workers: Sequence[coordinator.Worker] | None,
     calls: Sequence[tool_pb2.CallTrail] | None,
     refusals: int | None,
-    caps: Sequence[str] = (),
+    caps: Sequence[tenants.QuotaUse] = (),
     builds: Sequence[str] | None = (),
     *,
     now: float,
@@ -93,7 +93,9 @@ def gather_facts(
         calls=_open_calls(entries, calls or ()),
         tools_answered=calls is not None,
         refusals=refusals,
-        caps=tuple(caps),
+        caps=tuple(map(_cap, caps)),
+        running_cap=next((_cap(use) for use in caps if use.quota.kind == tenants.QUOTA_KIND_RUNNING_TASKS), ""),
+        priority=PRIORITIES.to_domain(task.spec.priority),
         error_class=moved[-1].body.transition.error_class if moved else "",
         pin=_pin(task, builds),
         model_call=_open_model_call(entries, now),
@@ -149,6 +151,7 @@ def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:
         worker.draining,
         not worker.tenants or tenant in worker.tenants,
         worker.build,
+        frozenset(map(PRIORITIES.to_domain, worker.priorities)),
     )
 
 
@@ -203,11 +206,14 @@ async def _refusals(peers: Peers, task_id: str) -> int:
     return len(refused) + len((await peers.tools.ListRefusedCalls(calls, timeout=_TIMEOUT_SECONDS)).refused_calls)
 
 
-async def _caps(peers: Peers) -> Sequence[str]:
+async def _caps(peers: Peers) -> Sequence[tenants.QuotaUse]:
     """Returns the reached quotas of the caller's tenant, which is the task's tenant."""
     tenant = (await peers.tenants.GetTenant(tenants.GetTenantRequest(), timeout=_TIMEOUT_SECONDS)).tenant
-    reached = (use for use in tenant.quotas if use.hard_reached)
-    return [describe_use(use.quota.kind, use.used, use.quota.most) for use in reached]
+    return [use for use in tenant.quotas if use.hard_reached]
+
+
+def _cap(use: tenants.QuotaUse) -> str:
+    return describe_use(use.quota.kind, use.used, use.quota.most)
 
 
 async def _builds(peers: Peers, task: task_pb2.Task) -> Sequence[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tenure.domain.budget import Budget, money_text, usd
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
-from tenure.domain.task import offered_function, plain_loop
+from tenure.domain.task import Priority, offered_function, plain_loop
 
 MAX_LINES: Final = 10
 _MAX_NAMES: Final = 3
@@ -68,7 +68,7 @@ REASONS: Final = {
 class WorkerFact:
     """A live worker, and the queues and loops that it serves. `takes_tenant`: its pool has the task's tenant.
 
-    `build`: of its code; "": none.
+    `build`: of its code; "": none. `priorities`: those that it takes; empty: all.
     """
 
     worker_id: str
@@ -77,6 +77,7 @@ class WorkerFact:
     draining: bool = False
     takes_tenant: bool = True
     build: str = ""
+    priorities: frozenset[Priority] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,8 @@ class Facts:
     service that knows them did not answer. `lease_seconds` 0: the task has no claim. `waits_for`: the question or the
     event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
     queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
-    `caps`: the quotas that the task's tenant has reached, as text. `pin`: the revision of its agent. `model_call`: the
-    open call that outlives its worker.
+    `caps`: the quotas that the task's tenant has reached, as text; `running_cap`: the one of running tasks among them,
+    or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker.
     """
 
     state: TaskState
@@ -147,6 +148,8 @@ class Facts:
     error_class: str = ""
     refusals: int | None = 0
     caps: tuple[str, ...] = ()
+    running_cap: str = ""
+    priority: Priority = Priority.NORMAL
     pin: PinFact | None = None
     model_call: OpenModelCallFact | None = None
 
@@ -188,8 +191,6 @@ def _circumstances(facts: Facts) -> Iterator[str]:
             yield f"It cannot start before its start time, in {span(facts.until_start)}"
         case TaskState.QUEUED:
             yield _workers(facts)
-            if facts.model_call is not None:
-                yield _model_call(facts.model_call)
             if facts.until_too_long is not None:
                 yield f"Its queue timeout is in {span(facts.until_too_long)}"
         case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
@@ -197,6 +198,7 @@ def _circumstances(facts: Facts) -> Iterator[str]:
         case state if state in WAITING and facts.waits_for:
             until = "" if facts.until_answer is None else f"; the wait ends in {span(facts.until_answer)}"
             yield f"It waits for {facts.waits_for}{until}"
+    yield from _model_call(facts)
     if facts.caps and facts.state not in WAITING:
         yield f"Its tenant has reached a quota ({', '.join(facts.caps)}): new tasks and model calls may have to wait"
     yield _deadline(facts)
@@ -217,29 +219,58 @@ def _lease(facts: Facts) -> str:
     return f"its lease expires in {span(facts.lease_seconds)} without a renewal"
 
 
+class _Obstacle(NamedTuple):
+    """What keeps all attached workers from a queued task, and what removes it."""
+
+    line: str
+    cure: str
+
+
+def _obstacle(facts: Facts, workers: Sequence[WorkerFact]) -> _Obstacle | None:
+    serving = [worker for worker in workers if facts.queue in worker.queues and facts.loop in worker.loops]
+    if not serving:
+        return _nobody_serves(facts, workers)
+    served = f"queue {facts.queue} and {_loop(facts)}"
+    serving = [worker for worker in serving if worker.takes_tenant]
+    if not serving:
+        return _Obstacle(
+            f"No connected worker may take tasks of its tenant: the pools of all workers that serve {served} have "
+            "other tenants",
+            "a worker of a pool that has its tenant: start one, or add the tenant to a pool in the file of pools",
+        )
+    serving = [worker for worker in serving if not worker.priorities or facts.priority in worker.priorities]
+    if not serving:
+        name = facts.priority.name
+        return _Obstacle(
+            f"No worker that serves {served} takes tasks of priority {name}",
+            f"a worker that takes priority {name}: start one whose TENURE_WORKER_PRIORITIES has it",
+        )
+    if all(worker.draining for worker in serving):
+        return _Obstacle(
+            f"All workers that serve {served} are draining", f"a new worker that serves {served}: start one"
+        )
+    return None
+
+
+def _nobody_serves(facts: Facts, workers: Sequence[WorkerFact]) -> _Obstacle:
+    if facts.pin is not None and facts.pin.needs_build:
+        needed = f"a worker of {_builds(facts.pin)} that serves queue {facts.queue}"
+        return _Obstacle(_no_build(facts.pin, workers, facts), f"{needed}: start one; or tenure fork --revision N")
+    others = len(workers)
+    attached = (
+        f"{others} other worker{'s are' if others > 1 else ' is'} attached" if others else "no worker is attached"
+    )
+    served = f"queue {facts.queue} and {_loop(facts)}"
+    return _Obstacle(f"No worker serves {served}; {attached}", f"a new worker that serves {served}: start one")
+
+
 def _workers(facts: Facts) -> str:
     if facts.workers is None:
         return "The workers are unknown, because no coordinator answers"
-    serving = _serving(facts.workers, facts)
-    if not serving and facts.pin is not None and facts.pin.needs_build:
-        return _no_build(facts.pin, facts.workers, facts)
-    if not serving:
-        others = len(facts.workers)
-        attached = (
-            f"{others} other worker{'s are' if others > 1 else ' is'} attached" if others else "no worker is attached"
-        )
-        return f"No worker serves queue {facts.queue} and {_loop(facts)}; {attached}"
-    if not any(worker.takes_tenant for worker in serving):
-        return (
-            f"No connected worker may take tasks of its tenant: the pools of all workers that serve queue "
-            f"{facts.queue} and {_loop(facts)} have other tenants"
-        )
-    serving = [worker for worker in serving if worker.takes_tenant]
-    ready = [worker for worker in serving if not worker.draining]
-    if not ready:
-        return f"All workers that serve queue {facts.queue} and {_loop(facts)} are draining"
-    names = _names([worker.worker_id for worker in ready])
-    return f"Workers that serve queue {facts.queue} and {_loop(facts)}: {names}"
+    if (obstacle := _obstacle(facts, facts.workers)) is not None:
+        return obstacle.line
+    ready = [worker.worker_id for worker in facts.workers if _obstacle(facts, [worker]) is None]
+    return f"Workers that serve queue {facts.queue} and {_loop(facts)}: {_names(ready)}"
 
 
 def _no_build(pin: PinFact, workers: Sequence[WorkerFact], facts: Facts) -> str:
@@ -261,9 +292,13 @@ def _function(facts: Facts) -> str:
     return f"the agent or function {offered_function(facts.loop)}"
 
 
-def _model_call(call: OpenModelCallFact) -> str:
-    since = f"attempt {call.attempt_number}, reserved {span(call.since_reserved)} ago"
-    return f"Its model call of step {call.step} ({since}) stays open at the model runner: the next owner joins it"
+def _model_call(facts: Facts) -> Iterator[str]:
+    call = facts.model_call
+    if call is not None and facts.state in {TaskState.QUEUED, TaskState.RUNNING}:
+        which = f"step {call.step} (attempt {call.attempt_number}, reserved {span(call.since_reserved)} ago)"
+        is_running = facts.state is TaskState.RUNNING
+        stays = "has not ended" if is_running else "stays open at the model runner: the next owner joins it"
+        yield f"Its model call of {which} {stays}"
 
 
 def _calls(facts: Facts) -> Iterator[str]:
@@ -304,7 +339,7 @@ def _what_it_needs(facts: Facts) -> str:
         return "It needs only time: it ends within about a second while all services answer"
     needs = {
         TaskState.QUEUED: _needed_to_start(facts),
-        TaskState.RUNNING: "its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it",
+        TaskState.RUNNING: _needed_to_run(facts),
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
         TaskState.WAITING_USER: f"a person's resolution of the call: {RESOLVE_COMMANDS}; or tenure cancel"
         if facts.reason == Reason.TOOL_IN_DOUBT
@@ -353,18 +388,26 @@ def _what_continues_after_refusal(error_class: str) -> str:
             )
 
 
+def _needed_to_run(facts: Facts) -> str:
+    if facts.model_call is not None:
+        return (
+            "the end of its model call, which the model runner may hold back until the rate limit of its key has room "
+            "(metric tenure_models_rate_limit_waiting): another worker would join the same call; tenure cancel ends it"
+        )
+    return "its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it"
+
+
 def _needed_to_start(facts: Facts) -> str:
     if facts.until_start is not None:
         return "time; tenure cancel ends it"
-    serving = [] if facts.workers is None else _serving(facts.workers, facts)
-    if facts.workers is None or any(worker.takes_tenant and not worker.draining for worker in serving):
-        return "a worker with a free slot"
-    if serving and not any(worker.takes_tenant for worker in serving):
-        return "a worker of a pool that has its tenant: start one, or add the tenant to a pool in the file of pools"
-    if facts.pin is not None and facts.pin.needs_build:
-        needed = _builds(facts.pin)
-        return f"a worker of {needed} that serves queue {facts.queue}: start one; or tenure fork --revision N"
-    return f"a new worker that serves queue {facts.queue} and {_loop(facts)}: start one"
+    if facts.workers is not None and (obstacle := _obstacle(facts, facts.workers)) is not None:
+        return obstacle.cure
+    if facts.running_cap:
+        return (
+            f"the end of a running task of its tenant, which has {facts.running_cap}; or a higher quota: "
+            "tenure tenants limit --running-tasks N"
+        )
+    return "a worker with a free slot"
 
 
 def _loop(facts: Facts) -> str:
@@ -373,10 +416,6 @@ def _loop(facts: Facts) -> str:
         return f"loop {facts.loop}"
     pinned = facts.pin is not None and facts.pin.needs_build
     return f"{_function(facts)} as {facts.pin.reference}" if facts.pin is not None and pinned else _function(facts)
-
-
-def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:
-    return [worker for worker in workers if facts.queue in worker.queues and facts.loop in worker.loops]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.gateway.admin import AdminServicer
 from services.gateway.agents import AgentForwarder
@@ -22,6 +22,7 @@ from services.gateway.http.local_socket import local_socket
 from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
+from services.gateway.page_tokens import SealedPages, validate_page
 from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
 from tenure.domain.access import Role
@@ -43,7 +44,7 @@ from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_s
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import longest_request, schemas_in, validate
+from tenure.validators import longest_request, schemas_in
 from tenure.wire.access import access_rules
 
 CERTIFICATES: Final = "certificates"
@@ -125,7 +126,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server = RpcServer(
         settings.listen,
         security=security,
-        validate=validate,
+        validate=validate_page,
         longest_request=longest_request,
         examine=examine,
         stopping=process.stopping,
@@ -133,19 +134,24 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         limiter=settings.limit.limiter(),
         local_socket=local,
     )
-    tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
-    server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
-    server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))
-    leases = LeaseForwarder(peers, server.stopping)
-    server.add("tenure.v1.LeaseService", add_LeaseServiceServicer_to_server, leases)
-    server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, ScheduleForwarder(peers))
-    tenants = TenantForwarder(peers, settings.operator_tenants)
-    server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
-    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
-    server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
-    server.add("tenure.v1.AgentService", add_AgentServiceServicer_to_server, AgentForwarder(peers))
-    server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, ApprovalForwarder(peers))
-    server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditForwarder(peers))
+    services: dict[str, tuple[Callable[..., None], Any]] = {
+        "TaskService": (
+            add_TaskServiceServicer_to_server,
+            TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds),
+        ),
+        "AdminService": (add_AdminServiceServicer_to_server, AdminServicer(peers)),
+        "LeaseService": (add_LeaseServiceServicer_to_server, LeaseForwarder(peers, server.stopping)),
+        "ScheduleService": (add_ScheduleServiceServicer_to_server, ScheduleForwarder(peers)),
+        "TenantService": (add_TenantServiceServicer_to_server, TenantForwarder(peers, settings.operator_tenants)),
+        "WebhookService": (add_WebhookServiceServicer_to_server, WebhookForwarder(peers)),
+        "ApiKeyService": (add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers)),
+        "AgentService": (add_AgentServiceServicer_to_server, AgentForwarder(peers)),
+        "ApprovalService": (add_ApprovalServiceServicer_to_server, ApprovalForwarder(peers)),
+        "AuditService": (add_AuditServiceServicer_to_server, AuditForwarder(peers)),
+    }
+    for service, (register, servicer) in services.items():
+        name = f"tenure.v1.{service}"
+        server.add(name, register, SealedPages(servicer, name))
     await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process, peers)]))
 
 

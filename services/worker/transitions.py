@@ -74,7 +74,7 @@ def after_failure(
     if wait is not None:
         return RetryModelCall(wait)
     transition_to = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
-    if policy.exhausted(retries):
+    if policy.exhausted(retries + 1):
         return transition_to(
             TaskState.FAILED, message=f"{message} (after {retries} retries of the task)", result=result
         )

@@ -223,7 +223,7 @@ LEASE_LOST: Final = {
 @click.option("--loop", default="", help="The loop that drives the task; a worker must have it. Default: messages.")
 @click.option(
     "--retries",
-    type=click.IntRange(0, 100),
+    type=click.IntRange(0, 99),
     default=None,
     help="How often the task is retried when its model calls fail. Default: 3.",
 )
@@ -360,7 +360,7 @@ def request_of(
             on_in_doubt=IN_DOUBT[on_in_doubt],
             on_budget=ON_BUDGET[on_budget],
             on_lease_lost=LEASE_LOST[on_lease_lost],
-            retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
+            retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries + 1),
             max_result_corrections=result_corrections,
             timeouts=task_pb2.Timeouts(**dict(phase_timeouts)) if phase_timeouts else None,
             escalations=escalations,

@@ -38,14 +38,14 @@ _name = click.argument("name", metavar="[NAME]", required=False, default="")
 
 
 class QuotaOption(NamedTuple):
-    """A quota as typed. `most` is None for the default of the installation, 0 for no quota."""
+    """A quota as typed. `most` is None for the default of the installation."""
 
     most: Decimal | None
     policy: QuotaPolicy | None
 
 
 class QuotaType(click.ParamType[QuotaOption]):
-    """`100`, `100,delay`, `100,refuse`, `none` or `default`."""
+    """`100`, `100,delay`, `100,refuse` or `default`."""
 
     name = "quota"
 
@@ -54,12 +54,12 @@ class QuotaType(click.ParamType[QuotaOption]):
         if value == "default":
             return QuotaOption(None, None)
         try:
-            most = Decimal(0 if number == "none" else number.replace("_", ""))
+            most = Decimal(number.replace("_", ""))
             beyond = QuotaPolicy(policy.upper()) if comma else None
         except (InvalidOperation, ValueError):
             most, beyond = Decimal("NaN"), None
         if not most.is_finite() or most < 0:
-            self.fail(f"{value!r} is not a quota; write for example 100, 100,delay, none or default", param, ctx)
+            self.fail(f"{value!r} is not a quota; write for example 100, 100,delay or default", param, ctx)
         return QuotaOption(most, beyond)
 
 
@@ -115,20 +115,32 @@ def get(context: Context, name: str) -> None:
     type=_QUOTA,
     help="Recipients of e-mail within an hour, 20 or more; e-mail beyond it is sent later.",
 )
+@click.option(
+    "--no-limit",
+    type=click.Choice([name.replace("_", "-") for name in _OPTIONS]),
+    multiple=True,
+    help="Remove this quota.",
+)
 @click.option("--reason", required=True, help="Why; recorded and shown to others.")
 @pass_context
-def limit(context: Context, /, name: str, reason: str, **options: QuotaOption | None) -> None:
+def limit(
+    context: Context, /, name: str, reason: str, no_limit: tuple[str, ...], **options: QuotaOption | None
+) -> None:
     """Set the quotas of NAME. For operators. Quotas that are not given keep their values.
 
-    A quota is a number; with `100,refuse` or `100,delay` it also sets whether work beyond it is refused or delayed.
-    `none` removes the quota; `default` follows the installation's default.
+    A quota is a number, of which 0 allows nothing; with `100,refuse` or `100,delay` it also sets whether work beyond it
+    is refused or delayed. `default` follows the installation's default.
     """
     quotas = {_OPTIONS[option]: quota for option, quota in options.items() if quota is not None}
-    if not quotas:
+    removed = [_OPTIONS[option.replace("-", "_")] for option in no_limit]
+    if not quotas and not removed:
         raise click.UsageError("give at least one quota to change")
     request = pb.UpdateTenantLimitsRequest(
         tenant=name,
-        quotas=[_quota(kind, quota) for kind, quota in quotas.items() if quota.most is not None],
+        quotas=[
+            *(_quota(kind, quota) for kind, quota in quotas.items() if quota.most is not None),
+            *(pb.Quota(kind=KINDS.to_wire(kind), no_limit=True) for kind in removed),
+        ],
         follow_defaults=[KINDS.to_wire(kind) for kind, quota in quotas.items() if quota.most is None],
         reason=reason,
     )
@@ -149,7 +161,7 @@ def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
             f"{_NAMES[kind]}: {quota.most} is not {'an amount of dollars' if is_money else 'a whole number'}"
         )
     if most > MAX_QUOTA:
-        raise click.UsageError(f"{_NAMES[kind]}: {quota.most} is too large; `none` removes the quota")
+        raise click.UsageError(f"{_NAMES[kind]}: {quota.most} is too large; --no-limit removes the quota")
     policy = pb.QUOTA_POLICY_UNSPECIFIED if quota.policy is None else POLICIES.to_wire(quota.policy)
     return pb.Quota(kind=KINDS.to_wire(kind), most=most, policy=policy)
 
@@ -163,7 +175,7 @@ def _show(context: Context, tenant: pb.Tenant) -> None:
         kind, policy = KINDS.find(use.quota.kind), POLICIES.find(use.quota.policy)
         name = _NAMES[kind] if kind else f"quota {use.quota.kind}"
         warned = ago(use.warn_time) if use.HasField("warn_time") else ""
-        if not use.quota.most:
+        if use.quota.no_limit:
             table.add_row(name, "", "no limit", "", warned, _set_by(use))
             continue
         beyond = policy.value.lower() if policy else ""
@@ -185,7 +197,9 @@ def _set_by(use: pb.QuotaUse) -> str:
 
 
 def _use(context: Context, use: pb.QuotaUse) -> str:
-    return f"{_amount(context, use, use.used)} of {_amount(context, use, use.quota.most)}" if use.quota.most else "-"
+    if use.quota.no_limit:
+        return "-"
+    return f"{_amount(context, use, use.used)} of {_amount(context, use, use.quota.most)}"
 
 
 def _amount(context: Context, use: pb.QuotaUse, amount: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import click
@@ -29,7 +29,9 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.watch_state import WatchedTask
 from tenure.client import Client
+from tenure.domain.errors import TenureError
 from tenure.domain.states import TaskState
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -50,7 +52,7 @@ class Screen:
     """
 
     def __init__(self, console: Console, task_id: str, task: WatchedTask) -> None:
-        self._console, self._task_id, self._task = console, task_id, task
+        self._console, self._task_id, self.task = console, task_id, task
         self._is_paused = False
         self._live = Live(
             console=console, auto_refresh=False, transient=True, get_renderable=self._lower_part, redirect_stderr=False
@@ -98,7 +100,7 @@ class Screen:
             await asyncio.sleep(FRAME_SECONDS)
 
     def _lower_part(self) -> RenderableType:
-        task, now = self._task, time.time()
+        task, now = self.task, time.time()
         if task.ended:
             return Text("")
         parts: list[RenderableType] = [
@@ -111,7 +113,7 @@ class Screen:
 
     def _activities(self) -> list[tuple[str, float]]:
         """Returns what the task waits for, and since when in Unix seconds: open calls, a model call or a state."""
-        task = self._task
+        task = self.task
         calls = list(task.calls.values())[:MAX_CALLS]
         shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
         if task.state is TaskState.QUEUED:  # open calls may go on meanwhile
@@ -124,7 +126,7 @@ class Screen:
         return [(f"{task.state}", task.changed_at)]
 
     def _queued_text(self) -> str:
-        is_long = time.time() - self._task.changed_at > LONG_QUEUED_SECONDS
+        is_long = time.time() - self.task.changed_at > LONG_QUEUED_SECONDS
         return f"waits for a worker{f'; tenure explain {short_id(self._task_id)} says why' if is_long else ''}"
 
     def _activity(self, what: str, since: float, now: float) -> Text:
@@ -136,11 +138,11 @@ class Screen:
 
     def _budget(self) -> list[Text]:
         """Returns the budget of the whole tree as of the last event that had it."""
-        budget = self._task.budget
+        budget = self.task.budget
         return [] if budget is None else [Text(f"  {one_line(budget_text(budget), self._console.width - 3)}", "dim")]
 
     def _footer(self) -> Text:
-        task = self._task
+        task = self.task
         holder = f" on {task.owner}" if task.state is TaskState.RUNNING else ""
         message = f"{short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, not the task"
         return Text(f"  {one_line(message, self._console.width - 3)}", "dim")
@@ -209,14 +211,32 @@ async def _show_events(context: Context, client: Client, task_id: str, after: in
     narrator = Narrator(watched, console, is_plain=not console.is_terminal, is_verbose=context.is_verbose)
     screen = Screen(console, task_id, watched)
     shown_live = live and console.is_terminal
-    async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():
-        async for event in events:
-            _show_event(event, narrator, screen, after)
-            if event.entry.body.transition.wait.kind in FOR_PEOPLE:
-                await _answer_wait(console, client, task_id, event.entry.body.transition.wait, screen)
+    waiting = asyncio.create_task(_say_why_it_waits(client, task_id, screen))
+    try:
+        async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():
+            async for event in events:
+                _show_event(event, narrator, screen, after)
+                if event.entry.body.transition.wait.kind in FOR_PEOPLE:
+                    await _answer_wait(console, client, task_id, event.entry.body.transition.wait, screen)
+    finally:
+        waiting.cancel()
     task = await client.get(task_id)
     screen.say(narrator.ending(task))
     return task
+
+
+async def _say_why_it_waits(client: Client, task_id: str, screen: Screen) -> None:
+    """Says once for each long stay in the queue what the task needs: nobody may ever start such a worker."""
+    seen_at = told_at = 0.0
+    while True:
+        await asyncio.sleep(LONG_QUEUED_SECONDS)
+        task, since = screen.task, screen.task.changed_at
+        if task.state is TaskState.QUEUED and since == seen_at != told_at:
+            with suppress(TenureError, PeerFailed):  # the stream says what is away; this line only helps
+                lines = (await client.explain(task_id)).lines
+                screen.say(Text(f"  {line}", "dim") for line in (*lines[1:2], *lines[-1:]))
+                told_at = since
+        seen_at = since
 
 
 async def _answer_wait(console: Console, client: Client, task_id: str, wait: task_pb2.Wait, screen: Screen) -> None:

@@ -44,6 +44,7 @@ close-out
   retention.py          the retention time, and batches of a prune
 access
   access.py             identities, permissions, and whether a caller may call a method
+  client_addresses.py   the address of a client behind proxies
 outside
   webhooks.py           event types, request bodies, responses
   notifications.py      the text for people of each event type

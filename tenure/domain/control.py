@@ -154,7 +154,7 @@ def after_function_failure(
     message = f"{failure.error_class}: {failure.message}"
     if not failure.retryable:
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, message)
-    if policy.exhausted(retries):
+    if policy.exhausted(retries + 1):
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, f"{message} (after {retries} retries of the task)")
     delay_seconds = policy.wait_seconds(retries + 1, random_fraction, failure.retry_after_seconds)
     delay_seconds = min(delay_seconds, MAX_RETRY_SECONDS)

@@ -29,7 +29,7 @@ def after_halt(halts: int, message: str, random_fraction: float) -> Pause | Pend
     """
     if halts == 0:
         return None
-    if HALTS.exhausted(halts):
+    if HALTS.exhausted(halts + 1):
         sentence = f"workers gave the task up {halts + 1} times in a row without a new step; the last one: {message}"
         return PendingEnding(TaskState.FAILED, Reason.WORKER_HALTED, sentence, "checkpoint")
     return Pause(HALTS.wait_seconds(halts, random_fraction))

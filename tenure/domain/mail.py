@@ -75,16 +75,21 @@ def mail_of(
 
 def _text(notification: Notification) -> str:
     facts = "\n".join(f"{label + ':':<11} {value}" for label, value in notification.facts)
-    sections = [f"{heading}:\n\n{text}" for heading, text in notification.sections]
+    sections = [f"{heading}:\n\n{_quoted(text)}" for heading, text in notification.sections]
     commands = "\n".join(f"  {command}" for command in notification.commands)
     parts = [
+        _links(notification),
         notification.title,
         facts,
         *sections,
-        _links(notification),
         f"Commands:\n\n{commands}" if commands else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text of an agent or a user with each line marked: it may imitate a link that answers."""
+    return "\n".join(f"> {line}" for line in text.splitlines())
 
 
 def _links(notification: Notification) -> str:
@@ -93,6 +98,6 @@ def _links(notification: Notification) -> str:
         return ""
     links = "\n\n".join(f"{link.label}:\n{link.url}" for link in notification.links)
     return (
-        f"{links}\n\nA link opens a page that shows everything and asks again; opening it answers nothing. It is for "
-        "you alone: who has it can answer. It ends with the first answer."
+        f"{links}\n\nOnly these links answer. A link opens a page that shows everything and asks again; opening it "
+        "answers nothing. It is for you alone: who has it can answer. It ends with the first answer."
     )

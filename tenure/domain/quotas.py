@@ -88,6 +88,8 @@ DEFAULT_POLICY: Final[dict[QuotaKind, QuotaPolicy]] = {
 }
 LONGEST_DELAY_SECONDS: Final = 3600.0
 """A submit is not put off by its own rate for longer: then it is refused, whatever the policy."""
+ROOM_OF_NOTHING_SECONDS: Final = 86_400.0
+"""When a quota that is too small for anything may have room: only an operator raises it."""
 LONGEST_HOLD_SECONDS: Final = 300.0
 """The longest time until the cap is checked again: an operator may raise it meanwhile."""
 
@@ -115,9 +117,9 @@ INSTALLATION_DEFAULTS: Final = {
 """The quotas of an installation whose file of defaults does not name the kind. Other kinds have none."""
 
 
-def installation_defaults(file: Mapping[QuotaKind, Quota]) -> dict[QuotaKind, Quota]:
-    """Returns the default quotas of an installation with this file; a cap of 0 in the file removes a default."""
-    return {kind: quota for kind, quota in {**INSTALLATION_DEFAULTS, **file}.items() if quota.most}
+def installation_defaults(file: Mapping[QuotaKind, Quota | None]) -> dict[QuotaKind, Quota]:
+    """Returns the default quotas of an installation with this file, in which None removes a default."""
+    return {kind: quota for kind, quota in {**INSTALLATION_DEFAULTS, **file}.items() if quota is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ def window_use(quota: Quota, amounts: Mapping[int, int], now: float, wanted: int
     span = SPANS[quota.kind]
     counted = sorted((bucket, amount) for bucket, amount in amounts.items() if bucket >= _first(quota.kind, now))
     used = left = sum(amount for _, amount in counted)
+    if wanted > quota.most:  # a submit is refused then, whatever the policy
+        return QuotaUse(quota, used, ROOM_OF_NOTHING_SECONDS)
     room_at = now
     for bucket, amount in counted:
         if left + wanted <= quota.most:

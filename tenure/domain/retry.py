@@ -24,7 +24,7 @@ class Jitter(StrEnum):
 class RetryPolicy:
     """Exponential backoff: `initial_seconds * factor^n`, at most `cap_seconds`, of which `jitter` makes the wait."""
 
-    max_attempts: int = 3
+    max_attempts: int = 4
     initial_seconds: float = 5.0
     factor: float = 2.0
     cap_seconds: float = 300.0
@@ -41,9 +41,9 @@ class RetryPolicy:
         jittered = self.ceiling_seconds(failures) * (fixed_share + (1.0 - fixed_share) * random_fraction)
         return max(jittered, retry_after_seconds or 0.0)
 
-    def exhausted(self, retries: int) -> bool:
-        """Whether no retry is left after `retries` retries."""
-        return retries >= self.max_attempts
+    def exhausted(self, failures: int) -> bool:
+        """Whether no attempt is left after `failures` failed attempts, of which the first is no retry."""
+        return failures >= self.max_attempts
 
 
 _FIXED_SHARES: Final = {Jitter.FULL: 0.0, Jitter.EQUAL: 0.5, Jitter.NONE: 1.0}

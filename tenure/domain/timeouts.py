@@ -184,7 +184,7 @@ def after_timeout(
             return TimeoutTransition(TaskState.FAILED, reason, detail)
         case TimeoutAction.TIME_OUT:
             return TimeoutTransition(TaskState.TIMED_OUT, reason, detail)
-        case TimeoutAction.RETRY if retry.exhausted(retries):
+        case TimeoutAction.RETRY if retry.exhausted(retries + 1):
             return TimeoutTransition(TaskState.FAILED, reason, f"{detail} (after {retries} retries of the task)")
         case TimeoutAction.RETRY:
             return TimeoutTransition(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from importlib.metadata import version
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel, Field
+from mcp_types import CallToolResult, InputRequiredResult
+from pydantic import BaseModel, Field, ValidationError
 
-from tenure.domain.errors import TenureError
-from tenure.domain.states import is_terminal
+from tenure.domain.errors import TenureError, TryLater
+from tenure.domain.states import TaskState, is_terminal
 from tenure.mcp_server.answers import answer as answer_wait
 from tenure.mcp_server.answers import decisions_of, may_answer
 from tenure.mcp_server.settings import McpServerSettings
@@ -25,6 +26,7 @@ Clients = Callable[[Any], Awaitable[Client]]
 
 LONGEST_WAIT_SECONDS: Final = 50.0
 """Clients give up on a call after a minute."""
+RUN: Final = "run"
 MAX_EVENTS: Final = 200
 MAX_EVENT_CHARACTERS: Final = 200_000
 INSTRUCTIONS: Final = (
@@ -101,14 +103,43 @@ def tool_errors() -> Iterator[None]:
     try:
         yield
     except TenureError as error:
-        raise ToolError(str(error)) from error
+        raise ToolError(error_text(error)) from error
+
+
+def error_text(error: TenureError) -> str:
+    """Returns an error for a model: its code, and what happened. The hints of the client are for programs in Python."""
+    again = f"; try again in {error.retry_after_seconds:.0f} s" if _is_late(error) else ""
+    return f"{error.reason}: {error.message}{again}"
+
+
+def _is_late(error: TenureError) -> TypeGuard[TryLater]:
+    return isinstance(error, TryLater) and bool(error.retry_after_seconds)
+
+
+class _Server(MCPServer[Any]):
+    """Tools whose errors begin with their code. The library puts a sentence with the name of the tool before them."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        try:
+            result = await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            match error.__cause__:
+                case ToolError() as own:
+                    raise ToolError(str(own)) from own
+                case ValidationError() as wrong:
+                    raise ToolError(f"INVALID_REQUEST: {wrong}") from wrong
+            raise
+        if name == RUN and isinstance(result, CallToolResult):
+            view = result.structured_content or {}
+            result.is_error = bool(view.get("ended")) and view["state"] != TaskState.SUCCEEDED
+        return result
 
 
 def make_server(tenure: TenureMcp, extensions: list[Any]) -> MCPServer[Any]:
     """Returns the server with the tools."""
-    server: MCPServer[Any] = MCPServer(
-        "tenure", version=version("tenure"), instructions=INSTRUCTIONS, extensions=extensions
-    )
+    server = _Server("tenure", version=version("tenure"), instructions=INSTRUCTIONS, extensions=extensions)
 
     @server.tool()
     async def submit(

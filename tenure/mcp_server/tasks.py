@@ -23,12 +23,11 @@ from pydantic import ConfigDict, Field, ValidationError
 from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, TenureError, WrongState
 from tenure.domain.states import TaskState, is_terminal
 from tenure.mcp_server.answers import ACCEPT, DECLINE, answer, form_of, may_answer
-from tenure.mcp_server.server import RunArguments, TenureMcp
+from tenure.mcp_server.server import RUN, RunArguments, TenureMcp, error_text
 from tenure.sdk.task import Task
 from tenure.sdk.task_info import TaskInfo
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"
-RUN: Final = "run"
 POLL_INTERVAL_MS: Final = 1000
 _VERSIONS: Final = frozenset(MODERN_PROTOCOL_VERSIONS)
 
@@ -75,7 +74,7 @@ class TasksExtension(Extension):
         try:
             task = await self._tenure.submit(ctx.request, arguments)
         except TenureError as error:
-            return types.CallToolResult(content=[types.TextContent(type="text", text=str(error))], is_error=True)
+            return types.CallToolResult(content=[types.TextContent(type="text", text=error_text(error))], is_error=True)
         return {"resultType": "task", **_status(task.info), "status": "working"}
 
     async def _get(self, ctx: ServerRequestContext[Any, Any], params: TaskParams) -> HandlerResult:

@@ -202,9 +202,9 @@ def _quota(use: tenant_pb.QuotaUse) -> info.QuotaInfo:
     return info.QuotaInfo(
         kind=_name(tenant_pb.QuotaKind, quota.kind),
         policy=_name(tenant_pb.QuotaPolicy, quota.policy),
-        limit=None if is_money or not quota.most else quota.most,
+        limit=None if is_money or quota.no_limit else quota.most,
         used=None if is_money else use.used,
-        limit_usd=dollars(quota.most) if is_money and quota.most else None,
+        limit_usd=dollars(quota.most) if is_money and not quota.no_limit else None,
         used_usd=dollars(use.used) if is_money else None,
         is_default=use.is_default,
         soft_reached=use.soft_reached,

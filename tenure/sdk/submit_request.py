@@ -54,7 +54,7 @@ def nano_usd(argument: str, amount: Money | None) -> int:
     except InvalidOperation:
         nano = None
     if nano is None or not 0 < nano <= MAX_NANO_USD:
-        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount!r}"
+        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount}"
         raise invalid_argument(argument, message, "write for example 0.5")
     return nano
 
@@ -83,6 +83,16 @@ def priority_of(priority: Priority | str | None) -> task_pb2.Priority.ValueType:
         raise invalid_argument("priority", message) from None
 
 
+def policy_of(policy: Any) -> task_pb2.TaskPolicy | None:
+    """Returns the policy on the wire. Raises InvalidRequest for a dict and the like."""
+    if policy is None:
+        return None
+    if not isinstance(policy, TaskPolicy):
+        message = f"must be a TaskPolicy, not {type(policy).__name__}"
+        raise invalid_argument("policy", message, "write for example TaskPolicy(retry=RetryPolicy(max_attempts=2))")
+    return policy_to_wire(policy)
+
+
 def source_of(source: Source | None) -> task_pb2.Source | None:
     if source is None:
         return None
@@ -107,7 +117,7 @@ def timeout_of(timeout: Seconds | None) -> Duration | None:
     except (TypeError, ValueError, OverflowError):
         message = Duration()
     if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
-        raise invalid_argument("timeout", f"must be seconds above 0, or a timedelta, not {timeout!r}")
+        raise invalid_argument("timeout", f"must be above 0 seconds, not {timeout}")
     return message
 
 
@@ -168,7 +178,7 @@ def submit_request(
             agent=agent,
             control=control,
             limits=limits,
-            policy=None if policy is None else policy_to_wire(policy),
+            policy=policy_of(policy),
             priority=priority_of(priority),
             queue=queue,
             labels=dict(labels or {}),

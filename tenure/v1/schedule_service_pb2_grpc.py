@@ -143,8 +143,9 @@ class ScheduleServiceServicer:
         time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
         schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
         expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
-        expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
+        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
+        UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
+        schedule keeps, or cannot read its expression. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +161,8 @@ class ScheduleServiceServicer:
 
     def ResumeSchedule(self, request, context):
         """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-        UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+        UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
+        cannot read its expression. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

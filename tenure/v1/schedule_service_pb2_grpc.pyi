@@ -66,8 +66,9 @@ class ScheduleServiceStub:
     time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
     schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
     expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
-    expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
+    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
+    UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
+    schedule keeps, or cannot read its expression. NOT_FOUND.
     """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]
     """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
@@ -75,7 +76,8 @@ class ScheduleServiceStub:
     """
     ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.ResumeScheduleRequest, _schedule_service_pb2.ResumeScheduleResponse]
     """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-    UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+    UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
+    cannot read its expression. NOT_FOUND.
     """
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.TriggerScheduleRequest, _schedule_service_pb2.TriggerScheduleResponse]
     """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
@@ -124,8 +126,9 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
     schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
     expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
-    expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
+    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
+    UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
+    schedule keeps, or cannot read its expression. NOT_FOUND.
     """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]  # type: ignore[assignment]
     """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
@@ -133,7 +136,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """
     ResumeSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.ResumeScheduleRequest, _schedule_service_pb2.ResumeScheduleResponse]  # type: ignore[assignment]
     """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-    UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+    UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
+    cannot read its expression. NOT_FOUND.
     """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.TriggerScheduleRequest, _schedule_service_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
     """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
@@ -203,8 +207,9 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
         schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
         expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone}: the
-        expression or the bounds change, and the server does not know the zone of the schedule. NOT_FOUND.
+        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
+        UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
+        schedule keeps, or cannot read its expression. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -224,7 +229,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.ResumeScheduleResponse, _abc.Awaitable[_schedule_service_pb2.ResumeScheduleResponse]]:
         """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-        UNKNOWN_TIME_ZONE {time_zone}: the server does not know the zone of the schedule. NOT_FOUND.
+        UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
+        cannot read its expression. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

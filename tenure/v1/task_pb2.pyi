@@ -287,7 +287,7 @@ class _TimeoutActionEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TimeoutA
     TIMEOUT_ACTION_FAIL: _TimeoutAction.ValueType  # 2
     """The task ends as FAILED."""
     TIMEOUT_ACTION_RETRY: _TimeoutAction.ValueType  # 3
-    """The task is RETRY_SCHEDULED by its retry policy. It is FAILED after max_attempts such retries in one attempt,
+    """The task is RETRY_SCHEDULED by its retry policy. It is FAILED after max_attempts such timeouts in one attempt,
     whichever phases exceeded their timeouts.
     """
     TIMEOUT_ACTION_TIME_OUT: _TimeoutAction.ValueType  # 4
@@ -305,7 +305,7 @@ reads that there was no outcome (tool_call) or no answer (wait).
 TIMEOUT_ACTION_FAIL: TimeoutAction.ValueType  # 2
 """The task ends as FAILED."""
 TIMEOUT_ACTION_RETRY: TimeoutAction.ValueType  # 3
-"""The task is RETRY_SCHEDULED by its retry policy. It is FAILED after max_attempts such retries in one attempt,
+"""The task is RETRY_SCHEDULED by its retry policy. It is FAILED after max_attempts such timeouts in one attempt,
 whichever phases exceeded their timeouts.
 """
 TIMEOUT_ACTION_TIME_OUT: TimeoutAction.ValueType  # 4
@@ -818,7 +818,7 @@ class RetryPolicy(message.Message):
     MAX_BACKOFF_FIELD_NUMBER: builtins.int
     JITTER_FIELD_NUMBER: builtins.int
     max_attempts: builtins.int
-    """How often the task is scheduled again before it fails; absent: 3, 0: never."""
+    """How often the task is tried before it fails, its first try included; absent: 4, 0 and 1: it is not tried again."""
     factor: builtins.float
     """The growth of each backoff; 0: 2."""
     jitter: Jitter.ValueType

@@ -140,25 +140,29 @@ class Quota(message.Message):
     KIND_FIELD_NUMBER: builtins.int
     MOST_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
+    NO_LIMIT_FIELD_NUMBER: builtins.int
     kind: QuotaKind.ValueType
     """The kind."""
     most: builtins.int
-    """The cap; 0: none. MONEY_PER_DAY is in 10^-9 US dollars. At most 1,000,000 running tasks, 100,000 submits, 1,000,000
-    recipients of e-mail, and 10^15 of the others. EMAILS_PER_HOUR is 0 or at least 20, the most recipients of an
-    e-mail.
+    """The cap; 0: nothing is allowed. MONEY_PER_DAY is in 10^-9 US dollars. At most 1,000,000 running tasks, 100,000
+    submits, 1,000,000 recipients of e-mail, and 10^15 of the others. EMAILS_PER_HOUR is 0 or at least 20, the most
+    recipients of an e-mail.
     """
     policy: QuotaPolicy.ValueType
     """What happens to a submit at the cap."""
+    no_limit: builtins.bool
+    """There is no cap. `most` is 0 then."""
     def __init__(
         self,
         *,
         kind: QuotaKind.ValueType = ...,
         most: builtins.int = ...,
         policy: QuotaPolicy.ValueType = ...,
+        no_limit: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "most", b"most", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "most", b"most", "no_limit", b"no_limit", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

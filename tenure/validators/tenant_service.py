@@ -34,6 +34,7 @@ def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
     v.require(most is not None, f"{prefix}kind", "must be a kind of quota")
     if most is not None:
         v.between(f"{prefix}most", quota.most, 0, most)
+    v.require(not (quota.no_limit and quota.most), f"{prefix}most", "must be 0 with no_limit")
     names = ", ".join(tenants.QuotaPolicy.keys())
     v.require(quota.policy in tenants.QuotaPolicy.values(), f"{prefix}policy", f"must be one of {names}")
     if quota.kind == tenants.QUOTA_KIND_EMAILS_PER_HOUR:

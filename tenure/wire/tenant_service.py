@@ -12,7 +12,7 @@ POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", No
 
 
 def quota_to_domain(quota: pb.Quota) -> Quota:
-    """Converts a quota. `most` 0 means no limit."""
+    """Converts a quota that has a cap."""
     kind = KINDS.to_domain(quota.kind)
     return Quota(kind, quota.most, POLICIES.find(quota.policy) or DEFAULT_POLICY[kind])
 
@@ -50,4 +50,4 @@ def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:
 
 def no_quota_to_wire(kind: QuotaKind) -> pb.QuotaUse:
     """Returns the use of a kind without a quota."""
-    return pb.QuotaUse(quota=pb.Quota(kind=KINDS.to_wire(kind)))
+    return pb.QuotaUse(quota=pb.Quota(kind=KINDS.to_wire(kind), no_limit=True))

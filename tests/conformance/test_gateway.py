@@ -160,6 +160,27 @@ async def test_a_request_id_makes_one_task(shared_gateway: StubOfTenant) -> None
     assert len({first.task_id, *without}) == 3
 
 
+async def test_a_page_token_of_another_list_is_refused(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
+    """It would be taken for a position, and rows would be left out."""
+    for _ in range(3):
+        await replica.create(labels={"page": "token"})
+    stub = await shared_gateway()
+    wanted = task_pb2.TaskFilter(labels={"page": "token"})
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        first = await stub.ListTasks(api.ListTasksRequest(filter=wanted, page_size=2))
+        rest = await stub.ListTasks(api.ListTasksRequest(filter=wanted, page_token=first.next_page_token))
+        assert (len(first.tasks), len(rest.tasks), rest.next_page_token) == (2, 1, "")
+        for other in (
+            api.ListTasksRequest(page_token=first.next_page_token),
+            api.ListTasksRequest(
+                filter=wanted, page_token=first.next_page_token, order=task_pb2.TASK_ORDER_WAIT_DEADLINE
+            ),
+        ):
+            with pytest.raises(InvalidRequest, match="page_token") as refused:
+                await stub.ListTasks(other)
+            assert refused.value.reason == "OTHER_LIST"
+
+
 async def test_every_method_validates_its_request(shared_gateway: StubOfTenant) -> None:
     stub = await shared_gateway()
     for request, field in (

@@ -30,7 +30,7 @@ REFUSE, DELAY = tenants.QUOTA_POLICY_REFUSE, tenants.QUOTA_POLICY_DELAY
 
 
 async def limit(replica: Any, kind: Any, most: Any, policy: Any = REFUSE) -> Any:
-    quota = tenants.Quota(kind=kind, most=most, policy=policy)
+    quota = tenants.Quota(kind=kind, most=most or 0, policy=policy, no_limit=most is None)
     request = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="a test", actor="tester")
     return (await TenantServiceStub(replica.channel).UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)).tenant
 
@@ -226,6 +226,27 @@ async def test_a_task_stopped_at_a_cap_is_queued_when_it_is_raised(
             await asyncio.sleep(0.1)
 
 
+async def test_a_quota_of_0_allows_nothing_until_it_is_removed(replica: Checkpoint) -> None:
+    owner = await replica.claim((await replica.create()).task_id)
+    queued = await replica.create()
+    tenant = await limit(replica, SUBMITS, 0, DELAY)
+    use = tenant.quotas[SUBMITS - 1]
+    assert (use.quota.most, use.quota.no_limit, use.hard_reached) == (0, False, True)
+    with pytest.raises(LimitReached):
+        await replica.create()
+    await limit(replica, RUNNING, 0)
+    with pytest.raises(WrongState) as refused:
+        await replica.claim(queued.task_id)
+    assert refused.value.reason == "TENANT_QUOTA"
+    await limit(replica, TOKENS, 0)
+    assert (await until_heeded(owner, True)).denied.reason == "TENANT_QUOTA"
+    for kind in (SUBMITS, RUNNING, TOKENS):
+        tenant = await limit(replica, kind, None)
+        assert (tenant.quotas[kind - 1].quota.no_limit, tenant.quotas[kind - 1].hard_reached) == (True, False)
+    await replica.create()
+    await replica.claim(queued.task_id)
+
+
 async def test_a_raised_cap_starts_nothing_before_its_start_time(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 100)
@@ -243,7 +264,7 @@ async def test_a_removed_rate_starts_nothing_before_its_start_time(replica: Chec
     await replica.create()
     soon = Timestamp(seconds=int(time.time()) + 30)
     delayed = [await replica.create(), await replica.create(start_time=soon)]
-    await limit(replica, SUBMITS, 0, DELAY)
+    await limit(replica, SUBMITS, None, DELAY)
     text = "select starts_at <= now(), starts_at >= to_timestamp(%s) from ledger.tasks where task_id = %s"
     at_once, asked = [(await replica.query(text, soon.seconds, task.task_id))[0] for task in delayed]
     assert at_once[0] is not False  # None: a sweep has started it by now

@@ -154,7 +154,7 @@ class TestEmail:
         assert mail.recipients == (ANN, BOB)
         assert mail.message["Subject"] == "[Tenure] Succeeded: find out"
         assert mail.message["Message-ID"] == f"<{delivery.delivery_id}@example.com>"
-        assert "Result:\n\ndone\n" in mail.text
+        assert "Result:\n\n> done\n" in mail.text
         assert f"Task:       {task_id}\nState:      SUCCEEDED (FINAL_ANSWER)\nCost:" in mail.text
         assert (delivery.last_status_code, list(delivery.accepted_addresses)) == (250, [ANN, BOB])
 

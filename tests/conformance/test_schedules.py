@@ -542,6 +542,18 @@ class TestFailures:
         await schedules.until(good, 1)
         assert await schedules.column("problem <> '' and look_at > now() + interval '30 seconds'", name="bad") == [True]
 
+    async def test_a_stored_cron_expression_that_cannot_be_read_is_refused(self, schedules: Schedules) -> None:
+        """Of a release with another reader, or written by hand: the calls answered INTERNAL."""
+        await schedules.create()
+        await schedules.pause("nightly")
+        await schedules.change("cron = '99 3 * * *', next_due_at = now() - interval '1 hour'")
+        for call in (schedules.resume("nightly"), schedules.update(time_zone="Europe/Berlin")):
+            with pytest.raises(WrongState) as refused:
+                await call
+            assert (refused.value.reason, refused.value.metadata["cron"]) == ("UNREADABLE_CRON", "99 3 * * *")
+        assert (await schedules.update(cron="0 3 * * *")).cron == "0 3 * * *"
+        assert not (await schedules.resume("nightly")).paused
+
     async def test_an_unknown_time_zone_is_refused_with_its_name(self, schedules: Schedules) -> None:
         """A restore elsewhere, or an older tzdata: the calls answered INTERNAL."""
         await schedules.create()

@@ -52,6 +52,8 @@ async def test_pages_list_every_file_once(tools: ToolClient, workspace: Path) ->
         (workspace / path).write_text(path)
     (workspace / "link").symlink_to("/etc/passwd")
     os.mkfifo(workspace / "pipe")
+    for path in (".tenure-1.0", "b/.tenure-1.1"):
+        (workspace / path).write_text("half of a file that is being written")
     result = await listed(tools, workspace.name)
     seen = [(file.path, KINDS[file.kind]) for file in result]
     assert seen == [

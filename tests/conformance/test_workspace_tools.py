@@ -23,6 +23,7 @@ async def test_files_are_written_read_and_listed(tools: ToolClient, grants: Gran
     assert written.content == "Wrote 7 bytes to a/b/note.txt."
     assert (await tools.outcome(owner, "1.2", "read_file", path="./a//b/note.txt")).content == "Grüße"
     await tools.outcome(owner, "1.3", "write_file", path="a/b/note.txt", content="")
+    (outside.workspace(owner) / "a/.tenure-1.0").write_text("half of a file that is being written")
     assert (await tools.outcome(owner, "1.4", "list_files")).content == "a/\na/b/\na/b/note.txt (0 bytes)"
     assert (await tools.outcome(owner, "1.5", "list_files", path="a/b")).content == "note.txt (0 bytes)"
     missing = await tools.outcome(owner, "1.6", "read_file", path="nothing")

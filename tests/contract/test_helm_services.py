@@ -8,14 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from services.checkpoint.traces.settings import TraceSettings
 from services.coordinator.pools import parse_pools
 from services.tools.config import read_config
+from tenure.domain.outbound import Networks
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.settings import load
 from tenure.runtime.tls import MutualTlsSettings
@@ -23,6 +26,7 @@ from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, ROOT, SERVICES
 from tests.support.helm_chart import (
     ALL,
+    CHART,
     DIRECT,
     RELEASE,
     Document,
@@ -312,6 +316,45 @@ def test_listed_processes_leave_the_cluster() -> None:
         assert entering(policies, pods[migration]) == {}
     plain = list(manifests("").of_kind("NetworkPolicy").values())
     assert leaving(plain, pods_of("")["checkpoint"]) == {Outside(5432, ())}  # no webhooks, no collector
+
+
+def blocks_of(peers: list[Document]) -> list[tuple[Any, list[Any]]]:
+    """The networks of peers, with the exceptions of each."""
+    blocks = [peer["ipBlock"] for peer in peers if "ipBlock" in peer]
+    return [(ip_network(block["cidr"]), list(map(ip_network, block.get("except", ())))) for block in blocks]
+
+
+def test_dns_questions_go_to_the_cluster_only() -> None:
+    """Names in questions to a server of one's own carry data out."""
+    policies = manifests("production").of_kind("NetworkPolicy")
+    (rule,) = policies[RELEASE]["spec"]["egress"]
+    assert {each["port"] for each in rule["ports"]} == {53}
+    assert [peer["podSelector"]["matchLabels"] for peer in rule["to"] if "podSelector" in peer] == [
+        {"k8s-app": "kube-dns"}
+    ]
+    assert all(network.num_addresses == 1 and network.is_link_local for network, _ in blocks_of(rule["to"]))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("10.0.0.1", "100.100.100.200", "168.63.129.16", "169.254.169.254", "172.16.0.1", "192.0.0.192"),
+        *("192.168.0.1", "fc00::1", "fe80::1", "64:ff9b::a9fe:a9fe"),
+    ],
+)
+def test_the_internet_of_the_chart_has_no_private_address(address: str) -> None:
+    """The same as the tools refuse (tenure/domain/outbound.py)."""
+    assert not Networks().allow(ip_address(address))
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for network, excepted in blocks_of(values["network"]["internet"]):
+        ours = ip_address(address)
+        assert ours.version != network.version or any(ours in one for one in excepted)
+
+
+def test_the_chart_passes_trusted_proxies_on() -> None:
+    documents = render({"gateway": {"http": {"trustedProxies": ["10.0.0.0/8", "fd00::/8"]}}})
+    (template,) = [each for _, each in Manifests(documents).pods() if component(each) == "gateway"]
+    assert environment(template)["TENURE_GATEWAY_HTTP_TRUSTED_PROXIES"] == "10.0.0.0/8,fd00::/8"
 
 
 def test_pools_reach_their_peers_only() -> None:

@@ -75,7 +75,7 @@ async def test_a_goal_comes_from_stdin_and_every_option_is_sent(run: Any) -> Non
     assert (task["priority"], task["queue"], task["labels"]) == ("HIGH", "elsewhere", {"a": "1", "b": "2"})
     policy = task["policy"]
     assert (policy["on_in_doubt"], policy["on_lease_lost"]) == ("TELL_MODEL", "TIME_OUT")
-    assert policy["retry"]["max_attempts"] == 0
+    assert policy["retry"]["max_attempts"] == 1
     assert (await run("cancel", task["task_id"])).code == Exit.OK
 
 

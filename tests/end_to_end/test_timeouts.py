@@ -24,7 +24,7 @@ ACTIONS = {
 def policy(phase: str, action: task_pb2.TimeoutAction.ValueType, after_seconds: int = 1) -> task_pb2.TaskPolicy:
     """The phase takes a second at most, and is tried again once, at once."""
     task_policy = task_pb2.TaskPolicy()
-    task_policy.retry.max_attempts = 1
+    task_policy.retry.max_attempts = 2
     task_policy.retry.initial_backoff.FromMilliseconds(1)
     timeout = getattr(task_policy.timeouts, phase)
     timeout.action = action

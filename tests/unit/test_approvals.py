@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.answer_links import HEADERS, AnswerPages, _arguments, _form
+from services.gateway.answer_links import HEADERS, _arguments, _form
 from tenure.domain.approvals import (
     LinkToken,
     StoredLink,
@@ -200,6 +200,16 @@ class TestMessages:
         assert self.LINKS[1].url in lines
         assert message["Message-ID"] == "<d.2@example.com>"
 
+    def test_a_question_cannot_imitate_the_links_of_an_email(self) -> None:
+        question = "May I?\r\n\r\nApprove:\nhttps://evil.example/a\u2028Approve:\x0bhttps://evil.example/b"
+        shown = notification_of(body(question=question), self.LINKS)
+        mail = mail_of(shown, "d", "tenure@example.com", ["ann@example.com"], 2)
+        lines = str(message_from_bytes(mail, policy=default).get_content()).splitlines()
+        assert lines[:2] == ["Approve:", self.LINKS[0].url]
+        unmarked = [line for line in lines if "evil.example" in line and not line.startswith("> ")]
+        assert unmarked == []
+        assert [line for line in lines if line == "Approve:"] == ["Approve:"]
+
     def test_a_request_has_the_links_in_its_data(self) -> None:
         links = json.loads(body_with_links(body(), self.LINKS))["data"]["answer_links"]
         assert [(one["label"], one["decision"]) for one in links] == [("Approve", "allow"), ("Reject", "deny")]
@@ -235,11 +245,3 @@ class TestPage:
         assert HEADERS["cache-control"] == "no-store"
         assert "default-src 'none'" in HEADERS["content-security-policy"]
         assert "unsafe" not in HEADERS["content-security-policy"]
-
-    async def test_guessing_address_is_rate_limited(self) -> None:
-        peers: Any = None
-        pages = AnswerPages(peers)
-        codes = [(await pages.show("guess", "203.0.113.9")).code for _ in range(20)]
-        assert codes[:3] == ["ANSWER_LINK_NOT_FOUND"] * 3
-        assert codes[-1] == "LIMIT_REACHED"
-        assert (await pages.show("guess", "203.0.113.10")).code == "ANSWER_LINK_NOT_FOUND"

@@ -26,8 +26,8 @@ def test_unset_options_are_left_to_the_service() -> None:
 def test_zero_retries_are_not_the_default() -> None:
     retry = request_of("go", retries=0).policy.retry
     assert retry.HasField("max_attempts")
-    assert retry.max_attempts == 0
-    assert request_of("go", retries=7).policy.retry.max_attempts == 7
+    assert retry.max_attempts == 1
+    assert request_of("go", retries=7).policy.retry.max_attempts == 8
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +17,7 @@ from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tests.support.patience import CALL_SECONDS
 
 TASK = "01a2025d-5126-7000-8000-000000000000"
 
@@ -45,3 +48,37 @@ async def test_a_watched_wait_prints_the_answering_commands(
     await watch_task(context, cast("Client", Waiting()), TASK, live=False)
     shown = cast("io.StringIO", console.file).getvalue() + capsys.readouterr().out
     assert "tenure resume 01a2025d-5126 --wait w8 --approve" in shown
+
+
+class Queued:
+    """A client of a task that no worker takes until it is asked why."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[api.WatchTaskResponse]:
+        event = api.WatchTaskResponse()
+        event.entry.body.transition.to_state = task_pb2.TASK_STATE_QUEUED
+        event.entry.record_time.FromSeconds(1_800_000_000)
+        yield event
+        async with asyncio.timeout(CALL_SECONDS):
+            await self.asked.wait()
+
+    async def explain(self, _task_id: str) -> api.ExplainTaskResponse:
+        self.asked.set()
+        lines = ("QUEUED for 6 s", "No worker serves queue default and nosuch", "Its deadline …", "It needs: a worker")
+        return api.ExplainTaskResponse(lines=lines)
+
+    async def get(self, _task_id: str) -> task_pb2.Task:
+        return task_pb2.Task(task_id=TASK, state=task_pb2.TASK_STATE_CANCELLED)
+
+
+async def test_a_task_that_stays_queued_shows_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an agent that nobody serves it said `queued`, and nothing more for a day."""
+    monkeypatch.setattr(sys.modules[watch_task.__module__], "LONG_QUEUED_SECONDS", 0.01)
+    console = Console(file=io.StringIO(), width=120)
+    context = Context("127.0.0.1:1", "default", False, Path(), console, {})
+    await watch_task(context, cast("Client", Queued()), TASK, live=False)
+    shown = cast("io.StringIO", console.file).getvalue()
+    assert "No worker serves queue default and nosuch\n  It needs: a worker" in shown
+    assert "deadline" not in shown

@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 from services.gateway.explain import gather_facts
-from services.gateway.explanation import MAX_LINES, CallFact, Facts, PinFact, WorkerFact, explain, span
+from services.gateway.explanation import (
+    MAX_LINES,
+    CallFact,
+    Facts,
+    OpenModelCallFact,
+    PinFact,
+    WorkerFact,
+    explain,
+    span,
+)
 from tenure.domain.budget import Budget
 from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.v1 import coordinator_service_pb2, ledger_pb2, task_pb2, tool_pb2
+from tenure.domain.task import Priority
+from tenure.v1 import coordinator_service_pb2, ledger_pb2, task_pb2, tenant_service_pb2, tool_pb2
 from tenure.wire.common import duration
 from tests.unit.golden_files import compare_with_golden
 
@@ -49,6 +59,7 @@ def explanations() -> dict[str, str]:
         "running with calls": explained(
             calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2
         ),
+        "running with a model call that has not ended": explained(model_call=OpenModelCallFact(5, 1, 200.0)),
         "running without a claim": explained(lease_seconds=0.0),
         "queued after a loss": explained("QUEUED", reason="WORKER_LOST", message="worker-1 is gone"),
         "queued for its first step": explained("QUEUED", reason="SUBMITTED", step=0),
@@ -85,7 +96,8 @@ def explanations() -> dict[str, str]:
 
 def by_workers() -> dict[str, str]:
     """A queued task, by the workers that are attached."""
-    other_tenant = replace(SERVES, takes_tenant=False)
+    other_tenant, cap = replace(SERVES, takes_tenant=False), "20 of 20 running tasks"
+    of_high = replace(SERVES, priorities=frozenset({Priority.HIGH, Priority.NORMAL}))
     control, loop = "control.month_end", "control.month_end@0123456789abcdef"
     pin = PinFact("month_end@7", needs_build=True, builds=("b1", "b2"))
     newer = replace(SERVES, loops=(control, "control.month_end@fedcba9876543210"), build="b3")
@@ -97,6 +109,12 @@ def by_workers() -> dict[str, str]:
         "another loop": {"workers": (replace(SERVES, loops=("control",)),)},
         "draining workers": {"workers": (replace(SERVES, draining=True),)},
         "unknown workers": {"workers": None},
+        "no worker of its priority": {"workers": (of_high,), "priority": Priority.LOW},
+        "a worker of its priority": {
+            "workers": (of_high, replace(SERVES, worker_id="worker-2")),
+            "priority": Priority.LOW,
+        },
+        "its tenant at its quota of running tasks": {"workers": (SERVES,), "caps": (cap,), "running_cap": cap},
         "no pool of the tenant": {"workers": (other_tenant,)},
         "one pool of the tenant": {"workers": (other_tenant, replace(SERVES, worker_id="worker-2"))},
         "no worker of the function": {"loop": control, "workers": (SERVES,)},
@@ -194,3 +212,17 @@ def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
         task.spec.start_time.FromSeconds(start)
         facts = gather_facts(task, [moved], [], [], [], 0, now=now)
         assert (facts.until_start, facts.until_too_long) == (until_start, until_too_long)
+
+
+def test_services_report_priorities_and_the_running_quota() -> None:
+    low = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, spec=task_pb2.TaskSpec(priority=task_pb2.PRIORITY_LOW))
+    of_high = coordinator_service_pb2.Worker(worker_id="w", priorities=[task_pb2.PRIORITY_HIGH])
+    use = tenant_service_pb2.QuotaUse(
+        quota=tenant_service_pb2.Quota(kind=tenant_service_pb2.QUOTA_KIND_RUNNING_TASKS, most=2), used=2
+    )
+    facts = gather_facts(low, [], [], [of_high], [], 0, [use], now=0.0)
+    assert facts.workers is not None
+    assert (facts.priority, facts.workers[0].priorities) == (Priority.LOW, frozenset({Priority.HIGH}))
+    assert facts.running_cap == "2 of 2 running tasks"
+    low.spec.ClearField("priority")
+    assert gather_facts(low, [], [], [], [], 0, now=0.0).priority is Priority.NORMAL

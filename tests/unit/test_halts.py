@@ -12,7 +12,7 @@ def test_the_first_halt_costs_no_time() -> None:
 
 
 def test_pauses_grow_to_their_cap() -> None:
-    pauses = [after_halt(halts, "no tools", 1.0) for halts in range(1, HALTS.max_attempts)]
+    pauses = [after_halt(halts, "no tools", 1.0) for halts in range(1, HALTS.max_attempts - 1)]
     seconds = [pause.seconds for pause in pauses if isinstance(pause, Pause)]
     assert len(seconds) == len(pauses)
     assert seconds == sorted(seconds)
@@ -21,7 +21,7 @@ def test_pauses_grow_to_their_cap() -> None:
 
 
 def test_too_many_halts_end_the_task() -> None:
-    ending = after_halt(HALTS.max_attempts, "UNAVAILABLE: no tools", 0.5)
+    ending = after_halt(HALTS.max_attempts - 1, "UNAVAILABLE: no tools", 0.5)
     assert isinstance(ending, PendingEnding)
     assert (ending.to_state, ending.reason) == (TaskState.FAILED, Reason.WORKER_HALTED)
     assert "no tools" in ending.message

@@ -20,16 +20,18 @@ from jsonschema import Draft202012Validator
 from services.gateway.http import body, server
 from services.gateway.http.console_pages import ConsoleFiles
 from services.gateway.http.openapi import openapi_document
+from services.gateway.http.problems import problem_of
 from services.gateway.http.requests import SubmitBody, TasksQuery
 from services.gateway.http.routes import ROUTES
 from services.gateway.http.settings import HttpSettings
 from services.gateway.http.shapes import MAX_PROBLEMS, given, read_json, read_query
-from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.listening import CannotListen
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
+from tenure.wire.access import access_rules
 from tests.support.patience import CALL_SECONDS
 
 Open = Any
@@ -94,10 +96,42 @@ def test_the_document_is_valid_and_has_every_route() -> None:
     assert len(names) == len(set(names))
 
 
+def test_the_document_declares_request_ids_and_problem_fields() -> None:
+    document = openapi_document(ROUTES)
+    declared = {
+        operation["operationId"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        if any(one["name"] == "Idempotency-Key" for one in operation["parameters"])
+    }
+    assert declared == {
+        *("submit", "send_message", "fork_task", "answer_wait", "resolve_call", "send_signal", "trigger_schedule"),
+    }
+    problem = problem_of(LimitReached("too many", retry_after_seconds=2))
+    assert set(problem) == set(document["components"]["schemas"]["Problem"]["required"])
+    assert (problem["hint"], problem["violations"], problem["retry_after_seconds"]) == ("", [], 2)
+
+
 def test_every_route_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
     told = set(re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]*)", page))
     assert {(route.method, route.path.replace(":path", "")) for route in ROUTES} - told == set()
+
+
+def test_every_method_without_a_route_is_in_the_documentation() -> None:
+    folder = Path(__file__).parents[2]
+    called = {
+        name
+        for file in (folder / "services/gateway/http").glob("*.py")
+        for name in re.findall(r"stubs\.\w+\.([A-Z]\w+)", file.read_text())
+    }
+    called |= {"WatchTask", "WatchTasks"}  # of the streams, whose stub has another name
+    section = (folder / "docs/http.md").read_text().partition("## Methods without a route")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`([A-Z]\w+)`", section))
+    services = ("Admin", "Agent", "ApiKey", "Approval", "Audit", "Lease", "Schedule", "Task", "Tenant", "Webhook")
+    rules = [access_rules(f"tenure.v1.{service}Service") for service in services]
+    for_clients = {name for each in rules for name, rule in each.items() if rule.permission is not None}
+    assert told == for_clients - called
 
 
 # Requests.
@@ -232,6 +266,14 @@ async def test_an_amount_beyond_all_is_refused(http_server: Open, amount: str) -
     async with client(await http_server()) as http:
         response = await http.post("/v1/tasks", json={"goal": "go", "max_cost": amount})
         assert (response.status_code, response.json()["code"]) == (400, "INVALID_REQUEST")
+        assert "Decimal" not in response.text
+
+
+async def test_a_refusal_names_no_type_of_python(http_server: Open) -> None:
+    async with client(await http_server()) as http:
+        response = await http.post("/v1/tasks", json={"goal": "go", "timeout": 0})
+    assert response.json()["violations"] == [{"field": "timeout", "description": "must be above 0 seconds, not 0.0"}]
+    assert "timedelta" not in response.text
 
 
 LARGE_BODIES = {
@@ -262,6 +304,14 @@ async def test_a_body_with_too_many_values_is_not_parsed(http_server: Open) -> N
         raw = b"[" + b"[]," * 400_000 + b"[]]"
         response = await http.post("/v1/tasks", content=raw, headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
+
+
+@pytest.mark.parametrize("name", ["a%0D%0Ab", "a%0A", "b/%0Ac", "%20"])
+async def test_a_file_may_have_any_name(http_server: Open, name: str) -> None:
+    """It was listed, and could not be read: NO_SUCH_ROUTE."""
+    async with client(await http_server()) as http:
+        response = await http.get(f"/v1/tasks/x/files/{name}")
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")  # the gateway of this door is away
 
 
 async def test_a_head_that_is_too_large_is_refused(http_server: Open) -> None:

@@ -14,7 +14,7 @@ from tenure.domain.retry import MODEL_CALL_TRIES, RETRYABLE, FailureClass, Retry
 from tenure.domain.states import Reason, TaskState
 from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
 
-POLICY = RetryPolicy(max_attempts=1, initial_seconds=4.0)
+POLICY = RetryPolicy(max_attempts=2, initial_seconds=4.0)
 LASTING = {
     "INVALID_REQUEST",
     "PROMPT_TOO_LONG",

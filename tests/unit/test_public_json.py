@@ -32,6 +32,8 @@ def filled(message: Message, depth: int = 0) -> Any:
     """The message with a value in every field: numbers that differ, names of fields, the first enum value but 0."""
     fields_of_message: list[Any] = list(message.DESCRIPTOR.fields)
     for number, field in enumerate(fields_of_message, start=2):
+        if field.name == "no_limit":
+            continue  # it excludes the limit
         if field.containing_oneof is not None and field is not field.containing_oneof.fields[0]:
             continue
         if field.message_type is not None:

@@ -104,6 +104,16 @@ def test_refusal_has_the_quota_and_the_retry_time() -> None:
     assert refused.value.retry_after_seconds == pytest.approx(41)
 
 
+@pytest.mark.parametrize("policy", QuotaPolicy)
+def test_a_quota_of_0_allows_nothing(policy: QuotaPolicy) -> None:
+    use = window_use(quota(SUBMITS, 0, policy), {}, NOW)
+    assert use.is_reached
+    with pytest.raises(LimitReached, match="0 of 0 submits a minute"):
+        decide_start("acme", {SUBMITS: use})
+    assert use_of_running(quota(RUNNING, 0), 0).is_reached
+    assert deliveries_allowed(window_use(quota(EMAILS, 0), {}, NOW, 1), 1) == 0
+
+
 def test_longest_refusal_wins() -> None:
     minute = window_use(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
     day = window_use(quota(MONEY, 1, QuotaPolicy.REFUSE), at(MONEY, s5=1), NOW)
@@ -194,7 +204,9 @@ def test_e_mails_are_limited_by_default() -> None:
 
     assert read(running_tasks=5) == {EMAILS: Quota(EMAILS, 200, QuotaPolicy.DELAY), RUNNING: quota(RUNNING, 5)}
     assert read(emails_per_hour=20) == {EMAILS: Quota(EMAILS, 20, QuotaPolicy.DELAY)}
-    assert read(emails_per_hour=0) == {}
+    assert read(emails_per_hour=0) == {EMAILS: Quota(EMAILS, 0, QuotaPolicy.DELAY)}
+    assert read(emails_per_hour="no limit") == {}
+    assert read(running_tasks={"most": "no limit"}) == read()
 
 
 def test_defaults_are_read_from_the_file_with_money_in_dollars() -> None:
@@ -210,7 +222,7 @@ def test_defaults_are_read_from_the_file_with_money_in_dollars() -> None:
     "table",
     [
         {"walking_tasks": 5},
-        {"running_tasks": 0},
+        {"running_tasks": "none"},
         {"running_tasks": -1},
         {"running_tasks": "5"},
         {"running_tasks": True},

@@ -33,7 +33,7 @@ from tenure.validators import validate
 from tenure.wire.common import TIMEOUT_ACTIONS, duration, timestamp
 from tenure.wire.task import held_back_seconds, spec_to_domain, spec_to_wire
 
-RETRY = RetryPolicy(max_attempts=2, initial_seconds=10.0, factor=3.0, cap_seconds=20.0)
+RETRY = RetryPolicy(max_attempts=3, initial_seconds=10.0, factor=3.0, cap_seconds=20.0)
 
 
 def move(action: Any, retries: int = 0, phase: Any = Phase.STEP) -> Any:

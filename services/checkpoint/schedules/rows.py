@@ -8,7 +8,7 @@ from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound, WrongState
-from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, read_zone, run_id_of
+from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, check_cron, read_zone, run_id_of
 from tenure.domain.states import TaskState
 from tenure.runtime.sql import Queries
 from tenure.v1 import schedule_service_pb2 as pb
@@ -55,8 +55,8 @@ class ScheduleRow(NamedTuple):
 
     @property
     def times(self) -> Times:
-        """The schedule's times. Raises WrongState (UNKNOWN_TIME_ZONE): the schedule may come from a server with other
-        time zone data.
+        """The schedule's times. Raises WrongState (UNKNOWN_TIME_ZONE, UNREADABLE_CRON): the schedule may come from a
+        server with other time zone data, or with another reader of cron expressions.
         """
         try:
             zone = read_zone(self.time_zone)
@@ -66,6 +66,14 @@ class ScheduleRow(NamedTuple):
                 " schedule with another time zone, or update the package tzdata of the server",
                 reason="UNKNOWN_TIME_ZONE",
                 metadata={"time_zone": self.time_zone},
+            ) from None
+        try:
+            check_cron(self.cron)
+        except ValueError as error:
+            raise WrongState(
+                f"the schedule's cron expression {self.cron} cannot be read ({error}): update it with another one",
+                reason="UNREADABLE_CRON",
+                metadata={"cron": self.cron},
             ) from None
         return Times(self.cron, zone, self.starts_at, self.ends_at)
 

@@ -42,7 +42,8 @@ async def update_schedule(
 ) -> ScheduleUpdate:
     """Updates a schedule.
 
-    Raises NotFound, WrongState (SCHEDULE_CHANGED, UNKNOWN_TIME_ZONE), InvalidRequest, Unavailable (SCHEDULE_BUSY).
+    Raises NotFound, InvalidRequest, WrongState (SCHEDULE_CHANGED, UNKNOWN_TIME_ZONE, UNREADABLE_CRON), and Unavailable
+    (SCHEDULE_BUSY).
     """
 
     async def work(connection: Connection) -> ScheduleUpdate:
@@ -219,7 +220,7 @@ async def pause_schedule(pool: Pool, tenant: str, request: pb.PauseScheduleReque
 
 
 async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule:
-    """Resumes a schedule. Raises NotFound, WrongState (UNKNOWN_TIME_ZONE).
+    """Resumes a schedule. Raises NotFound, WrongState (UNKNOWN_TIME_ZONE, UNREADABLE_CRON).
 
     The next due time is never before the one that was next at the pause.
     """

@@ -6,7 +6,7 @@ file.
     limits = { timeout = "3600s" }
     policy.lease_ttl = "5s"
     policy.timeouts.start = { after = "5s" }
-    policy.retry = { max_attempts = 1 }
+    policy.retry = { max_attempts = 2 }
 
 A table is a TaskSpec as in the contract, of which `limits`, `policy` and `priority` can be set. The service fills the
 defaults in when it creates a task, so that the task shows its effective values; a later change of the file changes no
@@ -49,7 +49,7 @@ class SourceDefaults:
     def __init__(
         self,
         by_source: Mapping[SourceKind, task_pb2.TaskSpec] | None = None,
-        tenant_quotas: Mapping[QuotaKind, Quota] | None = None,
+        tenant_quotas: Mapping[QuotaKind, Quota | None] | None = None,
     ) -> None:
         self._by_source = dict(by_source or {})
         self.tenant_quotas = dict(tenant_quotas or {})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import fetch_one
 from tenure.domain.budget import nano_usd_of
-from tenure.domain.quotas import DEFAULT_POLICY, INSTALLATION_DEFAULTS, Quota, QuotaKind, QuotaPolicy
+from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy
 from tenure.runtime.sql import Queries
 from tenure.validators.rules import Violations
 from tenure.validators.tenant_service import check_quota
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # The default quotas of tenants, from the installation's file of defaults.
 
 QUOTA_TABLE: Final = "tenant_quotas"
+NO_LIMIT: Final = "no limit"
 _MONEY: Final = "usd_per_day"
 _NAMES: Final = {
     "running_tasks": QuotaKind.RUNNING_TASKS,
@@ -33,39 +34,41 @@ _NAMES: Final = {
 }
 
 
-def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota], list[str]]:
+def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota | None], list[str]]:
     """Returns the quotas of the table and its problems. Fractions must be Decimal.
 
-    A cap of 0 removes a default of the installation.
+    `NO_LIMIT` removes a default of the installation: None.
     """
     if not isinstance(table, dict):
         return {}, ["must be a table"]
-    quotas, problems = {}, []
+    quotas, problems = dict[QuotaKind, Quota | None](), list[str]()
     for name, table_of_quota in table.items():
         try:
-            quota = _quota(name, table_of_quota if isinstance(table_of_quota, dict) else {"most": table_of_quota})
+            kind, quota = _quota(name, table_of_quota if isinstance(table_of_quota, dict) else {"most": table_of_quota})
         except ValueError as error:
             problems.append(f"{name}: {error}")
         else:
-            quotas[quota.kind] = quota
+            quotas[kind] = quota
     return quotas, problems
 
 
-def _quota(name: str, fields: Mapping[str, Any]) -> Quota:
+def _quota(name: str, fields: Mapping[str, Any]) -> tuple[QuotaKind, Quota | None]:
     kind = _NAMES.get(name)
     if kind is None:
         raise ValueError(f"is no quota: use one of {', '.join(_NAMES)}")
     if unknown := sorted(set(fields) - {"most", "policy"}):
         raise ValueError(f"{', '.join(unknown)} cannot be set here, only most and policy")
+    if fields.get("most") == NO_LIMIT:
+        return kind, None
     policy = fields.get("policy", DEFAULT_POLICY[kind].value)
     if policy not in list(QuotaPolicy):
         raise ValueError(f"policy must be one of {', '.join(QuotaPolicy)}")
     quota = Quota(kind, _most(name, fields.get("most")), QuotaPolicy(policy))
     violations = Violations()
     check_quota(quota_to_wire(quota), violations, "")
-    if violations.violations or not (quota.most or kind in INSTALLATION_DEFAULTS):
-        raise ValueError("; ".join(one.description for one in violations.violations) or "must be above 0")
-    return quota
+    if violations.violations:
+        raise ValueError("; ".join(one.description for one in violations.violations))
+    return kind, quota
 
 
 def _most(name: str, most: Any) -> int:
@@ -74,7 +77,8 @@ def _most(name: str, most: Any) -> int:
     if number is not None and name == _MONEY:
         number = nano_usd_of(Decimal(number))
     if number is None:
-        raise ValueError("most must be a sum of money" if name == _MONEY else "most must be a whole number")
+        needed = "a sum of money" if name == _MONEY else "a whole number"
+        raise ValueError(f'most must be {needed}, or "{NO_LIMIT}"')
     return int(number)
 
 
@@ -114,7 +118,9 @@ class TenantRow(NamedTuple):
             QuotaKind.MONEY_PER_DAY: (self.max_nano_usd_per_day, self.money_policy),
             QuotaKind.EMAILS_PER_HOUR: (self.max_emails_per_hour, DEFAULT_POLICY[QuotaKind.EMAILS_PER_HOUR]),
         }
-        return {kind: Quota(kind, most, QuotaPolicy(policy)) for kind, (most, policy) in columns.items() if most}
+        return {
+            kind: Quota(kind, most, QuotaPolicy(policy)) for kind, (most, policy) in columns.items() if most is not None
+        }
 
 
 async def read_tenant(connection: Connection, tenant: str, *, lock: bool = False) -> TenantRow | None:

@@ -145,7 +145,7 @@ async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsR
     return await in_ledger_transaction(pool, work)
 
 
-async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota]) -> None:
+async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota | None]) -> None:
     """Adopts the default quotas of this replica's file. When files differ, the replica that started last wins."""
     effective = installation_defaults(defaults)
 
@@ -168,13 +168,15 @@ async def _requested_quotas(
         quota = quota_to_domain(quota_message)
         own.add(quota.kind.value)
         quotas[quota.kind] = quota
+        if quota_message.no_limit:
+            del quotas[quota.kind]
     for number in request.follow_defaults:
         kind = KINDS.to_domain(number)
         own.discard(kind.value)
         quotas.pop(kind, None)
         if kind in defaults.quotas:
             quotas[kind] = defaults.quotas[kind]
-    return {kind: quota for kind, quota in quotas.items() if quota.most}, sorted(own)
+    return quotas, sorted(own)
 
 
 def _check_revision(row: TenantRow, request: pb.UpdateTenantLimitsRequest) -> None:

@@ -4,7 +4,9 @@ Each request becomes a call of the gateway's own gRPC server, over a Unix socket
 authentication, access, limits, validation and audit exist once. The answer is the public JSON (docs/json.md).
 
 settings.py      the settings
-server.py        the listener: uvicorn in the event loop of the gateway, its TLS, its bounds for slow clients
+server.py        the server: uvicorn in the event loop of the gateway, its TLS, its bounds for slow clients
+connections.py   accepts connections, within limits
+forwarded.py     the client's address behind trusted proxies
 app.py           the application: routes, the checks of every request, errors
 origins.py       which web pages may call
 routes.py        the table of all routes; openapi.py makes /openapi.json of it

@@ -11,6 +11,7 @@ import binascii
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from services.gateway.http.a2a_shapes import (
     task_json,
 )
 from services.gateway.http.call import HttpCall
+from services.gateway.page_tokens import seal_of
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.task import SourceKind
 from tenure.v1 import task_pb2
@@ -79,7 +81,9 @@ class TaskListQuery:
             context_id=given.get("contextId", ""),
             state=read("status", _state, "", f"must be one of {', '.join(WIRE_STATES)}"),
             page_size=read("pageSize", _page_size, DEFAULT_PAGE, f"must be a number from 1 to {MAX_PAGE}"),
-            before=read("pageToken", _read_token, None, "must be the nextPageToken of the last answer"),
+            before=read(
+                "pageToken", partial(_read_token, _seal(given)), None, "must be the last nextPageToken of this list"
+            ),
             history_length=read("historyLength", length_of_text, 0, "must be a number, 0 or more"),
             since_ns=read("statusTimestampAfter", _time_ns, 0, "must be an ISO 8601 time with Z or an offset"),
             with_artifacts=read("includeArtifacts", _flag, False, "must be true or false"),
@@ -133,12 +137,19 @@ def _time_ns(text: str) -> int:
     return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
 
 
-def _token(position: _Position) -> str:
-    return base64.urlsafe_b64encode(f"{position.at_ns} {position.task_id}".encode()).decode()
+def _seal(given: QueryParams) -> str:
+    """Returns the beginning of the tokens of a list."""
+    return seal_of(*(given.get(name, "").encode() for name in ("contextId", "status", "statusTimestampAfter")))
 
 
-def _read_token(text: str) -> _Position:
-    at_ns, _, task_id = base64.urlsafe_b64decode(text.encode()).decode().partition(" ")
+def _token(seal: str, position: _Position) -> str:
+    return seal + base64.urlsafe_b64encode(f"{position.at_ns} {position.task_id}".encode()).decode()
+
+
+def _read_token(seal: str, text: str) -> _Position:
+    if not text.startswith(seal):
+        raise ValueError(text)
+    at_ns, _, task_id = base64.urlsafe_b64decode(text.removeprefix(seal).encode()).decode().partition(" ")
     return _Position(int(at_ns), str(UUID(task_id)))
 
 
@@ -154,7 +165,9 @@ async def list_json(call: HttpCall) -> dict[str, Any]:
     shown = page[: query.page_size]
     return {
         "tasks": [await _listed(call, query, task) for task in shown],
-        "nextPageToken": _token(_position(shown[-1])) if len(page) > query.page_size else "",
+        "nextPageToken": _token(_seal(call.request.query_params), _position(shown[-1]))
+        if len(page) > query.page_size
+        else "",
         "pageSize": query.page_size,
         "totalSize": total,
     }

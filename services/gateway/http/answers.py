@@ -206,7 +206,11 @@ class FieldProblem(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class Problem(PublicValue):
-    """An error (RFC 9457). `code`: UPPER_SNAKE, for programs; `detail`: for people; `metadata`: for both."""
+    """An error (RFC 9457). `code`: UPPER_SNAKE, for programs; `detail`: for people; `metadata`: for both.
+
+    `hint`: what to do, or empty. `violations`: the fields of a wrong request. `retry_after_seconds`: after this time
+    the same request may succeed.
+    """
 
     type: str
     title: str
@@ -214,3 +218,6 @@ class Problem(PublicValue):
     detail: str
     code: str
     metadata: Any
+    hint: str = ""
+    violations: tuple[FieldProblem, ...] = ()
+    retry_after_seconds: float | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -24,10 +25,11 @@ from services.gateway.http.answers import HealthStatus
 from services.gateway.http.body import json_body
 from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
 from services.gateway.http.console_pages import console_pages
+from services.gateway.http.forwarded import Forwarded
 from services.gateway.http.json_text import json_bytes
 from services.gateway.http.openapi import openapi_document
 from services.gateway.http.operations import caller
-from services.gateway.http.origins import Origins
+from services.gateway.http.origins import Origins, is_local_name
 from services.gateway.http.problems import HttpRefusal, problem_response
 from services.gateway.http.requests import NoQuery
 from services.gateway.http.routes import ROUTES, ApiRoute
@@ -68,7 +70,7 @@ class HttpApp:
         self._stubs, self._stopping = stubs, stopping
         self._a2a = A2aDoor(stubs, self._check, is_authenticated=is_authenticated)
         self._origins = Origins(settings.cors_origins, any_name=is_authenticated or any_name)
-        self._cors_origins = settings.cors_origins
+        self._cors_origins, self._proxies = settings.cors_origins, settings.proxies
         self._document = json_bytes(openapi_document(ROUTES))
 
     def asgi(self, more_routes: Sequence[Route] = ()) -> ASGIApp:
@@ -84,7 +86,11 @@ class HttpApp:
         handlers: dict[Any, Any] = {HTTPException: _on_http_exception}
         app = Starlette(
             routes=[*map(self._api_route, ROUTES), *self._own_routes(), *more_routes],
-            middleware=[Middleware(SafeHeaders), *([cors] if self._cors_origins else [])],
+            middleware=[
+                Middleware(Forwarded, trusted=self._proxies),
+                Middleware(SafeHeaders),
+                *([cors] if self._cors_origins else []),
+            ],
             exception_handlers=handlers,
         )
         app.router.redirect_slashes = False
@@ -223,10 +229,12 @@ class SafeHeaders:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request (ASGI)."""
+        is_tls = scope["scheme"] == "https" and not is_local_name(Headers(scope=scope).get("host", ""))
+        transport = _TLS_HEADERS if is_tls else ()
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_SAFE_HEADERS]
+                message["headers"] = [*message["headers"], *_SAFE_HEADERS, *transport]
             await send(message)
 
         await self._app(scope, receive, with_headers)
@@ -237,3 +245,5 @@ _SAFE_HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
 )
+_TLS_HEADERS: Final = ((b"strict-transport-security", b"max-age=31536000"),)
+"""Browsers then open this name without clear text only. A developer's machine has other servers under its name."""

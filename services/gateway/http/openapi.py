@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 from importlib import metadata
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from services.gateway.http.answers import Problem
 from services.gateway.http.routes import ApiRoute, Bytes, EventsOf
 from services.gateway.http.shapes import Schemas
 
+REQUEST_ID: Final = "request_id"
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 _TENANT: Final = {
     "name": "Tenure-Tenant",
@@ -18,6 +20,13 @@ _TENANT: Final = {
     "required": False,
     "schema": {"type": "string"},
     "description": "the tenant, for callers that may name one; also as the parameter `tenant`",
+}
+_IDEMPOTENCY_KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "maxLength": 128},
+    "description": "makes a repeat of the request safe; also as `request_id` of the body",
 }
 _LAST_EVENT_ID: Final = {
     "name": "Last-Event-ID",
@@ -68,6 +77,8 @@ def _operation(route: ApiRoute, schemas: Schemas, problem: dict[str, Any]) -> di
         for one in schemas.parameters(route.query)
     ]
     parameters += [_TENANT, *([_LAST_EVENT_ID] if isinstance(route.answer, EventsOf) else [])]
+    if route.body is not None and any(one.name == REQUEST_ID for one in fields(route.body)):
+        parameters.append(_IDEMPOTENCY_KEY)
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,

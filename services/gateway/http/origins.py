@@ -7,10 +7,10 @@ authentication, a name that is not this machine's is refused too: any site may l
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
@@ -18,6 +18,10 @@ from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.sessions import key_of_session
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PORT: Final = r"(?::\d{1,5})?"
+_LOCAL_NAME: Final = re.compile(rf"(?:[a-z0-9_-]{{1,63}}\.)*localhost{_PORT}", re.ASCII | re.IGNORECASE)
+_ADDRESS: Final = re.compile(rf"(?:\[([0-9a-f:.]+)\]|([0-9.]+)){_PORT}", re.ASCII | re.IGNORECASE)
+"""Of the header Host. Parsers of URLs take more, and disagree about it."""
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
@@ -52,8 +56,16 @@ def _own(request: Request) -> str:
 
 
 def _is_this_machine(host: str) -> bool:
+    """Whether the host is this machine's: an IP address or localhost, with or without a port."""
+    if is_local_name(host):
+        return True
+    match = _ADDRESS.fullmatch(host)
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or name.endswith(".localhost") or ip_address(name) is not None
-    except ValueError:  # no IP address, or no host at all
+        return match is not None and ip_address(match[1] or match[2]) is not None
+    except ValueError:
         return False
+
+
+def is_local_name(host: str) -> bool:
+    """Whether the host is a name that only this machine has, with or without a port."""
+    return _LOCAL_NAME.fullmatch(host) is not None

@@ -10,6 +10,7 @@ import grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.http.answers import FieldProblem, Problem
 from services.gateway.http.json_text import json_bytes
 from tenure.domain.errors import InvalidRequest, TenureError, TryLater
 from tenure.runtime.rpc_status import PeerFailed, code_of
@@ -59,17 +60,20 @@ def status_of(error: Exception) -> HTTPStatus:
 def problem_of(error: Exception) -> dict[str, Any]:
     """Returns the problem document. Of a bug, it says nothing but that."""
     status = status_of(error)
-    document: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": int(status)}
+    beginning = ("about:blank", status.phrase, int(status))
     if not isinstance(error, TenureError):
-        return {**document, "detail": "internal error; the log of the gateway has the details", "code": "INTERNAL"}
-    document |= {"detail": error.message, "code": error.reason, "metadata": error.metadata}
-    if error.hint:
-        document["hint"] = error.hint
-    if isinstance(error, InvalidRequest):
-        document["violations"] = [{"field": one.field, "description": one.description} for one in error.violations]
-    if isinstance(error, TryLater) and error.retry_after_seconds is not None:
-        document["retry_after_seconds"] = error.retry_after_seconds
-    return document
+        detail = "internal error; the log of the gateway has the details"
+        return Problem(*beginning, detail, "INTERNAL", {}).to_json()
+    violations = error.violations if isinstance(error, InvalidRequest) else ()
+    return Problem(
+        *beginning,
+        error.message,
+        error.reason,
+        error.metadata,
+        error.hint,
+        tuple(FieldProblem(one.field, one.description) for one in violations),
+        error.retry_after_seconds if isinstance(error, TryLater) else None,
+    ).to_json()
 
 
 def problem_response(error: Exception) -> Response:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from starlette.convertors import PathConvertor, register_url_convertor
+
 from services.gateway.http import ag_ui, ai_chat, answers, operations, streams, tasks
 from services.gateway.http import requests as req
 from tenure.sdk import events
@@ -13,6 +15,14 @@ from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.task_info import TaskInfo, TaskPage
 
+
+class _AnyPath(PathConvertor):
+    """The rest of a path: a file's name may have line breaks."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("path", _AnyPath())
 Handler = Callable[..., Awaitable[Any]]
 """Gets the call, the query and the body (None without one). Returns a public value, or a whole response."""
 

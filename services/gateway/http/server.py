@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,13 @@ from services.gateway.answer_links import AnswerPages
 from services.gateway.http.answer_routes import answer_routes
 from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
 from services.gateway.http.call import open_stubs
+from services.gateway.http.connections import Acceptor, ConnectionLimits
 from services.gateway.http.mcp_door import mcp_routes
 from services.gateway.http.settings import HttpSettings
 from tenure.domain.errors import TenureError
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
-from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.h11_patterns import StrictLines, read_in_one_pass
 from tenure.runtime.listening import CannotListen
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.settings import Address, ConfigurationError
@@ -33,7 +34,6 @@ from tenure.runtime.tls import MutualTlsSettings
 _log: Final = logging.getLogger(__name__)
 MAX_READ_BYTES: Final = 16 * 1024
 """The limit of one read. A client can cut these bytes into thousands of chunks, which one turn of the loop parses."""
-MAX_CONNECTIONS: Final = 10_000
 HEAD_SECONDS: Final = 20.0
 """How long a connection may take for the head of a request."""
 TAKE_SECONDS: Final = 60.0
@@ -84,7 +84,6 @@ async def http_door(
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
@@ -92,13 +91,14 @@ async def http_door(
         config.load()
         config.ssl = None if files is None else _tls_context(files, tls)
         logging.getLogger("uvicorn.error").addFilter(_BUGS)
-        server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        bound = f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        limits = ConnectionLimits(settings.connections, settings.address_connections, settings.proxies)
+        server = _Server(config, listener, limits)
+        serving = asyncio.create_task(server.serve())
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it
                     await asyncio.sleep(0.01)
-            bound = f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
             scheme = "http" if files is None else "https"
             _log.info("serving HTTP", extra={"address": bound, "url": f"{scheme}://{bound}"})
             yield bound
@@ -120,7 +120,21 @@ _BUGS: Final = _Bugs()
 
 
 class _Server(uvicorn.Server):
-    """The process has signal handlers of its own."""
+    """Accepts connections itself, within limits. The process has signal handlers of its own."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self._listener, self._limits = listener, limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to accept. Uvicorn bounds no handshake, and refuses requests of everybody at its limit."""
+        assert sockets is None, "the listener is known"
+        acceptor: Any = Acceptor(self._listener, self._protocol, self.config.ssl, self._limits)
+        self.servers = [acceptor]
+        self.started = True
+
+    def _protocol(self) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,12 +194,14 @@ class BoundedProtocol(H11Protocol):
     Uvicorn waits for ever for the head of the first request, and for a client that takes nothing of an answer.
     """
 
+    on_lost: Callable[[], None]
     _head_timer: asyncio.TimerHandle | None = None
     _take_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         reader: Any = getattr(transport, "_ssl_protocol", transport)
         reader.max_size = MAX_READ_BYTES
+        self.conn._receive_buffer = StrictLines()  # noqa: SLF001  h11 has no setting for it
         super().connection_made(transport)
         self._await_head(HEAD_SECONDS)
 
@@ -193,6 +209,7 @@ class BoundedProtocol(H11Protocol):
         self._stop(self._head_timer)
         self._stop(self._take_timer)
         super().connection_lost(exc)
+        self.on_lost()
 
     def on_response_complete(self) -> None:
         self._await_head(KEEP_ALIVE_SECONDS + HEAD_SECONDS)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from tenure.domain.client_addresses import Network, read_networks
 from tenure.runtime.settings import Address, setting
 
 
@@ -19,12 +20,29 @@ class HttpSettings:
     )
     mcp_approvals: bool = setting("clients of /mcp may answer waits for an approval, not only questions", default=False)
     cors_origins: tuple[str, ...] = setting("origins of web pages that may call, such as https://a.example", default=())
+    trusted_proxies: tuple[str, ...] = setting(
+        "networks of reverse proxies whose X-Forwarded-For counts, such as 10.0.0.0/8", default=()
+    )
+    connections: int = setting("most open connections", default=10_000, minimum=1)
+    address_connections: int = setting(
+        "most open connections of one address; a trusted proxy has no limit of its own", default=1000, minimum=1
+    )
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The networks of trusted proxies."""
+        return read_networks(self.trusted_proxies)
 
     def problems(self) -> Iterator[str]:
         """Yields the relations that do not hold."""
         for origin in self.cors_origins:
             if not _is_origin(origin):
                 yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is no origin; write for example https://a.example"
+        for network in self.trusted_proxies:
+            try:
+                read_networks([network])
+            except ValueError as error:
+                yield f"TENURE_GATEWAY_HTTP_TRUSTED_PROXIES: {error}; write for example 10.0.0.0/8"
 
 
 def _is_origin(text: str) -> bool:

@@ -187,6 +187,8 @@ def _whole_characters(part: bytes) -> bytes:
 def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, None]:
     """Yields one line per entry, sorted by name in each directory. Does not follow links."""
     for name in sorted(os.listdir(directory)):
+        if name.startswith(TEMPORARY):
+            continue
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from services.tools.tool import ToolFailure
 from services.tools.workspace.beneath import DIRECTORY, open_beneath
-from services.tools.workspace.directories import MAX_DEPTH, closing_after, entered, open_to_read, split_path
+from services.tools.workspace.directories import MAX_DEPTH, TEMPORARY, closing_after, entered, open_to_read, split_path
 from tenure.domain.errors import InvalidRequest, OutOfRange, WrongState
 from tenure.domain.outputs import FileDigest
 
@@ -81,7 +81,7 @@ def _walk(directory: int, above: _Names, after: Sequence[str]) -> Generator[List
     """Yields all entries below, each directory before its entries, that come after the path `after`."""
     known, rest = (after[0], after[1:]) if after else ("", ())
     for name in sorted(os.listdir(directory)):
-        if name < known:
+        if name < known or name.startswith(TEMPORARY):
             continue
         listed = _look(directory, above, name)
         if listed is None:

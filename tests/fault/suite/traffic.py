@@ -27,7 +27,7 @@ GIVE_UP_SECONDS: Final = 0.02
 SUBMIT_SECONDS: Final = 90.0
 PAUSE_SECONDS: Final = 0.3
 SLOW_SECONDS: Final = 0.5
-RETRY: Final = task_pb2.RetryPolicy(max_attempts=5, factor=1.5)
+RETRY: Final = task_pb2.RetryPolicy(max_attempts=6, factor=1.5)
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ export default async function usagePage(context) {
   const quotas = section("Quotas", "This tenant has no quotas.", [
     { name: "Quota", cell: (one) => h("b", words(one.kind)) },
     { name: "Used", class: "num", cell: (one) => amount(one, one.used, one.used_usd) },
-    { name: "Limit", class: "num", cell: (one) => (limit(one) === null ? "none" : amount(one, one.limit, one.limit_usd)) },
+    { name: "Limit", class: "num", cell: (one) => (limit(one) === null ? "no limit" : amount(one, one.limit, one.limit_usd)) },
     { name: "", cell: meter },
     { name: "Beyond it", cell: (one) => words(one.policy) },
     { name: "State", cell: (one) => (one.hard_reached ? h("span.state.bad", "✗ reached") : one.soft_reached ? h("span.state.warn", "! near") : h("span.state.ok", "✓ free")) },
