@@ -160,7 +160,7 @@ async def test_a_tasks_own_values_override_defaults(client: Client) -> None:
     assert seconds(spec.policy.timeouts.wait.after) == 604
 
 
-async def test_a_repeated_submit_is_recognised_after_a_change_of_defaults(
+async def test_a_repeat_is_recognised_after_a_change_of_defaults(
     installation: Installation, client: Client
 ) -> None:
     """The other ledger has no file."""

@@ -75,7 +75,7 @@ async def test_epochs_grow_though_etcd_went_back(
 
 
 @pytest.mark.faults
-async def test_epochs_grow_after_a_restore_without_a_running_coordinator(
+async def test_epochs_grow_after_a_restore_without_coordinators(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     first = await own_fleet.coordinator(**SHORT)
