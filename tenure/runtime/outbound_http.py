@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import httpcore2
 
 from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.name_lookups import NameLookups, Unresolved
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -81,8 +80,6 @@ MAX_ADDRESSES: Final = 4
 """How many addresses of one host are tried in turn."""
 ADDRESS_SECONDS: Final = 2.0
 """The limit of a connect to one address while other addresses remain."""
-MAX_LOOKUPS: Final = 16
-"""How many name lookups run at once. With a silent name server each of them holds a thread."""
 
 if TYPE_CHECKING:
     Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -99,10 +96,6 @@ class AddressRefused(httpcore2.ConnectError):
         self.kind = kind
 
 
-class Unresolved(httpcore2.ConnectError):
-    """The name has no address, or no name server answers."""
-
-
 class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
     """Connects only to allowed addresses. `what`: the plural subject of error messages, for example "webhooks"."""
 
@@ -117,9 +110,8 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         read_in_one_pass()  # every client of untrusted servers has this backend
         self._networks, self._what = networks, what
         self._dialer = dialer or httpcore2.AnyIOBackend()
-        # A separate thread pool: the rest of the process shares the default one.
-        self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
-        self._resolve = resolve or self._look_up
+        self._lookups = NameLookups()
+        self._resolve = resolve or self._lookups.addresses
 
     async def connect_tcp(
         self,
@@ -186,22 +178,9 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         _log.info("the addresses of a host are not allowed", extra={"host": host, "addresses": shown})
         raise AddressRefused(f"{self._what} may not reach {host}", refusals[addresses[0]] or "")
 
-    async def _look_up(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        try:
-            infos = await loop.run_in_executor(
-                self._lookups, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            )
-        except (OSError, UnicodeError) as error:
-            raise Unresolved(f"the name {host} cannot be resolved: {error}") from error
-        return [str(address[0]) for *_, address in infos]
-
-    def close(self) -> None:
-        """Closes the thread pool without waiting for running lookups.
-
-        The interpreter waits for them when it exits: a silent name server may delay the exit by the resolver's timeout.
-        """
-        self._lookups.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """Ends running look-ups."""
+        await self._lookups.close()
 
 
 def _share_seconds(left_seconds: float | None, others: int) -> float | None:
@@ -300,7 +279,7 @@ class Outgoing:
 
     async def __aexit__(self, *_: object) -> None:
         await self._connections.aclose()
-        self._backend.close()
+        await self._backend.close()
 
     @asynccontextmanager
     async def send(
