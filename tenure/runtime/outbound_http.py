@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import zlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpcore2
 
+from tenure.runtime.body_decoder import BodyDecoder
 from tenure.runtime.h11_patterns import read_in_one_pass
 from tenure.runtime.name_lookups import NameLookups, Unresolved
 
@@ -193,9 +193,6 @@ def _share_seconds(left_seconds: float | None, others: int) -> float | None:
 FAILURES: Final = (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 """The exceptions of a failed request. OSError comes from TLS in the middle of an answer."""
 
-READABLE_ENCODINGS: Final = "gzip, deflate"
-"""For Accept-Encoding. The Python standard library cannot decode other encodings within a bound."""
-
 TINY_BYTES: Final = 32
 MAX_TINY_PIECES: Final = 4096
 """How many chunks of a body may have fewer than TINY_BYTES on average.
@@ -205,14 +202,6 @@ A tiny chunk costs as much time as a long one.
 
 _CHUNKS_PER_TURN: Final = 128
 _REQUEST_STARTED: Final = "http11.send_request_headers.started"
-_AUTOMATIC: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, by the first bytes
-_RAW: Final = -zlib.MAX_WBITS
-_ZLIB_METHOD: Final = 8
-_GZIP: Final = b"\x1f\x8b"
-
-
-class BadEncoding(ValueError):  # noqa: N818  the name says what is bad
-    """The encoding of a body is not supported, or the body does not match it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +220,14 @@ class HttpResponse:
 
         Raises BadEncoding and FAILURES.
         """
-        decoding = _BoundedDecoder(self.headers.get("content-encoding", ""), most_bytes)
+        decoding = BodyDecoder(self.headers.get("content-encoding", ""), most_bytes)
         received_bytes = chunks = 0
         async for chunk in self.response.aiter_stream():
             received_bytes += len(chunk)
             chunks += 1
             decoding.add(chunk)
             is_crumbled = chunks > MAX_TINY_PIECES + received_bytes // TINY_BYTES
-            if received_bytes > most_bytes or decoding.is_full or is_crumbled:
+            if decoding.is_full or is_crumbled:
                 return Body(bytes(decoding.content[:most_bytes]), is_whole=False)
             if chunks % _CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)  # buffered chunks do not yield to the event loop
@@ -338,54 +327,3 @@ def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
     if ca_file:
         context.load_verify_locations(ca_file)
     return context
-
-
-class _BoundedDecoder:
-    """Decodes one body until the result has more than `most_bytes` bytes, which bounds a decompression bomb."""
-
-    def __init__(self, encoding: str, most_bytes: int) -> None:
-        self.content = bytearray()
-        self._most_bytes = most_bytes
-        self._encoding = encoding.strip().lower()
-        self._decoder: zlib._Decompress | None = None
-        self._held = b""
-        if self._encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-            raise BadEncoding(f"its body has the unsupported encoding {self._encoding[:40]}")
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.content) > self._most_bytes
-
-    def add(self, chunk: bytes) -> None:
-        if self._encoding in {"", "identity"}:
-            self.content += chunk
-            return
-        chunk, self._held = self._held + chunk, b""
-        try:
-            while chunk and not self.is_full:
-                chunk = self._decode(chunk)
-        except zlib.error as error:
-            raise BadEncoding(f"its body is not valid {self._encoding}") from error
-
-    def end(self) -> None:
-        """Raises BadEncoding if the body ended too early."""
-        if self._decoder is not None and not self._decoder.eof:
-            raise BadEncoding("its body ends in the middle")
-
-    def _decode(self, chunk: bytes) -> bytes:
-        """Decodes a part of the chunk and returns the rest."""
-        if self._decoder is not None and self._decoder.eof:
-            if len(chunk) < len(_GZIP):
-                self._held = chunk
-            if not chunk.startswith(_GZIP):
-                return b""  # padding
-            self._decoder = None  # several gzip members may follow each other
-        if self._decoder is None:
-            self._decoder = zlib.decompressobj(self._window(chunk))
-        self.content += self._decoder.decompress(chunk, self._most_bytes + 1 - len(self.content))
-        return self._decoder.unconsumed_tail or self._decoder.unused_data
-
-    def _window(self, chunk: bytes) -> int:
-        """Returns the window bits for zlib. `deflate` is zlib by the standard, but some servers send raw deflate."""
-        is_zlib = chunk[0] & 0x0F == _ZLIB_METHOD and (len(chunk) < 2 or int.from_bytes(chunk[:2]) % 31 == 0)
-        return _RAW if self._encoding == "deflate" and not is_zlib else _AUTOMATIC
