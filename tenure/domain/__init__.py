@@ -46,6 +46,7 @@ access
   access.py             identities, permissions, and whether a caller may call a method
 outside
   webhooks.py           event types, request bodies, responses
+  sender_leases.py      which webhooks a replica sends for
   notifications.py      the text for people of each event type
   slack.py              that text as a message to Slack
   mail.py               that text as an e-mail, and accepted addresses
