@@ -105,7 +105,7 @@ async def _record(connection: Connection, tenant: str, request: pb.SendSignalReq
     row = await fetch_one(connection, QUERIES.find_signal, _key(tenant, request))
     if row is None:
         raise LimitReached(
-            f"{MAX_KEPT} signals are kept under this correlation_id already, or {MAX_KEPT_OF_TENANT:,} for this tenant: "
+            f"{MAX_KEPT} signals are kept already under this correlation_id or {MAX_KEPT_OF_TENANT:,} for this tenant; "
             "send it again when a task has taken one",
             reason="SIGNALS_FULL",
         )
