@@ -65,12 +65,12 @@ class NameLookups:
             self._resolver = aiodns.DNSResolver(timeout=_TRY_SECONDS, tries=_TRIES)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
-                found = await self._resolver.getaddrinfo(host, type=SOCK_STREAM)
+                resolved = await self._resolver.getaddrinfo(host, type=SOCK_STREAM)
         except TimeoutError:
             return self._failed(host, f"no name server answered within {LOOKUP_SECONDS:g} s")
         except (aiodns.error.DNSError, UnicodeError) as error:
             return self._failed(host, str(error.args[-1]))
-        addresses = [node.addr[0].decode() for node in found.nodes]
+        addresses = [node.addr[0].decode() for node in resolved.nodes]
         return _Answer(addresses) if addresses else self._failed(host, "it has no address")
 
     def _failed(self, host: str, problem: str) -> _Answer:

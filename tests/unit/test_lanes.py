@@ -27,7 +27,7 @@ async def released(lane: Lane, tenant: str, calls: list[asyncio.Task[None]]) -> 
     return [call.done() for call in calls]
 
 
-async def test_next_place_goes_to_the_tenant_with_the_fewest_calls() -> None:
+async def test_next_slot_goes_to_the_tenant_with_the_fewest_calls() -> None:
     lane = Lane(3)
     await waiting(lane, "slow", "slow", "slow")
     calls = await waiting(lane, "slow", "slow", "other", "other")
@@ -37,7 +37,7 @@ async def test_next_place_goes_to_the_tenant_with_the_fewest_calls() -> None:
     assert await released(lane, "other", calls) == [True, True, True, True]
 
 
-async def test_tenants_take_turns_for_a_single_place() -> None:
+async def test_tenants_take_turns_for_a_single_slot() -> None:
     lane = Lane(1)
     await lane.acquire("a")
     calls = await waiting(lane, "a", "a", "b", "b", "c")
@@ -49,7 +49,7 @@ async def test_tenants_take_turns_for_a_single_place() -> None:
     assert order == [0, 2, 4, 1, 3]
 
 
-async def test_cancelled_call_leaves_its_place() -> None:
+async def test_cancelled_call_leaves_its_slot() -> None:
     lane = Lane(1)
     await lane.acquire("a")
     calls = await waiting(lane, "b", "c", "d")

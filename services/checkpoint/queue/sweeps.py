@@ -220,7 +220,7 @@ class Sweeper:
         """Deletes old signals, and looks for missed ones of any age. Seldom, because hardly anything waits for it."""
         while True:
             await signals.forget_old(self._pool)
-            self._due.found("signals")
+            self._due.wake("signals")
             await rest(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
 
     async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
