@@ -24,7 +24,8 @@ class DnsServer(asyncio.DatagramProtocol):
         self.address = ""
         self.silent_was_asked = asyncio.Event()
 
-    def connection_made(self, transport: asyncio.DatagramTransport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.DatagramTransport)
         self._transport = transport
         host, port = transport.get_extra_info("sockname")
         self.address = f"{host}:{port}"

@@ -41,7 +41,7 @@ async def test_tenants_take_turns_for_a_single_slot() -> None:
     lane = Lane(1)
     await lane.acquire("a")
     calls = await waiting(lane, "a", "a", "b", "b", "c")
-    order = []
+    order = list[int]()
     for _ in calls:
         before = [call.done() for call in calls]
         after = await released(lane, "aabbc"[order[-1]] if order else "a", calls)

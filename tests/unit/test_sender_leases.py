@@ -38,7 +38,7 @@ def test_those_that_waited_longest_are_chosen_first() -> None:
     assert chosen(["a", "b", "a", "c"], [], 3) == [0, 1, 3]
 
 
-def test_oldest_leases_of_the_largest_tenant_end_for_those_that_wait() -> None:
+def test_oldest_leases_of_the_largest_tenant_end_early() -> None:
     held = ["b", "a", "a", "b", "a", "a"]
     assert surplus(held, 1) == [1]
     assert surplus(held, 3) == [1, 2, 0]
