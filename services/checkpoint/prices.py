@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     Price = Decimal | TieredPrices | None
 
+MAX_NAME_CHARACTERS: Final = 200
+"""A longer name has no price: the names that were asked for are kept."""
+
 
 class PriceList:
     """Prices by the name of the model as requested."""
@@ -46,6 +49,8 @@ class PriceList:
 
     def of(self, model: str, at: datetime) -> Prices | None:
         """Returns the prices on that day; None when the price is unknown."""
+        if len(model) > MAX_NAME_CHARACTERS:
+            return None
         return self._own.get(model) or _listed(model, at.astimezone(UTC).date())
 
 

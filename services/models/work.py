@@ -12,8 +12,9 @@ from services.models.rules import Attempt
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.tool_arguments import storable_json
 from tenure.model_providers.client import ModelRequest
+from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS
 from tenure.v1 import model_service_pb2 as pb
-from tenure.v1 import token_pb2
+from tenure.v1 import token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, seconds
 
 FIRST_STEP: Final = 1
@@ -72,9 +73,7 @@ def read_prompt(
         texts=tuple(prompt.messages_json),
         max_output_tokens=max_output_tokens,
         system=prompt.system,
-        tools=[
-            _tool(index, tool.name, tool.description, tool.input_schema_json) for index, tool in enumerate(prompt.tools)
-        ],
+        tools=[_tool(index, tool) for index, tool in enumerate(prompt.tools)],
         attempt=attempt,
         timeout_seconds=timeout_seconds,
         is_repeated_soon=prompt.is_repeated_soon,
@@ -92,8 +91,14 @@ def _message(index: int, text: str) -> dict[str, Any]:
     return message
 
 
+def _tool(index: int, tool: tool_pb2.ToolDefinition) -> dict[str, Any]:
+    is_kept = len(tool.description) + len(tool.input_schema_json) <= MAX_KEPT_CHARACTERS
+    read = _read_tool if is_kept else _read_tool.__wrapped__
+    return read(index, tool.name, tool.description, tool.input_schema_json)
+
+
 @lru_cache(maxsize=MAX_TOOLS_KEPT)
-def _tool(index: int, name: str, description: str, input_schema_json: str) -> dict[str, Any]:
+def _read_tool(index: int, name: str, description: str, input_schema_json: str) -> dict[str, Any]:
     """Returns a tool as the providers take it, which nobody may change: all calls send the same few tools."""
     input_schema = _json_object(f"prompt.tools[{index}].input_schema_json", input_schema_json)
     return {"name": name, "description": description, "input_schema": input_schema}

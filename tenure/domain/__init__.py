@@ -47,6 +47,7 @@ access
   client_addresses.py   the address of a client behind proxies
 outside
   webhooks.py           event types, request bodies, responses
+  sender_leases.py      which webhooks a replica sends for
   notifications.py      the text for people of each event type
   slack.py              that text as a message to Slack
   mail.py               that text as an e-mail, and accepted addresses

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
 import aiohttp
 import httpx2
 
+from tenure.model_providers.stream import MAX_STREAM_BYTES
+from tenure.runtime.body_decoder import READABLE_ENCODINGS, BadEncoding, BodyDecoder
+
 MAX_CONNECTIONS: Final = 4096
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
+MAX_BODY_BYTES: Final = 2 * MAX_STREAM_BYTES
+"""The limit of a body: above that of a stream, which has its own words for it."""
+MAX_REFUSAL_BYTES: Final = 64 * 1024
+"""How much is read of the body of a refusal. The status decides, and the ledger keeps 2,000 characters."""
 
 HTTP_ERRORS: Final = (httpx2.HTTPError, aiohttp.ClientError)
 """The errors of the client: the transport passes on those of aiohttp that httpx2 has no name for."""
@@ -37,4 +45,46 @@ def open_http_client(silence_seconds: float | None) -> httpx2.AsyncClient:
     return anthropic.DefaultAioHttpClient(
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         timeout=httpx2.Timeout(silence_seconds, connect=CONNECT_TIMEOUT_SECONDS),
+        headers={"accept-encoding": READABLE_ENCODINGS},
+        event_hooks={"response": [_bound_body]},
     )
+
+
+# The libraries of the vendors read the body of a refusal whole, and unpack it: an endpoint could fill the memory.
+
+
+async def _bound_body(response: httpx2.Response) -> None:
+    """Bounds the body, as received and as unpacked, before the library reads it."""
+    inner, encoding = response.stream, response.headers.pop("content-encoding", "")
+    assert isinstance(inner, httpx2.AsyncByteStream)
+    response.stream = _BoundedBody(inner, encoding, is_refusal=not response.is_success)
+
+
+class _BoundedBody(httpx2.AsyncByteStream):
+    """An unpacked body. One of a refusal ends at its limit, because the status is enough; an answer breaks there."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, encoding: str, *, is_refusal: bool) -> None:
+        self._inner, self._encoding, self._is_refusal = inner, encoding, is_refusal
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yields the unpacked body. Raises httpx2.ReadError."""
+        try:
+            async for chunk in self._unpacked():
+                yield chunk
+        except BadEncoding as error:
+            if not self._is_refusal:
+                raise httpx2.ReadError(f"the provider's answer cannot be read: {error}") from error
+
+    async def _unpacked(self) -> AsyncIterator[bytes]:
+        most_bytes = MAX_REFUSAL_BYTES if self._is_refusal else MAX_BODY_BYTES
+        decoder = BodyDecoder(self._encoding, most_bytes)
+        async for chunk in self._inner:
+            decoder.add(chunk)
+            yield decoder.take()
+            if decoder.is_full:
+                raise BadEncoding(f"its body has more than {most_bytes} bytes")
+        decoder.end()
+
+    async def aclose(self) -> None:
+        """Closes the connection, unless the body was read to its end."""
+        await self._inner.aclose()

@@ -12,6 +12,8 @@ from typing import Any, Final
 from tenure.domain.conversation import Message
 
 MAX_TOOL_TEXTS: Final = 1024
+MAX_KEPT_CHARACTERS: Final = 16 * 1024
+"""The text of a tool that is longer is written anew for each call: those that are kept must not fill the memory."""
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -33,6 +35,8 @@ class ToolTexts:
         if known is not None:
             return known[1]
         text = as_json(value)
+        if len(text) > MAX_KEPT_CHARACTERS:
+            return text
         self._texts[id(value)] = value, text
         if len(self._texts) > self._most:
             self._texts.popitem(last=False)

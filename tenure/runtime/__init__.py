@@ -54,6 +54,8 @@ secret_box.py            encrypts the secrets that a store keeps
 Others:
 signing.py               signatures of fencing tokens
 outbound_http.py         an HTTP client for untrusted servers
+body_decoder.py          decodes bodies within a bound
+name_lookups.py          the addresses of their names
 usage_reports.py         reports of what model calls used, sent until the ledger takes them
 h11_patterns.py          keeps the parser of HTTP/1.1 from quadratic work
 failpoints.py            failpoints, all in one list

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
-import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpcore2
 
+from tenure.runtime.body_decoder import BodyDecoder
 from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.name_lookups import NameLookups, Unresolved
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -81,8 +80,6 @@ MAX_ADDRESSES: Final = 4
 """How many addresses of one host are tried in turn."""
 ADDRESS_SECONDS: Final = 2.0
 """The limit of a connect to one address while other addresses remain."""
-MAX_LOOKUPS: Final = 16
-"""How many name lookups run at once. With a silent name server each of them holds a thread."""
 
 if TYPE_CHECKING:
     Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -99,10 +96,6 @@ class AddressRefused(httpcore2.ConnectError):
         self.kind = kind
 
 
-class Unresolved(httpcore2.ConnectError):
-    """The name has no address, or no name server answers."""
-
-
 class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
     """Connects only to allowed addresses. `what`: the plural subject of error messages, for example "webhooks"."""
 
@@ -117,9 +110,8 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         read_in_one_pass()  # every client of untrusted servers has this backend
         self._networks, self._what = networks, what
         self._dialer = dialer or httpcore2.AnyIOBackend()
-        # A separate thread pool: the rest of the process shares the default one.
-        self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
-        self._resolve = resolve or self._look_up
+        self._lookups = NameLookups()
+        self._resolve = resolve or self._lookups.addresses
 
     async def connect_tcp(
         self,
@@ -186,22 +178,9 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         _log.info("the addresses of a host are not allowed", extra={"host": host, "addresses": shown})
         raise AddressRefused(f"{self._what} may not reach {host}", refusals[addresses[0]] or "")
 
-    async def _look_up(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        try:
-            infos = await loop.run_in_executor(
-                self._lookups, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            )
-        except (OSError, UnicodeError) as error:
-            raise Unresolved(f"the name {host} cannot be resolved: {error}") from error
-        return [str(address[0]) for *_, address in infos]
-
-    def close(self) -> None:
-        """Closes the thread pool without waiting for running lookups.
-
-        The interpreter waits for them when it exits: a silent name server may delay the exit by the resolver's timeout.
-        """
-        self._lookups.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """Ends running look-ups."""
+        await self._lookups.close()
 
 
 def _share_seconds(left_seconds: float | None, others: int) -> float | None:
@@ -214,9 +193,6 @@ def _share_seconds(left_seconds: float | None, others: int) -> float | None:
 FAILURES: Final = (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 """The exceptions of a failed request. OSError comes from TLS in the middle of an answer."""
 
-READABLE_ENCODINGS: Final = "gzip, deflate"
-"""For Accept-Encoding. The Python standard library cannot decode other encodings within a bound."""
-
 TINY_BYTES: Final = 32
 MAX_TINY_PIECES: Final = 4096
 """How many chunks of a body may have fewer than TINY_BYTES on average.
@@ -226,14 +202,6 @@ A tiny chunk costs as much time as a long one.
 
 _CHUNKS_PER_TURN: Final = 128
 _REQUEST_STARTED: Final = "http11.send_request_headers.started"
-_AUTOMATIC: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, by the first bytes
-_RAW: Final = -zlib.MAX_WBITS
-_ZLIB_METHOD: Final = 8
-_GZIP: Final = b"\x1f\x8b"
-
-
-class BadEncoding(ValueError):  # noqa: N818  the name says what is bad
-    """The encoding of a body is not supported, or the body does not match it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +220,14 @@ class HttpResponse:
 
         Raises BadEncoding and FAILURES.
         """
-        decoding = _BoundedDecoder(self.headers.get("content-encoding", ""), most_bytes)
+        decoding = BodyDecoder(self.headers.get("content-encoding", ""), most_bytes)
         received_bytes = chunks = 0
         async for chunk in self.response.aiter_stream():
             received_bytes += len(chunk)
             chunks += 1
             decoding.add(chunk)
             is_crumbled = chunks > MAX_TINY_PIECES + received_bytes // TINY_BYTES
-            if received_bytes > most_bytes or decoding.is_full or is_crumbled:
+            if decoding.is_full or is_crumbled:
                 return Body(bytes(decoding.content[:most_bytes]), is_whole=False)
             if chunks % _CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)  # buffered chunks do not yield to the event loop
@@ -300,7 +268,7 @@ class Outgoing:
 
     async def __aexit__(self, *_: object) -> None:
         await self._connections.aclose()
-        self._backend.close()
+        await self._backend.close()
 
     @asynccontextmanager
     async def send(
@@ -359,54 +327,3 @@ def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
     if ca_file:
         context.load_verify_locations(ca_file)
     return context
-
-
-class _BoundedDecoder:
-    """Decodes one body until the result has more than `most_bytes` bytes, which bounds a decompression bomb."""
-
-    def __init__(self, encoding: str, most_bytes: int) -> None:
-        self.content = bytearray()
-        self._most_bytes = most_bytes
-        self._encoding = encoding.strip().lower()
-        self._decoder: zlib._Decompress | None = None
-        self._held = b""
-        if self._encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-            raise BadEncoding(f"its body has the unsupported encoding {self._encoding[:40]}")
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.content) > self._most_bytes
-
-    def add(self, chunk: bytes) -> None:
-        if self._encoding in {"", "identity"}:
-            self.content += chunk
-            return
-        chunk, self._held = self._held + chunk, b""
-        try:
-            while chunk and not self.is_full:
-                chunk = self._decode(chunk)
-        except zlib.error as error:
-            raise BadEncoding(f"its body is not valid {self._encoding}") from error
-
-    def end(self) -> None:
-        """Raises BadEncoding if the body ended too early."""
-        if self._decoder is not None and not self._decoder.eof:
-            raise BadEncoding("its body ends in the middle")
-
-    def _decode(self, chunk: bytes) -> bytes:
-        """Decodes a part of the chunk and returns the rest."""
-        if self._decoder is not None and self._decoder.eof:
-            if len(chunk) < len(_GZIP):
-                self._held = chunk
-            if not chunk.startswith(_GZIP):
-                return b""  # padding
-            self._decoder = None  # several gzip members may follow each other
-        if self._decoder is None:
-            self._decoder = zlib.decompressobj(self._window(chunk))
-        self.content += self._decoder.decompress(chunk, self._most_bytes + 1 - len(self.content))
-        return self._decoder.unconsumed_tail or self._decoder.unused_data
-
-    def _window(self, chunk: bytes) -> int:
-        """Returns the window bits for zlib. `deflate` is zlib by the standard, but some servers send raw deflate."""
-        is_zlib = chunk[0] & 0x0F == _ZLIB_METHOD and (len(chunk) < 2 or int.from_bytes(chunk[:2]) % 31 == 0)
-        return _RAW if self._encoding == "deflate" and not is_zlib else _AUTOMATIC

@@ -429,7 +429,7 @@ class CheckpointServiceServicer:
         """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
         wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
         same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-        SIGNALS_FULL: 100 events wait under this correlation_id.
+        SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -132,7 +132,7 @@ class CheckpointServiceStub:
     """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
     wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
     same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-    SIGNALS_FULL: 100 events wait under this correlation_id.
+    SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
     """
     GetEpochs: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]
     """Reads the ledger's generation of etcd and the highest registered epoch."""
@@ -289,7 +289,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
     wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
     same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-    SIGNALS_FULL: 100 events wait under this correlation_id.
+    SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
     """
     GetEpochs: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]  # type: ignore[assignment]
     """Reads the ledger's generation of etcd and the highest registered epoch."""
@@ -575,7 +575,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
         wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
         same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-        SIGNALS_FULL: 100 events wait under this correlation_id.
+        SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
         """
 
     @_abc_1.abstractmethod

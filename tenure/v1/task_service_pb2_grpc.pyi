@@ -102,7 +102,7 @@ class TaskServiceStub:
     OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
     tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
     a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
-    events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
+    events are kept under one correlation_id, or 10,000 for the tenant. The same request_id with another answer is ALREADY_EXISTS /
     REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
     NOT_FOUND.
     """
@@ -200,7 +200,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
     tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
     a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
-    events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
+    events are kept under one correlation_id, or 10,000 for the tenant. The same request_id with another answer is ALREADY_EXISTS /
     REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
     NOT_FOUND.
     """
@@ -361,7 +361,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
         tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
         a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
-        events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
+        events are kept under one correlation_id, or 10,000 for the tenant. The same request_id with another answer is ALREADY_EXISTS /
         REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
         NOT_FOUND.
         """

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.queries import MIGRATIONS, QUEUE, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.queue.due import DueWork
 from tenure.runtime.postgres import PoolOptions, open_pool
 from tests.support.fix_postgres import FreshDatabase
@@ -75,6 +75,37 @@ async def test_a_sweep_finds_due_work(ledger: Ledger, name: str, change: str) ->
     assert await due.look() == []
     await ledger.by_hand.execute(change.encode())
     assert await due.look() == [name]
+
+
+def rows_read(node: Any) -> float:
+    """How many rows a node of a plan and those below it read."""
+    removed = sum(count for name, count in node.items() if name.startswith("Rows Removed"))
+    own: float = (node["Actual Rows"] + removed) * node["Actual Loops"]
+    return own + sum(rows_read(below) for below in node.get("Plans", ()))
+
+
+async def test_a_look_costs_nothing_for_tasks_that_wait(ledger: Ledger) -> None:
+    """It looks at no row of them, whatever the index."""
+    await ledger.by_hand.execute("set session_replication_role = replica")  # no guard: tasks begin as they never do
+    columns = "task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, labels, max_steps"
+    for state, deadline, correlation in (
+        ("WAITING_EXTERNAL", "now() + interval '1 day'", "'c' || n"),
+        ("WAITING_USER", "now() - interval '1 minute'", "''"),
+    ):
+        await ledger.by_hand.execute(
+            f"insert into tasks ({columns}, on_lease_lost, deadline_at, state, queued_at, waiting_since, wait,"
+            f" wait_deadline_at, wait_correlation) select gen_random_uuid(), 't', '{state}' || n, '',"
+            f" gen_random_uuid(), 'q', 2, 'm', '{{}}', 1, 'RESUME', {deadline}, '{state}', null, now(), 'x',"
+            f" now() + interval '1 day', {correlation} from generate_series(1, 5000) n".encode()
+        )
+    await ledger.by_hand.execute(
+        "insert into signals (tenant, correlation_id, request_id, hash, actor, payload, received_at)"
+        " select 't', 'c' || n || 'x', 'r', '', 'a', '', now() - interval '1 minute' from generate_series(1, 5000) n"
+    )
+    await ledger.by_hand.execute("vacuum analyze tasks, signals")
+    cursor = await ledger.by_hand.execute(b"explain (analyze, timing off, format json) " + QUEUE.due)
+    ((plan,),) = await cursor.fetchall()
+    assert rows_read(plan[0]["Plan"]) < 50, plan
 
 
 async def test_a_look_wakes_the_sweep_with_work_once(ledger: Ledger) -> None:

@@ -159,6 +159,36 @@ async def test_kept_events_are_bounded_and_forgotten(
     assert len(await replica.query("select request_id from ledger.signals where tenant = %s", replica.tenant)) == 1
 
 
+async def test_kept_events_of_a_tenant_are_bounded(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "MAX_KEPT_OF_TENANT", 3)
+    for number in range(3):
+        await send(replica, f"of-tenant-{number}")
+    with pytest.raises(LimitReached, match="or 3 for this tenant") as refused:
+        await send(replica, "of-tenant-3")
+    assert refused.value.reason == "SIGNALS_FULL"
+    async with replica.of_tenant(f"{replica.tenant}-neighbour") as theirs:
+        await send(theirs, "of-tenant-3")
+    taken, move = await begun(replica, "of-tenant-1")
+    await taken.commit(transition=move)
+    await send(replica, "of-tenant-3")
+
+
+async def test_event_that_a_long_transaction_hid_ends_its_wait(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So long that the looks for new events are over: the wait and the event were both there before the replica."""
+    monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 0.1)
+    replica = await checkpoint()
+    task_id = await waiting(replica, "hidden")
+    await replica.query(
+        "insert into ledger.signals (tenant, correlation_id, request_id, hash, actor, payload, received_at) "
+        "values ('default', 'hidden', 'r', '', 'x', '1', now() - interval '1 minute')"
+    )
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while (await replica.get(task_id)).state != QUEUED:
+            await asyncio.sleep(0.05)
+
+
 async def test_all_old_events_are_forgotten_at_once(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

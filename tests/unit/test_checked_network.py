@@ -10,10 +10,10 @@ import pytest
 
 from tenure.domain.outbound import Networks
 from tenure.runtime import outbound_http
+from tenure.runtime.name_lookups import Unresolved
 from tenure.runtime.outbound_http import (
     AddressRefused,
     CheckedNetworkBackend,
-    Unresolved,
     _share_seconds,
 )
 from tests.support.dialling import Dialler, answering
@@ -62,17 +62,6 @@ async def test_name_without_an_address_is_refused() -> None:
         await backend(Dialler(), [[]]).connect_tcp("empty.example", 80)
     with pytest.raises(AddressRefused):
         await backend(Dialler(), []).connect_unix_socket("/run/docker.sock")
-
-
-async def test_names_are_resolved_by_this_machine() -> None:
-    """A number of the old kind is a name to us, and the machine's resolver leads it to the loopback."""
-    checked = CheckedNetworkBackend(Networks(), "tests", dialer=Dialler())
-    with pytest.raises(AddressRefused, match="2130706433") as refused:
-        await checked.connect_tcp("2130706433", 80)
-    assert refused.value.kind == "loopback"
-    with pytest.raises(Unresolved):
-        await checked.connect_tcp("a" * 300, 80)
-    checked.close()
 
 
 class Silent(Dialler):

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from services.models.work import _read_tool, read_prompt
 from services.worker.context_window import InputEstimate, likely_tokens
 from tenure.domain.text_tokens import text_tokens
 from tenure.model_providers.anthropic_models import AnthropicProvider, Prompt, marked
 from tenure.model_providers.client import ModelRequest
-from tenure.model_providers.message_texts import TOOL_TEXTS, MessageTexts, ToolTexts, as_json
+from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS, TOOL_TEXTS, MessageTexts, ToolTexts, as_json
+from tenure.v1 import model_service_pb2, tool_pb2
 
 SYSTEM = "Be brief. Grüße."
 TOOLS = [{"name": "list_files", "description": "Lists.", "input_schema": {"type": "object"}}]
@@ -110,3 +112,15 @@ def test_tools_of_the_same_content_have_texts_of_their_own() -> None:
     texts = ToolTexts(most=2)
     for number in range(100):  # each is gone before the next one, which may get its place in memory
         assert texts.of({"name": f"tool_{number}"}) == f'{{"name":"tool_{number}"}}'
+
+
+def test_long_tools_are_read_and_written_anew_each_time() -> None:
+    """Those that are kept must not fill the memory of a model runner."""
+    texts = ToolTexts()
+    schema = as_json({"type": "object", "description": "x" * MAX_KEPT_CHARACTERS})
+    before = _read_tool.cache_info().currsize
+    prompt = model_service_pb2.Prompt(model="m", tools=[tool_pb2.ToolDefinition(name="t", input_schema_json=schema)])
+    (tool,) = read_prompt(prompt).tools
+    assert tool == {"name": "t", "description": "", "input_schema": json.loads(schema)}
+    assert texts.of(tool) == as_json(tool)
+    assert (_read_tool.cache_info().currsize, len(texts._texts)) == (before, 0)

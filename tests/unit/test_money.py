@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpoint.prices import PriceList, load_prices
+from services.checkpoint.prices import PriceList, _listed, load_prices
 from tenure.domain.budget import (
     Prices,
     Rates,
@@ -92,6 +92,12 @@ def test_the_providers_prices_are_known_by_model_and_day() -> None:
     assert before is not None
     assert [tier.above_input_tokens for tier in before.tiers] == [0, 200_000]
     assert after == OPUS
+
+
+def test_long_name_has_no_price_and_is_not_kept() -> None:
+    before = _listed.cache_info().currsize
+    assert PriceList().of("claude-opus-4-8" + "-" * 200, NOW) is None
+    assert _listed.cache_info().currsize == before
 
 
 FILE = """

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.tools.calls.running import Lane
 from services.tools.sandbox.limits import SandboxUnavailable
 from services.tools.sandbox.slots import Slot, SlotPool
 from tests.support.patience import PATIENCE_SECONDS
@@ -99,21 +98,6 @@ async def test_a_pool_without_slots_refuses_and_does_not_wait() -> None:
         refused = await asyncio.gather(*waiting, pool.enter("a"), return_exceptions=True)
     assert [type(each) for each in refused] == [SandboxUnavailable] * 4
     assert "no slot is left: restart the tool service" in str(refused[0])
-
-
-async def test_lane_keeps_one_slot() -> None:
-    """Its calls were recorded as STARTED, and waited for a slot that the sandbox did not have any more."""
-    lane = Lane(2)
-    await lane.acquire()
-    await lane.acquire()
-    lane.shrink()
-    lane.shrink()
-    lane.release()
-    assert (lane.is_full, lane.places) == (True, 1)
-    lane.release()
-    assert not lane.is_full
-    await lane.acquire()
-    assert lane.is_full
 
 
 async def test_long_running_programs_have_slots_of_their_own() -> None:

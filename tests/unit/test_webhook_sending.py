@@ -102,7 +102,12 @@ async def test_no_request_begins_that_outlives_its_lease(
     async def recorded(*_: Any) -> None:
         """Records nothing."""
 
+    async def give_back(*_: Any) -> None:
+        given_back.append("d")
+
+    given_back = list[str]()
     monkeypatch.setattr(sender_lease, "record", recorded)
+    monkeypatch.setattr(sender_lease, "give_back", give_back)
     dependencies: Any = SimpleNamespace(
         pool=None,
         settings=WebhookSettings(),
@@ -112,3 +117,4 @@ async def test_no_request_begins_that_outlives_its_lease(
     lease = sender_lease.SenderLease(dependencies, SenderLeaseKey("w", "default", 1), taken_at=now[0])
     await lease._deliver(OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), "", b"", None))
     assert asked == sent
+    assert sorted(given_back + sent) == ["d"]

@@ -49,5 +49,9 @@ class DueWork:
         async with ledger_connection(self._pool) as connection:
             names = [name for (name,) in await fetch_all(connection, QUEUE.due, {})]
         for name in names:
-            self._events[name].set()
+            self.wake(name)
         return names
+
+    def wake(self, name: str) -> None:
+        """Wakes a sweep."""
+        self._events[name].set()

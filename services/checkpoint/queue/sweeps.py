@@ -217,9 +217,10 @@ class Sweeper:
         await self._run("signals", deliver_signals)
 
     async def run_forgetting(self) -> None:
-        """Deletes old signals. Seldom, because nothing waits for it."""
+        """Deletes old signals, and looks for missed ones of any age. Seldom, because hardly anything waits for it."""
         while True:
             await signals.forget_old(self._pool)
+            self._due.wake("signals")
             await rest(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
 
     async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:

@@ -548,14 +548,16 @@ select t.task_id::text from tasks t
  order by t.waiting_since limit %(limit)b for no key update of t skip locked;
 
 -- name: keep_signal
--- Keeps a signal, unless it exists already or too many are kept under its correlation id. Two concurrent signals may
--- exceed the limit by one.
+-- Keeps a signal, unless it exists already or too many are kept under its correlation id or for its tenant. Two
+-- concurrent signals may exceed a limit by one.
 insert into signals (tenant, correlation_id, request_id, hash, actor, payload)
 select %(tenant)b::text, %(correlation_id)b::text, %(request_id)b::text, %(hash)b::bytea, %(actor)b::text,
        %(payload)b::bytea
  where (select count(*) from (select from signals where tenant = %(tenant)b::text
                                  and correlation_id = %(correlation_id)b::text and taken_by is null
                                limit %(most)b) kept) < %(most)b
+   and (select count(*) from (select from signals where tenant = %(tenant)b::text and taken_by is null
+                               limit %(most_of_tenant)b) kept) < %(most_of_tenant)b
 on conflict do nothing
 returning position;
 

@@ -216,7 +216,8 @@ select a.tenant, l.most, (select count(*) from (select from tasks r
 
 -- name: due
 -- Which sweeps have work, by database time: each condition is one step in the index of its sweep, without a lock. A sweep
--- decides about rows itself, under their locks.
+-- decides about rows itself, under their locks. Of signals only the newest are looked up, however many are kept and
+-- however many tasks wait: what a signal and a wait missed of each other, they missed because they came together.
 select name
   from (values
     ('retries', exists (select from tasks where state = 'RETRY_SCHEDULED' and next_retry_at <= now())),
@@ -226,11 +227,11 @@ select name
     ('starts', exists (select from tasks where starts_at <= now())),
     ('waits', exists (select from tasks where wait_deadline_at <= now())),
     ('escalations', exists (select from tasks where wait_step_at <= now())),
-    ('signals', exists (select from tasks t
-                         where t.wait_correlation <> ''
-                           and exists (select from signals s
-                                        where s.tenant = t.tenant and s.correlation_id = t.wait_correlation
-                                          and s.taken_by is null))),
+    ('signals', exists (select from signals s
+                         cross join lateral (select from tasks t
+                                              where t.tenant = s.tenant and t.wait_correlation = s.correlation_id
+                                                and t.wait_correlation <> '' limit 1) t
+                         where s.received_at > now() - interval '5 seconds' and s.taken_by is null)),
     ('schedules', exists (select from schedules where look_at <= now())),
     ('families', (select position from family_news order by position limit 1) is not null
                  or (select position from raised_budgets order by position limit 1) is not null),

@@ -101,23 +101,31 @@ returning 1;
 -- Also deletes deliveries and gaps, by the foreign keys.
 delete from webhooks where webhook_id = %(webhook_id)b::text::uuid;
 
+-- name: due_webhooks
+-- Webhooks with work and without a sender lease: the one of each tenant that has waited longest, then the second of each,
+-- and so on. Work is: a due delivery, an unread change, or a cursor that grows old although nothing happened. `now()` is
+-- stable and so usable by the index, where thousands may wait for a later time.
+select due.webhook_id::text, due.tenant
+  from (select w.webhook_id, w.tenant, w.turn_until,
+               row_number() over (partition by w.tenant order by w.turn_until) as place
+          from webhooks w
+         where not w.paused and w.turn_until <= clock_timestamp()
+           and (   (w.hold_until <= clock_timestamp()
+                    and exists (select from webhook_deliveries d
+                                 where d.webhook_id = w.webhook_id and d.next_attempt_at <= now()))
+                or (w.pending < %(most_pending)b
+                    and (   w.read_at < clock_timestamp() - make_interval(secs => %(refresh_seconds)b)
+                         or exists (select from changes c
+                                     where c.tenant = w.tenant and (c.xid, c.position) > (w.xid, w.position)
+                                       and c.xid < pg_snapshot_xmin(pg_current_snapshot())))))) due
+ order by due.place, due.turn_until
+ limit %(limit)b;
+
 -- name: take_turns
--- Webhooks with work, those with the oldest sender lease first, each for one replica at a time. Work is: a due
--- delivery, an unread change, or a cursor that grows old although nothing happened. `now()` is stable and so usable by
--- the index, where thousands may wait for a later time.
+-- Each webhook for one replica at a time. Another replica may have found the same.
 with due as materialized (
   select w.webhook_id from webhooks w
-   where not w.paused and w.turn_until <= clock_timestamp()
-     and (   (w.hold_until <= clock_timestamp()
-              and exists (select from webhook_deliveries d
-                           where d.webhook_id = w.webhook_id and d.next_attempt_at <= now()))
-          or (w.pending < %(most_pending)b
-              and (   w.read_at < clock_timestamp() - make_interval(secs => %(refresh_seconds)b)
-                   or exists (select from changes c
-                               where c.tenant = w.tenant and (c.xid, c.position) > (w.xid, w.position)
-                                 and c.xid < pg_snapshot_xmin(pg_current_snapshot())))))
-   order by w.turn_until
-   limit %(limit)b
+   where w.webhook_id = any(%(webhook_ids)b::text[]::uuid[]) and not w.paused and w.turn_until <= clock_timestamp()
      for no key update of w skip locked
 )
 update webhooks w set turn = w.turn + 1, turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
@@ -221,6 +229,16 @@ update webhook_deliveries d
    set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), hold_reason = 'TENANT_QUOTA'
   from held
  where d.webhook_id = held.webhook_id and d.next_attempt_at <= now() and d.sent_in_turn is distinct from %(turn)b;
+
+-- name: give_back
+-- Nothing was sent, so no attempt is counted, whichever sender lease has the delivery now.
+with held as materialized (
+  select webhook_id from webhooks where webhook_id = %(webhook_id)b::text::uuid for no key update
+)
+update webhook_deliveries d
+   set attempts = greatest(d.attempts - 1, 0), sent_in_turn = nullif(d.sent_in_turn, %(turn)b)
+  from held
+ where d.webhook_id = held.webhook_id and d.ordinal = %(ordinal)b and d.state = 'PENDING';
 
 -- name: count_received
 -- The fence of a received delivery.

@@ -1,7 +1,8 @@
 """Signals: the ledger keeps an event from outside until a wait with its correlation id takes it, once.
 
 A wait looks for kept signals in the transaction that begins it, and a signal looks for a wait in the transaction that
-records it. The two may miss each other when both commit at the same moment; a sweep delivers such signals. Every
+records it. The two may miss each other when both commit at the same moment; a sweep delivers such signals: those of the
+last seconds at once, and any that is older, because a transaction took that long, within FORGET_INTERVAL_SECONDS. Every
 transaction locks tasks first and signals after them, and skips signals that another transaction has locked, so none
 waits for another.
 """
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
 MAX_KEPT: Final = 100
 """The most signals kept under one correlation id."""
+MAX_KEPT_OF_TENANT: Final = 10_000
+"""The most signals kept for one tenant. A signal costs the time to count them."""
 
 FORGOTTEN_AT_ONCE: Final = 100
 
@@ -95,14 +98,15 @@ async def _record(connection: Connection, tenant: str, request: pb.SendSignalReq
         "actor": request.actor,
         "payload": request.payload_json.encode(),
         "most": MAX_KEPT,
+        "most_of_tenant": MAX_KEPT_OF_TENANT,
     }
     if await fetch_one(connection, QUERIES.keep_signal, parameters) is not None:
         return
     row = await fetch_one(connection, QUERIES.find_signal, _key(tenant, request))
     if row is None:
         raise LimitReached(
-            f"{MAX_KEPT} signals are kept under this correlation_id already, the most that are kept: send it again "
-            "when a task has taken one",
+            f"{MAX_KEPT} signals are kept already under this correlation_id or {MAX_KEPT_OF_TENANT:,} for this tenant; "
+            "send it again when a task has taken one",
             reason="SIGNALS_FULL",
         )
     if row[0] != digest:

@@ -54,6 +54,12 @@ async def record(
     await in_ledger_transaction(pool, work)
 
 
+async def give_back(pool: Pool, lease_key: SenderLeaseKey, delivery: OutgoingDelivery) -> None:
+    """Takes back the attempt of a delivery that was taken and not sent."""
+    parameters = {**lease_key.key, "ordinal": delivery.ordinal}
+    await in_ledger_transaction(pool, lambda connection: connection.execute(WEBHOOKS.give_back, parameters))
+
+
 async def _count_failure(
     connection: Connection,
     lease_key: SenderLeaseKey,

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.watch.change_feed import ChangeCursor
-from services.checkpoint.webhooks.deliveries import record
+from services.checkpoint.webhooks.deliveries import give_back, record
 from services.checkpoint.webhooks.email_quota import take_deliveries, take_emails
 from services.checkpoint.webhooks.feed_reader import FeedReader, SenderLeaseKey
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
 from tenure.domain.errors import OutOfRange, TenureError
+from tenure.domain.sender_leases import chosen, surplus
 from tenure.domain.webhooks import MAX_RECEIVED_KEPT, decide_delivery
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 LONGEST_LEASE_SECONDS: Final = 60.0
 """The longest time that a replica keeps a sender lease, however much remains to be sent."""
+SHORTEST_LEASE_SECONDS: Final = 2.0
+"""The shortest time until a sender lease takes no more deliveries because other webhooks wait for one."""
 READ_INTERVAL_SECONDS: Final = 0.5
 END_SECONDS: Final = 2.0
 
@@ -78,9 +81,20 @@ class SenderLease:
         self._dependencies, self._lease_key = dependencies, lease_key
         self._in_flight = 0
         self._attempt_ended = asyncio.Event()
-        self._ends_at = taken_at + LONGEST_LEASE_SECONDS
+        self._taken_at, self._ends_at = taken_at, taken_at + LONGEST_LEASE_SECONDS
+        self.ends_early = False
         self._read_at = 0.0
         self._trust(taken_at)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the webhook."""
+        return self._lease_key.tenant
+
+    def end_early(self) -> None:
+        """Ends the lease for another webhook, once the requests in flight have ended."""
+        self.ends_early = True
+        self._ends_at = self._taken_at + SHORTEST_LEASE_SECONDS
 
     async def run(self) -> None:
         """Runs until there is nothing to do or the lease must end. After a failure the lease expires by itself."""
@@ -97,15 +111,15 @@ class SenderLease:
         await self._end()
 
     async def _work(self, sending: TaskGroup) -> None:
-        while time.monotonic() < self._ends_at and (status := await self._keep()) is not None:
+        while (status := await self._keep()) is not None:
             self._attempt_ended.clear()
             more = await self._read(status)
             due = [] if status.held else await self._take(status.recipients)
             for delivery in due:
                 self._in_flight += 1
                 sending.create_task(self._deliver(delivery))
-            if not (more or due or self._in_flight):
-                return
+            if not (more or due or self._in_flight) or time.monotonic() >= self._ends_at:
+                return  # every lease makes at least one round
             if not more:
                 await self._pause()
 
@@ -159,18 +173,22 @@ class SenderLease:
         return await in_ledger_transaction(self._dependencies.pool, work)
 
     async def _deliver(self, delivery: OutgoingDelivery) -> None:
+        is_sent = False
         try:
             if not self._is_trusted():
                 return  # a later lease with enough time sends it
             links = await self._dependencies.links.links_for(delivery)
             if not self._is_trusted():
                 return  # the links took too long
+            is_sent = True
             answer = await self._dependencies.sender.send(delivery, links)
             await failpoint("checkpoint.after_delivery")
             settings = self._dependencies.settings
             verdict = decide_delivery(answer, delivery.attempts, random.random(), settings.retry)
             await record(self._dependencies.pool, self._lease_key, delivery, answer, verdict, settings.max_dead)
         finally:
+            if not is_sent:
+                await give_back(self._dependencies.pool, self._lease_key, delivery)
             self._in_flight -= 1
             self._attempt_ended.set()
 
@@ -191,7 +209,9 @@ class SenderLease:
 # The duty that finds webhooks with work. Any number of replicas may run it; one replica holds a webhook's lease.
 
 MAX_LEASES: Final = 64
-"""The most sender leases of one process. Leases end after a time, so no webhook waits forever."""
+"""The most sender leases of one process. Tenants share them, and they end early while other webhooks wait."""
+MAX_DUE: Final = 4 * MAX_LEASES
+"""How many due webhooks one look regards: the first of each tenant, then the second, and so on."""
 LONGEST_REFRESH_SECONDS: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
@@ -212,7 +232,7 @@ class WebhookDispatcher:
         self._pool, self._policy, self._settings, self._due = pool, policy, settings, due
         self._links = links
         self._refresh_seconds = min(LONGEST_REFRESH_SECONDS, kept_seconds / 10)
-        self._leases: set[asyncio.Task[None]] = set()
+        self._leases: dict[asyncio.Task[None], SenderLease] = {}
 
     async def run(self) -> None:
         settings = self._settings
@@ -228,25 +248,33 @@ class WebhookDispatcher:
                 heed_cancellation()  # a wait for a connection may have swallowed it
 
     async def _take_leases(self, dependencies: SenderDependencies, group: TaskGroup) -> None:
-        free = MAX_LEASES - len(self._leases)
-        if not free:
-            return
         asked_at = time.monotonic()
-        for lease_key in await self._take(free):
-            sender_lease = group.create_task(self._run(SenderLease(dependencies, lease_key, asked_at), lease_key))
-            self._leases.add(sender_lease)
-            sender_lease.add_done_callback(self._leases.discard)
+        taken, waiting = await self._take()
+        for lease_key in taken:
+            sender_lease = SenderLease(dependencies, lease_key, asked_at)
+            running = group.create_task(self._run(sender_lease, lease_key))
+            self._leases[running] = sender_lease
+            running.add_done_callback(self._leases.pop)
+        going_on = [one for one in self._leases.values() if not one.ends_early]
+        for index in surplus([one.tenant for one in going_on], waiting - (len(self._leases) - len(going_on))):
+            going_on[index].end_early()
 
-    async def _take(self, limit: int) -> list[SenderLeaseKey]:
-        parameters = {
-            "limit": limit,
-            "turn_seconds": self._settings.turn_seconds,
+    async def _take(self) -> tuple[list[SenderLeaseKey], int]:
+        """Returns new leases, and how many webhooks wait for one."""
+        wanted = {
             "refresh_seconds": self._refresh_seconds,
             "most_pending": self._settings.max_pending,
+            "limit": MAX_DUE,
         }
+        held = [one.tenant for one in self._leases.values()]
 
-        async def work(connection: Connection) -> list[SenderLeaseKey]:
-            return [SenderLeaseKey(*row) for row in await fetch_all(connection, WEBHOOKS.take_turns, parameters)]
+        async def work(connection: Connection) -> tuple[list[SenderLeaseKey], int]:
+            due = await fetch_all(connection, WEBHOOKS.due_webhooks, wanted)
+            indexes = chosen([tenant for _, tenant in due], held, MAX_LEASES - len(held))
+            webhook_ids = [due[index][0] for index in indexes]
+            parameters = {"webhook_ids": webhook_ids, "turn_seconds": self._settings.turn_seconds}
+            rows = await fetch_all(connection, WEBHOOKS.take_turns, parameters) if webhook_ids else []
+            return [SenderLeaseKey(*row) for row in rows], len(due) - len(indexes)
 
         return await in_ledger_transaction(self._pool, work)
 

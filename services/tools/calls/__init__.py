@@ -14,6 +14,7 @@ accept_new.py         the first write of the usual call: one statement for calls
 accept.py             the first write of all others: locks and reads fences and records, writes what the rules decided
 accept_rules.py       the rules of the first write (pure): admit or refuse, run, join, answer from the record
 running.py            runs an accepted call: lane, start, effect, outcome
+lanes.py              how many calls of a lane run at once, shared by tenants
 start_and_finish.py   the second write (the start) and its withdrawal; the third write (the outcome)
 caller_runs.py        the tool whose calls their caller runs itself: the order to run, and the wait for the outcome
 effects.py            one execution of a tool: bounded in time, stopped on request

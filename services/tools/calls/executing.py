@@ -194,7 +194,7 @@ class Executor:
         """
         if job.work is None or not job.request.effect_class.may_run_again or job.request.key in self._perhaps_started:
             return None
-        return await self._runner.ready_start(job.work, runner_id)
+        return await self._runner.ready_start(job.work, job.request.claims.tenant, runner_id)
 
     async def _write(self, batch: Sequence[ExecuteJob], starts: Sequence[bool], runner_id: UUID) -> list[_Decided]:
         """Returns each verdict, and whether the call is STARTED."""

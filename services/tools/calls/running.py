@@ -20,6 +20,7 @@ from typing import Final, Self, TypeVar
 from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
+from services.tools.calls.lanes import Lane
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
@@ -68,41 +69,12 @@ class CallWriters:
     finishes: Batcher[OutcomeMark, bool]
 
 
-class Lane:
-    """The places of a lane: how many of its calls run at once."""
-
-    def __init__(self, places: int) -> None:
-        self.places = places
-        self._free = asyncio.Semaphore(places)
-        self._lost = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._free.locked()
-
-    async def acquire(self) -> None:
-        """Waits for a place."""
-        await self._free.acquire()
-
-    def release(self) -> None:
-        """Gives a place back. A lost place stays taken."""
-        if self._lost:
-            self._lost -= 1
-        else:
-            self._free.release()
-
-    def shrink(self) -> None:
-        """Takes a place out of the lane, when one is given back. The last one stays: its calls fail with the reason."""
-        if self.places > 1:
-            self.places -= 1
-            self._lost += 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyStart:
     """A place in the lane of a call that the first write records as STARTED, and the permission to begin its effect."""
 
     lane: Lane
+    tenant: str
     may_begin: MayBegin
 
 
@@ -174,7 +146,7 @@ class Runner:
         self._lanes[lane].shrink()
         _log.error("a lane has lost a place", extra={"lane": lane, "places": self._lanes[lane].places})
 
-    async def ready_start(self, work: ToolWork, runner_id: UUID) -> ReadyStart | None:
+    async def ready_start(self, work: ToolWork, tenant: str, runner_id: UUID) -> ReadyStart | None:
         """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
 
         None: the lane is full, or this runner ends. Pass the place to `begin` or `give_back`. The time in which the
@@ -183,14 +155,14 @@ class Runner:
         lane = self._lanes[work.tool.lane]
         if lane.is_full or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
             return None
-        await lane.acquire()
-        ready = ReadyStart(lane, _MayBegin(self._liveness, runner_id))
+        await lane.acquire(tenant)
+        ready = ReadyStart(lane, tenant, _MayBegin(self._liveness, runner_id))
         self._ready.add(ready)
         return ready
 
     def give_back(self, ready: ReadyStart) -> None:
         """Frees the place of a call that is not begun."""
-        ready.lane.release()
+        ready.lane.release(ready.tenant)
         self._settle_ready(ready)
 
     def _settle_ready(self, ready: ReadyStart) -> None:
@@ -257,15 +229,15 @@ class Runner:
 
     async def _run_in_lane(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         """Runs the call in a place of its tool's lane, which a ready call has already."""
-        lane = self._lanes[work.tool.lane]
+        lane, tenant = self._lanes[work.tool.lane], run.request.claims.tenant
         if ready is None:
             await failpoint("tools.after_accept")
-            await lane.acquire()
+            await lane.acquire(tenant)
         try:
             outcome = await self._run_once(run, work, None if ready is None else ready.may_begin)
             return await self._bounded(run, work.tool, outcome)
         finally:
-            lane.release()
+            lane.release(tenant)
 
     async def _conclude(self, run: RunningCall, tool: Tool, fault: Exception) -> Outcome | Exception:
         """Ends a call that a fault of the tool service, or a refusal, broke off; returns its outcome or error.

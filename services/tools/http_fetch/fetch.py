@@ -29,10 +29,9 @@ from tenure.domain.outbound import (
     parse_url,
 )
 from tenure.domain.tools import EffectClass
+from tenure.runtime.body_decoder import READABLE_ENCODINGS, BadEncoding
 from tenure.runtime.outbound_http import (
     FAILURES,
-    READABLE_ENCODINGS,
-    BadEncoding,
     CheckedNetworkBackend,
     HttpResponse,
     Outgoing,

@@ -1,0 +1,57 @@
+"""The places of a lane: how many of its calls run at once, and whose call gets the next place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+
+
+class Lane:
+    """Gives each free place to the waiting tenant with the fewest calls in the lane, in turn among equals.
+
+    So a tenant whose calls are slow delays the next call of another one until a place is free, and no longer.
+    """
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._running = Counter[str]()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a call would wait."""
+        return self._running.total() >= self.places
+
+    async def acquire(self, tenant: str) -> None:
+        """Waits for a place."""
+        if not self.is_full:
+            self._running[tenant] += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it got its place just then
+                self.release(tenant)
+            raise
+
+    def release(self, tenant: str) -> None:
+        """Gives a place back. A place that was lost meanwhile is gone."""
+        self._running -= Counter((tenant,))
+        while self._waiting and not self.is_full:
+            self._give_place()
+
+    def _give_place(self) -> None:
+        tenant = min(self._waiting, key=lambda one: self._running[one])
+        turns = self._waiting.pop(tenant)
+        turn = turns.popleft()
+        if not turn.done():  # a call that was cancelled waits no more
+            self._running[tenant] += 1
+            turn.set_result(None)
+        if turns:
+            self._waiting[tenant] = turns  # behind the others
+
+    def shrink(self) -> None:
+        """Takes a place out of the lane, when one is given back. The last one stays: its calls fail with the reason."""
+        self.places = max(1, self.places - 1)
