@@ -7,40 +7,40 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-
-if TYPE_CHECKING:
-    from xdist.scheduler import LoadFileScheduling
 
 UNITS: Final = {"end_to_end": 2, "testing": 2, "security": 1, "fuzz": 1}
 """The folders whose files share an installation, and the number of units that their files are spread over."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be absent
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
-    class Scheduling(LoadFileScheduling):
-        """Gives each process one unit after another."""
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = WorkUnits().unit_of
+    return scheduler
 
-        def __init__(self, config: pytest.Config, log: Any) -> None:
-            super().__init__(config, log)
-            self._units: dict[str, str] = {}
-            self._files: Counter[str] = Counter()
 
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if file not in self._units:
-                self._units[file] = self._unit_of(file)
-            return self._units[file]
+class WorkUnits:
+    """Assigns each test to its work unit, in the order of collection."""
 
-        def _unit_of(self, file: str) -> str:
-            folder = PurePath(file).parent.name
-            if folder not in UNITS:
-                return file
-            self._files[folder] += 1
-            return f"{folder}-{self._files[folder] % UNITS[folder]}"
+    def __init__(self) -> None:
+        self._units: dict[str, str] = {}
+        self._files: Counter[str] = Counter()
 
-    return Scheduling(config, log)
+    def unit_of(self, nodeid: str) -> str:
+        """Returns the name of the work unit of a test."""
+        file = nodeid.partition("::")[0]
+        if file not in self._units:
+            self._units[file] = self._new_unit(file)
+        return self._units[file]
+
+    def _new_unit(self, file: str) -> str:
+        folder = PurePath(file).parent.name
+        if folder not in UNITS:
+            return file
+        self._files[folder] += 1
+        return f"{folder}-{self._files[folder] % UNITS[folder]}"
