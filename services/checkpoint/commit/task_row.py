@@ -295,7 +295,7 @@ class BudgetRow:
         self.changed = True
 
     def count_beyond(self, tokens: int, nano_usd: int) -> None:
-        """Counts by how much a call exceeds its reservation; values below 0 count as 0. See 0020_budget_guards.sql for
+        """Counts by how much a call exceeds its reservation; values below 0 count as 0. See 0003_budgets.sql for
         the reason.
         """
         self.beyond_tokens += max(0, tokens)
