@@ -221,7 +221,6 @@ async def test_a_loopback_address_of_a_remote_worker_is_not_dialled(address: str
 
 @pytest.mark.parametrize("address", ["169.254.169.254:80", "0.0.0.0:80", "unix:/run/docker.sock", "unix:1"])
 async def test_a_special_address_is_not_dialled(address: str) -> None:
-    """As an earlier release of a coordinator may have recorded it."""
     with pytest.raises(PermissionDenied):
         await dialled_address(address, allows_loopback=True)
 

@@ -62,13 +62,8 @@ def plan_step(row: TaskRow, kept: task_pb2.Wait) -> None:
 
 
 def shown_wait(row_wait: bytes) -> task_pb2.Wait | None:
-    """Returns the wait as callers see it. Adds the digest to a wait that an earlier version began without one."""
-    if not row_wait:
-        return None
-    kept = task_pb2.Wait.FromString(row_wait)
-    if kept.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and not kept.call_digest:
-        kept.call_digest = wait_to_domain(kept).call_digest
-    return kept
+    """Returns the wait as callers see it."""
+    return task_pb2.Wait.FromString(row_wait) if row_wait else None
 
 
 def current_wait(row: TaskRow) -> Wait | None:

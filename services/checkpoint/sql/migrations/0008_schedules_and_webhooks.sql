@@ -102,8 +102,7 @@ create table webhooks (
   unique (tenant, name),
   constraint webhook_target_of_kind check ((kind = 'EMAIL') = (url = '')
                                            and (kind = 'EMAIL') = (cardinality(email_addresses) > 0)),
-  constraint webhook_secret_of_kind
-    check (case kind when 'STANDARD' then octet_length(secret) > 0 when 'EMAIL' then octet_length(secret) = 0 else true end),
+  constraint webhook_secret_of_kind check ((kind = 'EMAIL') = (octet_length(secret) = 0)),
   constraint old_secret_has_its_end check ((old_secret is null) = (old_secret_until is null)),
   constraint paused_iff_code check (paused = (pause_code <> ''))
 ) with (fillfactor = 70);
