@@ -4,15 +4,18 @@
 # source: tenure/v1/checkpoint_service.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "tenure/v1/checkpoint_service.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'tenure/v1/checkpoint_service.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -30,671 +33,547 @@ from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n"tenure/v1/checkpoint_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a tenure/v1/schedule_service.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto"1\n\x15ListDoubtWaitsRequest\x12\x18\n\x05limit\x18\x01 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01"\xb8\x01\n\x16ListDoubtWaitsResponse\x12:\n\x05waits\x18\x01 \x03(\x0b\x32+.tenure.v1.ListDoubtWaitsResponse.DoubtWait\x1a\x62\n\tDoubtWait\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12%\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32\x16.tenure.v1.CallInDoubt"L\n\x11ListDoubtsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04"\xa2\x01\n\x12ListDoubtsResponse\x12\x33\n\x06\x64oubts\x18\x01 \x03(\x0b\x32#.tenure.v1.ListDoubtsResponse.Doubt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x1a>\n\x05\x44oubt\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12$\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x16.tenure.v1.CallInDoubt"\x8e\x01\n\x15RequeueSettledRequest\x12\x42\n\x07settled\x18\x01 \x03(\x0b\x32(.tenure.v1.RequeueSettledRequest.SettledB\x07\x9a\x82\x19\x03\x08\x80\x01\x1a\x31\n\x07Settled\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03"*\n\x16RequeueSettledResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t"s\n\x11\x43reateTaskRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x1c\n\x0btraceparent\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01"3\n\x12\x43reateTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task"\xa0\x02\n CheckpointServiceForkTaskRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x17\n\x07task_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1d\n\x0b\x61t_sequence\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01H\x00\x12\x16\n\x04step\x18\x04 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x00H\x00\x12\x19\n\x07message\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x10\x12+\n\toverrides\x18\x06 \x01(\x0b\x32\x18.tenure.v1.ForkOverrides\x12\x18\n\x05\x61\x63tor\x18\x07 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12"\n\x10prepared_task_id\x18\x08 \x01(\tB\x08\x9a\x82\x19\x04\x38\x01@\x01\x42\x07\n\x05point"O\n\x12PrepareForkRequest\x12\x39\n\x04\x66ork\x18\x01 \x01(\x0b\x32+.tenure.v1.CheckpointServiceForkTaskRequest"\\\n\x13PrepareForkResponse\x12\x1a\n\x10prepared_task_id\x18\x01 \x01(\tH\x00\x12\x1f\n\x04task\x18\x02 \x01(\x0b\x32\x0f.tenure.v1.TaskH\x00\x42\x08\n\x06result"\x8f\x02\n\x11\x46indRepeatRequest\x12\x33\n\x0b\x63reate_task\x18\x01 \x01(\x0b\x32\x1c.tenure.v1.CreateTaskRequestH\x00\x12@\n\tfork_task\x18\x02 \x01(\x0b\x32+.tenure.v1.CheckpointServiceForkTaskRequestH\x00\x12;\n\x0f\x63reate_schedule\x18\x03 \x01(\x0b\x32 .tenure.v1.CreateScheduleRequestH\x00\x12;\n\x0fupdate_schedule\x18\x04 \x01(\x0b\x32 .tenure.v1.UpdateScheduleRequestH\x00\x42\t\n\x07request"h\n\x12\x46indRepeatResponse\x12\x1f\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.TaskH\x00\x12\'\n\x08schedule\x18\x02 \x01(\x0b\x32\x13.tenure.v1.ScheduleH\x00\x42\x08\n\x06result"B\n!CheckpointServiceForkTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task"p\n\x0bOpenRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x19\n\x11joins_model_calls\x18\x02 \x01(\x08\x12\x1e\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00"e\n\x0cOpenResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.tenure.v1.OpenHeaderH\x00\x12$\n\x04page\x18\x02 \x01(\x0b\x32\x14.tenure.v1.EntryPageH\x00\x42\x06\n\x04part"G\n\nOpenHeader\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\x12\x1a\n\x12next_commit_number\x18\x02 \x01(\x03".\n\tEntryPage\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry"\xb6\x02\n\rCommitRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x19\n\tcommit_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1d\n\rcommit_number\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0eknown_sequence\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12-\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x13.tenure.v1.NewEntryB\x07\x9a\x82\x19\x03\x08\x80\x02\x12)\n\ntransition\x18\x06 \x01(\x0b\x32\x15.tenure.v1.Transition\x12#\n\x07reserve\x18\x07 \x01(\x0b\x32\x12.tenure.v1.Reserve\x12\x1c\n\x0btraceparent\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01:\x06\xa0\x82\x19\x80\x80@"\xa7\x03\n\nTransition\x12&\n\x08to_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x18\n\x06reason\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x18\n\x07message\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\x18\n\x06result\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x04wait\x18\x06 \x01(\x0b\x32\x0f.tenure.v1.Wait\x12/\n\x0cwait_timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0b\x65rror_class\x18\x08 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x1d\n\x0bresult_json\x18\t \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x10\x12\x37\n\x0e\x63\x61lls_in_doubt\x18\n \x03(\x0b\x32\x16.tenure.v1.CallInDoubtB\x07\x9a\x82\x19\x03\x08\x80\x08\x12.\n\x07outputs\x18\r \x03(\x0b\x32\x15.tenure.v1.TaskOutputB\x06\x9a\x82\x19\x02\x08 "\xef\x01\n\x07Reserve\x12\x14\n\x04step\x18\x01 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x16\n\x05model\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12!\n\x0cinput_tokens\x18\x04 \x01(\x03\x42\x0b\x9a\x82\x19\x07X\x80\xa0\x94\xa5\x8d\x1d\x12!\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x19\n\x11min_output_tokens\x18\x06 \x01(\x05\x12\x1c\n\x14summary_through_step\x18\x07 \x01(\x05\x12\x17\n\x0foutlives_worker\x18\x08 \x01(\x08"\x92\x03\n\rReserveResult\x12\x33\n\x07granted\x18\x01 \x01(\x0b\x32 .tenure.v1.ReserveResult.GrantedH\x00\x12\x31\n\x06\x64\x65nied\x18\x02 \x01(\x0b\x32\x1f.tenure.v1.ReserveResult.DeniedH\x00\x1a\x80\x01\n\x07Granted\x12\x19\n\x11max_output_tokens\x18\x01 \x01(\x05\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x03\x12\x19\n\x11reserved_nano_usd\x18\x03 \x01(\x03\x12&\n\x06prices\x18\x04 \x01(\x0b\x32\x16.tenure.v1.ModelPrices\x1a\x8b\x01\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12.\n\x0bretry_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0e\x62udget_request\x18\x04 \x01(\x0b\x32\x18.tenure.v1.BudgetRequestB\x08\n\x06result"\xe0\x01\n\x0e\x43ommitResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x0f\x66oreign_entries\x18\x02 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\'\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x17.tenure.v1.BudgetStatus\x12\x18\n\x10\x63\x61ncel_requested\x18\x04 \x01(\x08\x12)\n\x07reserve\x18\x05 \x01(\x0b\x32\x18.tenure.v1.ReserveResult\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.tenure.v1.TaskState"S\n\x13\x43ommitStreamRequest\x12\x33\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x17.tenure.v1.TaggedCommitB\t\x9a\x82\x19\x05\x08\x80\x01h\x01:\x07\xa0\x82\x19\x80\x80\x80\x01"E\n\x0cTaggedCommit\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12(\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x18.tenure.v1.CommitRequest"F\n\x14\x43ommitStreamResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.tenure.v1.TaggedCommitResult"\x81\x01\n\x12TaggedCommitResult\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12-\n\x08response\x18\x02 \x01(\x0b\x32\x19.tenure.v1.CommitResponseH\x00\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x12.tenure.v1.RefusalH\x00\x42\x08\n\x06result":\n\x1f\x43heckpointServiceGetTaskRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01"A\n CheckpointServiceGetTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task"\xbf\x01\n!CheckpointServiceListTasksRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x1a\n\tpage_size\x18\x02 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1b\n\npage_token\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04\x12+\n\x05order\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskOrderB\x06\x9a\x82\x19\x02`\x01\x12\r\n\x05\x66resh\x18\x05 \x01(\x08"\x8d\x01\n"CheckpointServiceListTasksResponse\x12\x1e\n\x05tasks\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Task\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12.\n\nas_of_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp"\x82\x01\n\x12ListEntriesRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1e\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x1a\n\tpage_size\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x17\n\x05kinds\x18\x04 \x03(\tB\x08\x9a\x82\x19\x04\x08@\x18@"F\n\x13ListEntriesResponse\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\x0c\n\x04more\x18\x02 \x01(\x08"d\n\x13WatchEntriesRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1e\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x14\n\x0c\x63losing_only\x18\x03 \x01(\x08"I\n\x14WatchEntriesResponse\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\x0e\n\x06\x63losed\x18\x02 \x01(\x08"[\n\x13WatchChangesRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x1d\n\x0c\x61\x66ter_cursor\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01"\x9a\x01\n\x14WatchChangesResponse\x12\x33\n\x05items\x18\x01 \x03(\x0b\x32$.tenure.v1.WatchChangesResponse.Item\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x1a=\n\x04Item\x12%\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskChange\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t"\xce\x02\n\x14ListClaimableRequest\x12\x18\n\x06queues\x18\x01 \x03(\tB\x08\x9a\x82\x19\x04\x08@\x18?\x12/\n\npriorities\x18\x02 \x03(\x0e\x32\x13.tenure.v1.PriorityB\x06\x9a\x82\x19\x02\x08@\x12\x19\n\x05loops\x18\x03 \x03(\tB\n\x9a\x82\x19\x06\x08\x80\x01\x18\x80\x01\x12\x18\n\x05limit\x18\x04 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01\x12\x33\n\x10reserve_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10without_suspects\x18\x06 \x01(\x08\x12\x1e\n\nworker_ids\x18\x07 \x03(\tB\n\x9a\x82\x19\x06\x08\x90N\x18\x80\x01\x12*\n\x0blower_tiers\x18\x08 \x01(\x0b\x32\x15.tenure.v1.LowerTiers\x12\x1b\n\x07tenants\x18\t \x03(\tB\n\x9a\x82\x19\x06\x08\xe8\x07\x18\xac\x02"9\n\x15ListClaimableResponse\x12 \n\x06offers\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Offer"$\n"CheckpointServiceListQueuesRequest"L\n#CheckpointServiceListQueuesResponse\x12%\n\x06queues\x18\x01 \x03(\x0b\x32\x15.tenure.v1.QueueDepth"\x92\x03\n\x05Offer\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12%\n\x08priority\x18\x04 \x01(\x0e\x32\x13.tenure.v1.Priority\x12\x0c\n\x04loop\x18\x05 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x06 \x01(\x03\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\'\n\x05tools\x18\x08 \x01(\x0b\x32\x18.tenure.v1.ToolAllowlist\x12\x0f\n\x07suspect\x18\t \x01(\x08\x12\x15\n\rnot_worker_id\x18\n \x01(\t\x12\x16\n\x0eonly_worker_id\x18\x0b \x01(\t\x12\x30\n\rstart_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10progress_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_ttl\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration"\x13\n\x11WatchQueueRequest"@\n\x12WatchQueueResponse\x12\x11\n\tclaimable\x18\x01 \x01(\x08\x12\x17\n\x0f\x63\x61ncel_task_ids\x18\x02 \x03(\t"\xa7\x01\n\x15RegisterGrantsRequest\x12?\n\x06grants\x18\x01 \x03(\x0b\x32&.tenure.v1.RegisterGrantsRequest.GrantB\x07\x9a\x82\x19\x03\x08\x80\x01\x1aM\n\x05Grant\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x1c\n\x08\x63laim_id\x18\x03 \x01(\tB\n\x9a\x82\x19\x06\x18@ \x01H\x01"+\n\x16RegisterGrantsResponse\x12\x11\n\tclaim_ids\x18\x01 \x03(\t"\xa7\x02\n\x12RequeueLostRequest\x12\x39\n\x04lost\x18\x01 \x03(\x0b\x32".tenure.v1.RequeueLostRequest.LostB\x07\x9a\x82\x19\x03\x08\x80\x04\x1a\xcc\x01\n\x04Lost\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x18\n\x08\x63laim_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x18\n\x07message\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\x16\n\x05\x61\x63tor\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x1d\n\x0cto_worker_id\x18\x06 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12(\n\nheard_call\x18\x07 \x01(\x0b\x32\x14.tenure.v1.HeardCall:\x07\xa0\x82\x19\x80\x80\x80\x01"\'\n\x13RequeueLostResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t"\x92\x01\n\x14InspectClaimsRequest\x12>\n\x06\x63laims\x18\x01 \x03(\x0b\x32%.tenure.v1.InspectClaimsRequest.ClaimB\x07\x9a\x82\x19\x03\x08\x80\x04\x1a:\n\x05\x43laim\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x18\n\x08\x63laim_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@"\xa8\x01\n\x15InspectClaimsResponse\x12:\n\x08verdicts\x18\x01 \x03(\x0b\x32(.tenure.v1.InspectClaimsResponse.Verdict\x1aS\n\x07Verdict\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0f\n\x07running\x18\x03 \x01(\x08"Q\n\x12ListRunningRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x1f\n\rafter_task_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\x01@\x01"\xdd\x01\n\x13ListRunningResponse\x12\x37\n\x07running\x18\x01 \x03(\x0b\x32&.tenure.v1.ListRunningResponse.Running\x1a\x8c\x01\n\x07Running\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\r\n\x05owner\x18\x04 \x01(\t\x12/\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07suspect\x18\x06 \x01(\x08"X\n\x12ListEndingsRequest\x12\x18\n\x05limit\x18\x01 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration"\xd3\x01\n\x13ListEndingsResponse\x12\x36\n\x07\x65ndings\x18\x01 \x03(\x0b\x32%.tenure.v1.ListEndingsResponse.Ending\x1a\x83\x01\n\x06\x45nding\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12&\n\x08to_state\x18\x03 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05"\xba\x02\n\x14\x41ppendForeignRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1d\n\nrequest_id\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x18\n\x05\x61\x63tor\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12.\n\x0cuser_message\x18\x04 \x01(\x0b\x32\x16.tenure.v1.UserMessageH\x00\x12\x32\n\x0e\x63\x61ncel_request\x18\x05 \x01(\x0b\x32\x18.tenure.v1.CancelRequestH\x00\x12,\n\x0bwait_answer\x18\x06 \x01(\x0b\x32\x15.tenure.v1.WaitAnswerH\x00\x12\x36\n\x10operator_request\x18\x07 \x01(\x0b\x32\x1a.tenure.v1.OperatorRequestH\x00\x42\x06\n\x04\x66\x61\x63t"\xfd\x02\n\nWaitAnswer\x12\x19\n\x07wait_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1b\n\x08\x64\x65\x63ision\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01H\x00\x12\x19\n\x05reply\x18\x03 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04H\x00\x12\x18\n\x07\x63omment\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\'\n\x15\x65\x64ited_arguments_json\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x10\x12(\n\x13\x65xtra_budget_tokens\x18\x06 \x01(\x03\x42\x0b\x9a\x82\x19\x07X\x80\xa0\x94\xa5\x8d\x1d\x12\x1d\n\x0b\x63\x61ll_digest\x18\x07 \x01(\tB\x08\x9a\x82\x19\x04\x38\n@\x01\x12,\n\x15\x65xtra_budget_nano_usd\x18\x08 \x01(\x03\x42\r\x9a\x82\x19\tX\x80\x80\x9a\xa6\xea\xaf\xe3\x01\x12\x1a\n\taddressee\x18\t \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12\x1e\n\x0e\x63lient_address\x18\n \x01(\tB\x06\x9a\x82\x19\x02\x18\x64\x12\x1c\n\x0cshown_digest\x18\x0b \x01(\tB\x06\x9a\x82\x19\x02\x18@B\x08\n\x06\x61nswer"\x8f\x01\n\x11SendSignalRequest\x12!\n\x0e\x63orrelation_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x1d\n\nrequest_id\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x18\n\x05\x61\x63tor\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x1e\n\x0cpayload_json\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04"3\n\x12SendSignalResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task"6\n\x15\x41ppendForeignResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task"\x12\n\x10GetEpochsRequest">\n\x11GetEpochsResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03"C\n\x16RaiseGenerationRequest\x12\x10\n\x08\x65xpected\x18\x01 \x01(\x03\x12\x17\n\x06reason\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07"-\n\x17RaiseGenerationResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x03"\xbe\x01\n\x12ReportUsageRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12$\n\x13provider_request_id\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01"\x15\n\x13ReportUsageResponse"\xbd\x01\n\x18InspectModelCallsRequest\x12\x45\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32-.tenure.v1.InspectModelCallsRequest.ModelCallB\x07\x9a\x82\x19\x03\x08\x80\x04\x1aZ\n\tModelCall\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01"w\n\x19InspectModelCallsResponse\x12>\n\x08verdicts\x18\x01 \x03(\x0b\x32,.tenure.v1.InspectModelCallsResponse.Verdict\x1a\x1a\n\x07Verdict\x12\x0f\n\x07settled\x18\x01 \x01(\x08"\x89\x01\n\x10ListBillsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1a\n\nafter_step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x00\x12$\n\x14\x61\x66ter_attempt_number\x18\x03 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x00\x12\x1a\n\tpage_size\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07"A\n\x11ListBillsResponse\x12\x1e\n\x05\x62ills\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Bill\x12\x0c\n\x04more\x18\x02 \x01(\x08"3\n\x18ListRefusedWritesRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01"L\n\x19ListRefusedWritesResponse\x12/\n\x0erefused_writes\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite"\xdb\x01\n\nLeaseGrant\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x18\n\x08\x63laim_id\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1b\n\x06holder\x18\x04 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x12\x16\n\x0eprevious_epoch\x18\x05 \x01(\x03\x12\x1f\n\nrequest_id\x18\x06 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x12\x18\n\x06reason\x18\x07 \x01(\tB\x08\x9a\x82\x19\x04\x18@H\x01\x12\x1a\n\x07message\x18\x08 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01"1\n\x14GetLeaseGrantRequest\x12\x19\n\x08resource\x18\x01 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01"n\n\x15GetLeaseGrantResponse\x12$\n\x05grant\x18\x01 \x01(\x0b\x32\x15.tenure.v1.LeaseGrant\x12\x16\n\x0erelease_reason\x18\x02 \x01(\t\x12\x17\n\x0frelease_message\x18\x03 \x01(\t"<\n\x14RegisterLeaseRequest\x12$\n\x05grant\x18\x01 \x01(\x0b\x32\x15.tenure.v1.LeaseGrant":\n\x15RegisterLeaseResponse\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x03"\x85\x01\n\x17NoteLeaseReleaseRequest\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\x12\x18\n\x08\x63laim_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1a\n\x06reason\x18\x03 \x01(\tB\n\x9a\x82\x19\x06\x18@ \x01H\x01\x12\x1a\n\x07message\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01"\x1a\n\x18NoteLeaseReleaseResponse"\xad\x01\n\x14InspectLeasesRequest\x12>\n\x06\x63laims\x18\x01 \x03(\x0b\x32%.tenure.v1.InspectLeasesRequest.ClaimB\x07\x9a\x82\x19\x03\x08\x80\x04\x1aU\n\x05\x43laim\x12\x17\n\x06tenant\x18\x01 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12\x19\n\x08resource\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x18\n\x08\x63laim_id\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@"5\n\x15InspectLeasesResponse\x12\x1c\n\x14registered_claim_ids\x18\x01 \x03(\t"\xc6\x01\n\x10ListAgingRequest\x12"\n\x04view\x18\x01 \x01(\x0e\x32\x14.tenure.v1.AgingView\x12,\n\x06states\x18\x02 \x03(\x0e\x32\x14.tenure.v1.TaskStateB\x06\x9a\x82\x19\x02\x08@\x12\'\n\x04idle\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\tpage_size\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1b\n\npage_token\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04"Q\n\x11ListAgingResponse\x12#\n\x05tasks\x18\x01 \x03(\x0b\x32\x14.tenure.v1.AgingTask\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t"\xda\x01\n"CheckpointServicePruneTasksRequest\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01H\x00\x12\x32\n\x0c\x65nded_before\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x19\n\x06reason\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\x12\x18\n\x05\x61\x63tor\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x16\n\x05limit\x18\x06 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x42\x07\n\x05which"E\n#CheckpointServicePruneTasksResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t\x12\x0c\n\x04more\x18\x02 \x01(\x08"/\n\x13ListPruningsRequest\x12\x18\n\x05limit\x18\x01 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01"\x9e\x01\n\x14ListPruningsResponse\x12\x39\n\x08prunings\x18\x01 \x03(\x0b\x32\'.tenure.v1.ListPruningsResponse.Pruning\x1aK\n\x07Pruning\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x04 \x01(\t"3\n\x14NoteForgottenRequest\x12\x1b\n\x08task_ids\x18\x01 \x03(\tB\t\x9a\x82\x19\x05\x08\x80\x01\x38\x01"\x17\n\x15NoteForgottenResponse2\xe5\x1c\n\x11\x43heckpointService\x12R\n\nCreateTask\x12\x1c.tenure.v1.CreateTaskRequest\x1a\x1d.tenure.v1.CreateTaskResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12n\n\x08\x46orkTask\x12+.tenure.v1.CheckpointServiceForkTaskRequest\x1a,.tenure.v1.CheckpointServiceForkTaskResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12U\n\x0bPrepareFork\x12\x1d.tenure.v1.PrepareForkRequest\x1a\x1e.tenure.v1.PrepareForkResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12R\n\nFindRepeat\x12\x1c.tenure.v1.FindRepeatRequest\x1a\x1d.tenure.v1.FindRepeatResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12\x45\n\x04Open\x12\x16.tenure.v1.OpenRequest\x1a\x17.tenure.v1.OpenResponse"\n\x92\x82\x19\x06\n\x02\x03\x02 \x01\x30\x01\x12I\n\x06\x43ommit\x12\x18.tenure.v1.CommitRequest\x1a\x19.tenure.v1.CommitResponse"\n\x92\x82\x19\x06\n\x02\x03\x02 \x01\x12^\n\x0c\x43ommitStream\x12\x1e.tenure.v1.CommitStreamRequest\x1a\x1f.tenure.v1.CommitStreamResponse"\t\x92\x82\x19\x05\n\x01\x03 \x01(\x01\x30\x01\x12k\n\x07GetTask\x12*.tenure.v1.CheckpointServiceGetTaskRequest\x1a+.tenure.v1.CheckpointServiceGetTaskResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12q\n\tListTasks\x12,.tenure.v1.CheckpointServiceListTasksRequest\x1a-.tenure.v1.CheckpointServiceListTasksResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12U\n\x0bListEntries\x12\x1d.tenure.v1.ListEntriesRequest\x1a\x1e.tenure.v1.ListEntriesResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12Z\n\x0cWatchEntries\x12\x1e.tenure.v1.WatchEntriesRequest\x1a\x1f.tenure.v1.WatchEntriesResponse"\x07\x92\x82\x19\x03\n\x01\x01\x30\x01\x12Z\n\x0cWatchChanges\x12\x1e.tenure.v1.WatchChangesRequest\x1a\x1f.tenure.v1.WatchChangesResponse"\x07\x92\x82\x19\x03\n\x01\x01\x30\x01\x12]\n\rListClaimable\x12\x1f.tenure.v1.ListClaimableRequest\x1a .tenure.v1.ListClaimableResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12v\n\nListQueues\x12-.tenure.v1.CheckpointServiceListQueuesRequest\x1a..tenure.v1.CheckpointServiceListQueuesResponse"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12V\n\nWatchQueue\x12\x1c.tenure.v1.WatchQueueRequest\x1a\x1d.tenure.v1.WatchQueueResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x30\x01\x12`\n\x0eRegisterGrants\x12 .tenure.v1.RegisterGrantsRequest\x1a!.tenure.v1.RegisterGrantsResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12W\n\x0bRequeueLost\x12\x1d.tenure.v1.RequeueLostRequest\x1a\x1e.tenure.v1.RequeueLostResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rInspectClaims\x12\x1f.tenure.v1.InspectClaimsRequest\x1a .tenure.v1.InspectClaimsResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12W\n\x0bListRunning\x12\x1d.tenure.v1.ListRunningRequest\x1a\x1e.tenure.v1.ListRunningResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12W\n\x0bListEndings\x12\x1d.tenure.v1.ListEndingsRequest\x1a\x1e.tenure.v1.ListEndingsResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12[\n\rAppendForeign\x12\x1f.tenure.v1.AppendForeignRequest\x1a .tenure.v1.AppendForeignResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12R\n\nSendSignal\x12\x1c.tenure.v1.SendSignalRequest\x1a\x1d.tenure.v1.SendSignalResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12Q\n\tGetEpochs\x12\x1b.tenure.v1.GetEpochsRequest\x1a\x1c.tenure.v1.GetEpochsResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rGetLeaseGrant\x12\x1f.tenure.v1.GetLeaseGrantRequest\x1a .tenure.v1.GetLeaseGrantResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rRegisterLease\x12\x1f.tenure.v1.RegisterLeaseRequest\x1a .tenure.v1.RegisterLeaseResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12\x66\n\x10NoteLeaseRelease\x12".tenure.v1.NoteLeaseReleaseRequest\x1a#.tenure.v1.NoteLeaseReleaseResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rInspectLeases\x12\x1f.tenure.v1.InspectLeasesRequest\x1a .tenure.v1.InspectLeasesResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12\x63\n\x0fRaiseGeneration\x12!.tenure.v1.RaiseGenerationRequest\x1a".tenure.v1.RaiseGenerationResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12X\n\x0bReportUsage\x12\x1d.tenure.v1.ReportUsageRequest\x1a\x1e.tenure.v1.ReportUsageResponse"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x12i\n\x11InspectModelCalls\x12#.tenure.v1.InspectModelCallsRequest\x1a$.tenure.v1.InspectModelCallsResponse"\t\x92\x82\x19\x05\n\x01\x07\x18\x01\x12O\n\tListBills\x12\x1b.tenure.v1.ListBillsRequest\x1a\x1c.tenure.v1.ListBillsResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12O\n\tListAging\x12\x1b.tenure.v1.ListAgingRequest\x1a\x1c.tenure.v1.ListAgingResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12g\n\x11ListRefusedWrites\x12#.tenure.v1.ListRefusedWritesRequest\x1a$.tenure.v1.ListRefusedWritesResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12t\n\nPruneTasks\x12-.tenure.v1.CheckpointServicePruneTasksRequest\x1a..tenure.v1.CheckpointServicePruneTasksResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12Z\n\x0cListPrunings\x12\x1e.tenure.v1.ListPruningsRequest\x1a\x1f.tenure.v1.ListPruningsResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rNoteForgotten\x12\x1f.tenure.v1.NoteForgottenRequest\x1a .tenure.v1.NoteForgottenResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12`\n\x0eListDoubtWaits\x12 .tenure.v1.ListDoubtWaitsRequest\x1a!.tenure.v1.ListDoubtWaitsResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12R\n\nListDoubts\x12\x1c.tenure.v1.ListDoubtsRequest\x1a\x1d.tenure.v1.ListDoubtsResponse"\x07\x92\x82\x19\x03\n\x01\x01\x12`\n\x0eRequeueSettled\x12 .tenure.v1.RequeueSettledRequest\x1a!.tenure.v1.RequeueSettledResponse"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tenure/v1/checkpoint_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a tenure/v1/schedule_service.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"1\n\x15ListDoubtWaitsRequest\x12\x18\n\x05limit\x18\x01 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01\"\xb8\x01\n\x16ListDoubtWaitsResponse\x12:\n\x05waits\x18\x01 \x03(\x0b\x32+.tenure.v1.ListDoubtWaitsResponse.DoubtWait\x1a\x62\n\tDoubtWait\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12%\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32\x16.tenure.v1.CallInDoubt\"L\n\x11ListDoubtsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04\"\xa2\x01\n\x12ListDoubtsResponse\x12\x33\n\x06\x64oubts\x18\x01 \x03(\x0b\x32#.tenure.v1.ListDoubtsResponse.Doubt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x1a>\n\x05\x44oubt\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12$\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x16.tenure.v1.CallInDoubt\"\x8e\x01\n\x15RequeueSettledRequest\x12\x42\n\x07settled\x18\x01 \x03(\x0b\x32(.tenure.v1.RequeueSettledRequest.SettledB\x07\x9a\x82\x19\x03\x08\x80\x01\x1a\x31\n\x07Settled\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"*\n\x16RequeueSettledResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t\"s\n\x11\x43reateTaskRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x1c\n\x0btraceparent\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"3\n\x12\x43reateTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\xa0\x02\n CheckpointServiceForkTaskRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x17\n\x07task_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1d\n\x0b\x61t_sequence\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01H\x00\x12\x16\n\x04step\x18\x04 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x00H\x00\x12\x19\n\x07message\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x10\x12+\n\toverrides\x18\x06 \x01(\x0b\x32\x18.tenure.v1.ForkOverrides\x12\x18\n\x05\x61\x63tor\x18\x07 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\"\n\x10prepared_task_id\x18\x08 \x01(\tB\x08\x9a\x82\x19\x04\x38\x01@\x01\x42\x07\n\x05point\"O\n\x12PrepareForkRequest\x12\x39\n\x04\x66ork\x18\x01 \x01(\x0b\x32+.tenure.v1.CheckpointServiceForkTaskRequest\"\\\n\x13PrepareForkResponse\x12\x1a\n\x10prepared_task_id\x18\x01 \x01(\tH\x00\x12\x1f\n\x04task\x18\x02 \x01(\x0b\x32\x0f.tenure.v1.TaskH\x00\x42\x08\n\x06result\"\x8f\x02\n\x11\x46indRepeatRequest\x12\x33\n\x0b\x63reate_task\x18\x01 \x01(\x0b\x32\x1c.tenure.v1.CreateTaskRequestH\x00\x12@\n\tfork_task\x18\x02 \x01(\x0b\x32+.tenure.v1.CheckpointServiceForkTaskRequestH\x00\x12;\n\x0f\x63reate_schedule\x18\x03 \x01(\x0b\x32 .tenure.v1.CreateScheduleRequestH\x00\x12;\n\x0fupdate_schedule\x18\x04 \x01(\x0b\x32 .tenure.v1.UpdateScheduleRequestH\x00\x42\t\n\x07request\"h\n\x12\x46indRepeatResponse\x12\x1f\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.TaskH\x00\x12\'\n\x08schedule\x18\x02 \x01(\x0b\x32\x13.tenure.v1.ScheduleH\x00\x42\x08\n\x06result\"B\n!CheckpointServiceForkTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"p\n\x0bOpenRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x19\n\x11joins_model_calls\x18\x02 \x01(\x08\x12\x1e\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"e\n\x0cOpenResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.tenure.v1.OpenHeaderH\x00\x12$\n\x04page\x18\x02 \x01(\x0b\x32\x14.tenure.v1.EntryPageH\x00\x42\x06\n\x04part\"G\n\nOpenHeader\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\x12\x1a\n\x12next_commit_number\x18\x02 \x01(\x03\".\n\tEntryPage\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\"\xb6\x02\n\rCommitRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x19\n\tcommit_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1d\n\rcommit_number\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0eknown_sequence\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12-\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x13.tenure.v1.NewEntryB\x07\x9a\x82\x19\x03\x08\x80\x02\x12)\n\ntransition\x18\x06 \x01(\x0b\x32\x15.tenure.v1.Transition\x12#\n\x07reserve\x18\x07 \x01(\x0b\x32\x12.tenure.v1.Reserve\x12\x1c\n\x0btraceparent\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01:\x06\xa0\x82\x19\x80\x80@\"\xa7\x03\n\nTransition\x12&\n\x08to_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x18\n\x06reason\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x18\n\x07message\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\x18\n\x06result\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x04wait\x18\x06 \x01(\x0b\x32\x0f.tenure.v1.Wait\x12/\n\x0cwait_timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0b\x65rror_class\x18\x08 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x1d\n\x0bresult_json\x18\t \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x10\x12\x37\n\x0e\x63\x61lls_in_doubt\x18\n \x03(\x0b\x32\x16.tenure.v1.CallInDoubtB\x07\x9a\x82\x19\x03\x08\x80\x08\x12.\n\x07outputs\x18\r \x03(\x0b\x32\x15.tenure.v1.TaskOutputB\x06\x9a\x82\x19\x02\x08 \"\xef\x01\n\x07Reserve\x12\x14\n\x04step\x18\x01 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x16\n\x05model\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12!\n\x0cinput_tokens\x18\x04 \x01(\x03\x42\x0b\x9a\x82\x19\x07X\x80\xa0\x94\xa5\x8d\x1d\x12!\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x19\n\x11min_output_tokens\x18\x06 \x01(\x05\x12\x1c\n\x14summary_through_step\x18\x07 \x01(\x05\x12\x17\n\x0foutlives_worker\x18\x08 \x01(\x08\"\x92\x03\n\rReserveResult\x12\x33\n\x07granted\x18\x01 \x01(\x0b\x32 .tenure.v1.ReserveResult.GrantedH\x00\x12\x31\n\x06\x64\x65nied\x18\x02 \x01(\x0b\x32\x1f.tenure.v1.ReserveResult.DeniedH\x00\x1a\x80\x01\n\x07Granted\x12\x19\n\x11max_output_tokens\x18\x01 \x01(\x05\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x03\x12\x19\n\x11reserved_nano_usd\x18\x03 \x01(\x03\x12&\n\x06prices\x18\x04 \x01(\x0b\x32\x16.tenure.v1.ModelPrices\x1a\x8b\x01\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12.\n\x0bretry_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0e\x62udget_request\x18\x04 \x01(\x0b\x32\x18.tenure.v1.BudgetRequestB\x08\n\x06result\"\xe0\x01\n\x0e\x43ommitResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x0f\x66oreign_entries\x18\x02 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\'\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x17.tenure.v1.BudgetStatus\x12\x18\n\x10\x63\x61ncel_requested\x18\x04 \x01(\x08\x12)\n\x07reserve\x18\x05 \x01(\x0b\x32\x18.tenure.v1.ReserveResult\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.tenure.v1.TaskState\"S\n\x13\x43ommitStreamRequest\x12\x33\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x17.tenure.v1.TaggedCommitB\t\x9a\x82\x19\x05\x08\x80\x01h\x01:\x07\xa0\x82\x19\x80\x80\x80\x01\"E\n\x0cTaggedCommit\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12(\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x18.tenure.v1.CommitRequest\"F\n\x14\x43ommitStreamResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.tenure.v1.TaggedCommitResult\"\x81\x01\n\x12TaggedCommitResult\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12-\n\x08response\x18\x02 \x01(\x0b\x32\x19.tenure.v1.CommitResponseH\x00\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x12.tenure.v1.RefusalH\x00\x42\x08\n\x06result\":\n\x1f\x43heckpointServiceGetTaskRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\"A\n CheckpointServiceGetTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\xbf\x01\n!CheckpointServiceListTasksRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x1a\n\tpage_size\x18\x02 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1b\n\npage_token\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04\x12+\n\x05order\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskOrderB\x06\x9a\x82\x19\x02`\x01\x12\r\n\x05\x66resh\x18\x05 \x01(\x08\"\x8d\x01\n\"CheckpointServiceListTasksResponse\x12\x1e\n\x05tasks\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Task\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12.\n\nas_of_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x82\x01\n\x12ListEntriesRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1e\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x1a\n\tpage_size\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x17\n\x05kinds\x18\x04 \x03(\tB\x08\x9a\x82\x19\x04\x08@\x18@\"F\n\x13ListEntriesResponse\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\x0c\n\x04more\x18\x02 \x01(\x08\"d\n\x13WatchEntriesRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1e\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x14\n\x0c\x63losing_only\x18\x03 \x01(\x08\"I\n\x14WatchEntriesResponse\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\x0e\n\x06\x63losed\x18\x02 \x01(\x08\"[\n\x13WatchChangesRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x1d\n\x0c\x61\x66ter_cursor\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\"\x9a\x01\n\x14WatchChangesResponse\x12\x33\n\x05items\x18\x01 \x03(\x0b\x32$.tenure.v1.WatchChangesResponse.Item\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x1a=\n\x04Item\x12%\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskChange\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"\xce\x02\n\x14ListClaimableRequest\x12\x18\n\x06queues\x18\x01 \x03(\tB\x08\x9a\x82\x19\x04\x08@\x18?\x12/\n\npriorities\x18\x02 \x03(\x0e\x32\x13.tenure.v1.PriorityB\x06\x9a\x82\x19\x02\x08@\x12\x19\n\x05loops\x18\x03 \x03(\tB\n\x9a\x82\x19\x06\x08\x80\x01\x18\x80\x01\x12\x18\n\x05limit\x18\x04 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01\x12\x33\n\x10reserve_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10without_suspects\x18\x06 \x01(\x08\x12\x1e\n\nworker_ids\x18\x07 \x03(\tB\n\x9a\x82\x19\x06\x08\x90N\x18\x80\x01\x12*\n\x0blower_tiers\x18\x08 \x01(\x0b\x32\x15.tenure.v1.LowerTiers\x12\x1b\n\x07tenants\x18\t \x03(\tB\n\x9a\x82\x19\x06\x08\xe8\x07\x18\xac\x02\"9\n\x15ListClaimableResponse\x12 \n\x06offers\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Offer\"$\n\"CheckpointServiceListQueuesRequest\"L\n#CheckpointServiceListQueuesResponse\x12%\n\x06queues\x18\x01 \x03(\x0b\x32\x15.tenure.v1.QueueDepth\"\x92\x03\n\x05Offer\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12%\n\x08priority\x18\x04 \x01(\x0e\x32\x13.tenure.v1.Priority\x12\x0c\n\x04loop\x18\x05 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x06 \x01(\x03\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\'\n\x05tools\x18\x08 \x01(\x0b\x32\x18.tenure.v1.ToolAllowlist\x12\x0f\n\x07suspect\x18\t \x01(\x08\x12\x15\n\rnot_worker_id\x18\n \x01(\t\x12\x16\n\x0eonly_worker_id\x18\x0b \x01(\t\x12\x30\n\rstart_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10progress_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_ttl\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\"\x13\n\x11WatchQueueRequest\"@\n\x12WatchQueueResponse\x12\x11\n\tclaimable\x18\x01 \x01(\x08\x12\x17\n\x0f\x63\x61ncel_task_ids\x18\x02 \x03(\t\"\xa7\x01\n\x15RegisterGrantsRequest\x12?\n\x06grants\x18\x01 \x03(\x0b\x32&.tenure.v1.RegisterGrantsRequest.GrantB\x07\x9a\x82\x19\x03\x08\x80\x01\x1aM\n\x05Grant\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x1c\n\x08\x63laim_id\x18\x03 \x01(\tB\n\x9a\x82\x19\x06\x18@ \x01H\x01\"+\n\x16RegisterGrantsResponse\x12\x11\n\tclaim_ids\x18\x01 \x03(\t\"\xa7\x02\n\x12RequeueLostRequest\x12\x39\n\x04lost\x18\x01 \x03(\x0b\x32\".tenure.v1.RequeueLostRequest.LostB\x07\x9a\x82\x19\x03\x08\x80\x04\x1a\xcc\x01\n\x04Lost\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x18\n\x08\x63laim_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x18\n\x07message\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\x16\n\x05\x61\x63tor\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x1d\n\x0cto_worker_id\x18\x06 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12(\n\nheard_call\x18\x07 \x01(\x0b\x32\x14.tenure.v1.HeardCall:\x07\xa0\x82\x19\x80\x80\x80\x01\"\'\n\x13RequeueLostResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t\"\x92\x01\n\x14InspectClaimsRequest\x12>\n\x06\x63laims\x18\x01 \x03(\x0b\x32%.tenure.v1.InspectClaimsRequest.ClaimB\x07\x9a\x82\x19\x03\x08\x80\x04\x1a:\n\x05\x43laim\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x18\n\x08\x63laim_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\"\xa8\x01\n\x15InspectClaimsResponse\x12:\n\x08verdicts\x18\x01 \x03(\x0b\x32(.tenure.v1.InspectClaimsResponse.Verdict\x1aS\n\x07Verdict\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0f\n\x07running\x18\x03 \x01(\x08\"Q\n\x12ListRunningRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x1f\n\rafter_task_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\x01@\x01\"\xdd\x01\n\x13ListRunningResponse\x12\x37\n\x07running\x18\x01 \x03(\x0b\x32&.tenure.v1.ListRunningResponse.Running\x1a\x8c\x01\n\x07Running\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\r\n\x05owner\x18\x04 \x01(\t\x12/\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07suspect\x18\x06 \x01(\x08\"X\n\x12ListEndingsRequest\x12\x18\n\x05limit\x18\x01 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd3\x01\n\x13ListEndingsResponse\x12\x36\n\x07\x65ndings\x18\x01 \x03(\x0b\x32%.tenure.v1.ListEndingsResponse.Ending\x1a\x83\x01\n\x06\x45nding\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12&\n\x08to_state\x18\x03 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\"\xba\x02\n\x14\x41ppendForeignRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1d\n\nrequest_id\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x18\n\x05\x61\x63tor\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12.\n\x0cuser_message\x18\x04 \x01(\x0b\x32\x16.tenure.v1.UserMessageH\x00\x12\x32\n\x0e\x63\x61ncel_request\x18\x05 \x01(\x0b\x32\x18.tenure.v1.CancelRequestH\x00\x12,\n\x0bwait_answer\x18\x06 \x01(\x0b\x32\x15.tenure.v1.WaitAnswerH\x00\x12\x36\n\x10operator_request\x18\x07 \x01(\x0b\x32\x1a.tenure.v1.OperatorRequestH\x00\x42\x06\n\x04\x66\x61\x63t\"\xfd\x02\n\nWaitAnswer\x12\x19\n\x07wait_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1b\n\x08\x64\x65\x63ision\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01H\x00\x12\x19\n\x05reply\x18\x03 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04H\x00\x12\x18\n\x07\x63omment\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\'\n\x15\x65\x64ited_arguments_json\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x10\x12(\n\x13\x65xtra_budget_tokens\x18\x06 \x01(\x03\x42\x0b\x9a\x82\x19\x07X\x80\xa0\x94\xa5\x8d\x1d\x12\x1d\n\x0b\x63\x61ll_digest\x18\x07 \x01(\tB\x08\x9a\x82\x19\x04\x38\n@\x01\x12,\n\x15\x65xtra_budget_nano_usd\x18\x08 \x01(\x03\x42\r\x9a\x82\x19\tX\x80\x80\x9a\xa6\xea\xaf\xe3\x01\x12\x1a\n\taddressee\x18\t \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12\x1e\n\x0e\x63lient_address\x18\n \x01(\tB\x06\x9a\x82\x19\x02\x18\x64\x12\x1c\n\x0cshown_digest\x18\x0b \x01(\tB\x06\x9a\x82\x19\x02\x18@B\x08\n\x06\x61nswer\"\x8f\x01\n\x11SendSignalRequest\x12!\n\x0e\x63orrelation_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x1d\n\nrequest_id\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x18\n\x05\x61\x63tor\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x1e\n\x0cpayload_json\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04\"3\n\x12SendSignalResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"6\n\x15\x41ppendForeignResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\x12\n\x10GetEpochsRequest\">\n\x11GetEpochsResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x15\n\rhighest_epoch\x18\x02 \x01(\x03\"C\n\x16RaiseGenerationRequest\x12\x10\n\x08\x65xpected\x18\x01 \x01(\x03\x12\x17\n\x06reason\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\"-\n\x17RaiseGenerationResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"\xbe\x01\n\x12ReportUsageRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12$\n\x13provider_request_id\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\"\x15\n\x13ReportUsageResponse\"\xbd\x01\n\x18InspectModelCallsRequest\x12\x45\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32-.tenure.v1.InspectModelCallsRequest.ModelCallB\x07\x9a\x82\x19\x03\x08\x80\x04\x1aZ\n\tModelCall\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12\x1e\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\"w\n\x19InspectModelCallsResponse\x12>\n\x08verdicts\x18\x01 \x03(\x0b\x32,.tenure.v1.InspectModelCallsResponse.Verdict\x1a\x1a\n\x07Verdict\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"\x89\x01\n\x10ListBillsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1a\n\nafter_step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x00\x12$\n\x14\x61\x66ter_attempt_number\x18\x03 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x00\x12\x1a\n\tpage_size\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\"A\n\x11ListBillsResponse\x12\x1e\n\x05\x62ills\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Bill\x12\x0c\n\x04more\x18\x02 \x01(\x08\"3\n\x18ListRefusedWritesRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\"L\n\x19ListRefusedWritesResponse\x12/\n\x0erefused_writes\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\"\xdb\x01\n\nLeaseGrant\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x18\n\x08\x63laim_id\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1b\n\x06holder\x18\x04 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x12\x16\n\x0eprevious_epoch\x18\x05 \x01(\x03\x12\x1f\n\nrequest_id\x18\x06 \x01(\tB\x0b\x9a\x82\x19\x07\x18\x80\x01 \x01H\x01\x12\x18\n\x06reason\x18\x07 \x01(\tB\x08\x9a\x82\x19\x04\x18@H\x01\x12\x1a\n\x07message\x18\x08 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01\"1\n\x14GetLeaseGrantRequest\x12\x19\n\x08resource\x18\x01 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\"n\n\x15GetLeaseGrantResponse\x12$\n\x05grant\x18\x01 \x01(\x0b\x32\x15.tenure.v1.LeaseGrant\x12\x16\n\x0erelease_reason\x18\x02 \x01(\t\x12\x17\n\x0frelease_message\x18\x03 \x01(\t\"<\n\x14RegisterLeaseRequest\x12$\n\x05grant\x18\x01 \x01(\x0b\x32\x15.tenure.v1.LeaseGrant\":\n\x15RegisterLeaseResponse\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x85\x01\n\x17NoteLeaseReleaseRequest\x12\x18\n\x08resource\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x08\x12\x18\n\x08\x63laim_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x1a\n\x06reason\x18\x03 \x01(\tB\n\x9a\x82\x19\x06\x18@ \x01H\x01\x12\x1a\n\x07message\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07H\x01\"\x1a\n\x18NoteLeaseReleaseResponse\"\xad\x01\n\x14InspectLeasesRequest\x12>\n\x06\x63laims\x18\x01 \x03(\x0b\x32%.tenure.v1.InspectLeasesRequest.ClaimB\x07\x9a\x82\x19\x03\x08\x80\x04\x1aU\n\x05\x43laim\x12\x17\n\x06tenant\x18\x01 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12\x19\n\x08resource\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x18\n\x08\x63laim_id\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\"5\n\x15InspectLeasesResponse\x12\x1c\n\x14registered_claim_ids\x18\x01 \x03(\t\"\xc6\x01\n\x10ListAgingRequest\x12\"\n\x04view\x18\x01 \x01(\x0e\x32\x14.tenure.v1.AgingView\x12,\n\x06states\x18\x02 \x03(\x0e\x32\x14.tenure.v1.TaskStateB\x06\x9a\x82\x19\x02\x08@\x12\'\n\x04idle\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\tpage_size\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1b\n\npage_token\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04\"Q\n\x11ListAgingResponse\x12#\n\x05tasks\x18\x01 \x03(\x0b\x32\x14.tenure.v1.AgingTask\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xda\x01\n\"CheckpointServicePruneTasksRequest\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01H\x00\x12\x32\n\x0c\x65nded_before\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x19\n\x06reason\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\x12\x18\n\x05\x61\x63tor\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x16\n\x05limit\x18\x06 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x42\x07\n\x05which\"E\n#CheckpointServicePruneTasksResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t\x12\x0c\n\x04more\x18\x02 \x01(\x08\"/\n\x13ListPruningsRequest\x12\x18\n\x05limit\x18\x01 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\x80\x01\"\x9e\x01\n\x14ListPruningsResponse\x12\x39\n\x08prunings\x18\x01 \x03(\x0b\x32\'.tenure.v1.ListPruningsResponse.Pruning\x1aK\n\x07Pruning\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x04 \x01(\t\"3\n\x14NoteForgottenRequest\x12\x1b\n\x08task_ids\x18\x01 \x03(\tB\t\x9a\x82\x19\x05\x08\x80\x01\x38\x01\"\x17\n\x15NoteForgottenResponse2\xe5\x1c\n\x11\x43heckpointService\x12R\n\nCreateTask\x12\x1c.tenure.v1.CreateTaskRequest\x1a\x1d.tenure.v1.CreateTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12n\n\x08\x46orkTask\x12+.tenure.v1.CheckpointServiceForkTaskRequest\x1a,.tenure.v1.CheckpointServiceForkTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12U\n\x0bPrepareFork\x12\x1d.tenure.v1.PrepareForkRequest\x1a\x1e.tenure.v1.PrepareForkResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12R\n\nFindRepeat\x12\x1c.tenure.v1.FindRepeatRequest\x1a\x1d.tenure.v1.FindRepeatResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12\x45\n\x04Open\x12\x16.tenure.v1.OpenRequest\x1a\x17.tenure.v1.OpenResponse\"\n\x92\x82\x19\x06\n\x02\x03\x02 \x01\x30\x01\x12I\n\x06\x43ommit\x12\x18.tenure.v1.CommitRequest\x1a\x19.tenure.v1.CommitResponse\"\n\x92\x82\x19\x06\n\x02\x03\x02 \x01\x12^\n\x0c\x43ommitStream\x12\x1e.tenure.v1.CommitStreamRequest\x1a\x1f.tenure.v1.CommitStreamResponse\"\t\x92\x82\x19\x05\n\x01\x03 \x01(\x01\x30\x01\x12k\n\x07GetTask\x12*.tenure.v1.CheckpointServiceGetTaskRequest\x1a+.tenure.v1.CheckpointServiceGetTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12q\n\tListTasks\x12,.tenure.v1.CheckpointServiceListTasksRequest\x1a-.tenure.v1.CheckpointServiceListTasksResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12U\n\x0bListEntries\x12\x1d.tenure.v1.ListEntriesRequest\x1a\x1e.tenure.v1.ListEntriesResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12Z\n\x0cWatchEntries\x12\x1e.tenure.v1.WatchEntriesRequest\x1a\x1f.tenure.v1.WatchEntriesResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x30\x01\x12Z\n\x0cWatchChanges\x12\x1e.tenure.v1.WatchChangesRequest\x1a\x1f.tenure.v1.WatchChangesResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x30\x01\x12]\n\rListClaimable\x12\x1f.tenure.v1.ListClaimableRequest\x1a .tenure.v1.ListClaimableResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12v\n\nListQueues\x12-.tenure.v1.CheckpointServiceListQueuesRequest\x1a..tenure.v1.CheckpointServiceListQueuesResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12V\n\nWatchQueue\x12\x1c.tenure.v1.WatchQueueRequest\x1a\x1d.tenure.v1.WatchQueueResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x30\x01\x12`\n\x0eRegisterGrants\x12 .tenure.v1.RegisterGrantsRequest\x1a!.tenure.v1.RegisterGrantsResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12W\n\x0bRequeueLost\x12\x1d.tenure.v1.RequeueLostRequest\x1a\x1e.tenure.v1.RequeueLostResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rInspectClaims\x12\x1f.tenure.v1.InspectClaimsRequest\x1a .tenure.v1.InspectClaimsResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12W\n\x0bListRunning\x12\x1d.tenure.v1.ListRunningRequest\x1a\x1e.tenure.v1.ListRunningResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12W\n\x0bListEndings\x12\x1d.tenure.v1.ListEndingsRequest\x1a\x1e.tenure.v1.ListEndingsResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12[\n\rAppendForeign\x12\x1f.tenure.v1.AppendForeignRequest\x1a .tenure.v1.AppendForeignResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12R\n\nSendSignal\x12\x1c.tenure.v1.SendSignalRequest\x1a\x1d.tenure.v1.SendSignalResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12Q\n\tGetEpochs\x12\x1b.tenure.v1.GetEpochsRequest\x1a\x1c.tenure.v1.GetEpochsResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rGetLeaseGrant\x12\x1f.tenure.v1.GetLeaseGrantRequest\x1a .tenure.v1.GetLeaseGrantResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rRegisterLease\x12\x1f.tenure.v1.RegisterLeaseRequest\x1a .tenure.v1.RegisterLeaseResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12\x66\n\x10NoteLeaseRelease\x12\".tenure.v1.NoteLeaseReleaseRequest\x1a#.tenure.v1.NoteLeaseReleaseResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rInspectLeases\x12\x1f.tenure.v1.InspectLeasesRequest\x1a .tenure.v1.InspectLeasesResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12\x63\n\x0fRaiseGeneration\x12!.tenure.v1.RaiseGenerationRequest\x1a\".tenure.v1.RaiseGenerationResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12X\n\x0bReportUsage\x12\x1d.tenure.v1.ReportUsageRequest\x1a\x1e.tenure.v1.ReportUsageResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x12i\n\x11InspectModelCalls\x12#.tenure.v1.InspectModelCallsRequest\x1a$.tenure.v1.InspectModelCallsResponse\"\t\x92\x82\x19\x05\n\x01\x07\x18\x01\x12O\n\tListBills\x12\x1b.tenure.v1.ListBillsRequest\x1a\x1c.tenure.v1.ListBillsResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12O\n\tListAging\x12\x1b.tenure.v1.ListAgingRequest\x1a\x1c.tenure.v1.ListAgingResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12g\n\x11ListRefusedWrites\x12#.tenure.v1.ListRefusedWritesRequest\x1a$.tenure.v1.ListRefusedWritesResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12t\n\nPruneTasks\x12-.tenure.v1.CheckpointServicePruneTasksRequest\x1a..tenure.v1.CheckpointServicePruneTasksResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12Z\n\x0cListPrunings\x12\x1e.tenure.v1.ListPruningsRequest\x1a\x1f.tenure.v1.ListPruningsResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12]\n\rNoteForgotten\x12\x1f.tenure.v1.NoteForgottenRequest\x1a .tenure.v1.NoteForgottenResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12`\n\x0eListDoubtWaits\x12 .tenure.v1.ListDoubtWaitsRequest\x1a!.tenure.v1.ListDoubtWaitsResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x12R\n\nListDoubts\x12\x1c.tenure.v1.ListDoubtsRequest\x1a\x1d.tenure.v1.ListDoubtsResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12`\n\x0eRequeueSettled\x12 .tenure.v1.RequeueSettledRequest\x1a!.tenure.v1.RequeueSettledResponse\"\t\x92\x82\x19\x05\n\x01\x02\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "tenure.v1.checkpoint_service_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.checkpoint_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_LISTDOUBTWAITSREQUEST"].fields_by_name["limit"]._loaded_options = None
-    _globals["_LISTDOUBTWAITSREQUEST"].fields_by_name["limit"]._serialized_options = b"\232\202\031\005P\001X\200\001"
-    _globals["_LISTDOUBTSREQUEST"].fields_by_name["page_size"]._loaded_options = None
-    _globals["_LISTDOUBTSREQUEST"].fields_by_name["page_size"]._serialized_options = b"\232\202\031\003X\364\003"
-    _globals["_LISTDOUBTSREQUEST"].fields_by_name["page_token"]._loaded_options = None
-    _globals["_LISTDOUBTSREQUEST"].fields_by_name["page_token"]._serialized_options = b"\232\202\031\003\030\200\004"
-    _globals["_REQUEUESETTLEDREQUEST_SETTLED"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_REQUEUESETTLEDREQUEST_SETTLED"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_REQUEUESETTLEDREQUEST"].fields_by_name["settled"]._loaded_options = None
-    _globals["_REQUEUESETTLEDREQUEST"].fields_by_name["settled"]._serialized_options = b"\232\202\031\003\010\200\001"
-    _globals["_CREATETASKREQUEST"].fields_by_name["request_id"]._loaded_options = None
-    _globals["_CREATETASKREQUEST"].fields_by_name[
-        "request_id"
-    ]._serialized_options = b"\232\202\031\005\030\200\001 \001"
-    _globals["_CREATETASKREQUEST"].fields_by_name["traceparent"]._loaded_options = None
-    _globals["_CREATETASKREQUEST"].fields_by_name["traceparent"]._serialized_options = b"\232\202\031\003\030\200\001"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["request_id"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name[
-        "request_id"
-    ]._serialized_options = b"\232\202\031\005\030\200\001 \001"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name[
-        "task_id"
-    ]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["at_sequence"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name[
-        "at_sequence"
-    ]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["step"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["step"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["message"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name[
-        "message"
-    ]._serialized_options = b"\232\202\031\004(\200\200\020"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["actor"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name[
-        "actor"
-    ]._serialized_options = b"\232\202\031\005\030\310\001 \001"
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name["prepared_task_id"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"].fields_by_name[
-        "prepared_task_id"
-    ]._serialized_options = b"\232\202\031\0048\001@\001"
-    _globals["_OPENREQUEST"].fields_by_name["after_sequence"]._loaded_options = None
-    _globals["_OPENREQUEST"].fields_by_name["after_sequence"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_COMMITREQUEST"].fields_by_name["commit_id"]._loaded_options = None
-    _globals["_COMMITREQUEST"].fields_by_name["commit_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_COMMITREQUEST"].fields_by_name["commit_number"]._loaded_options = None
-    _globals["_COMMITREQUEST"].fields_by_name["commit_number"]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_COMMITREQUEST"].fields_by_name["known_sequence"]._loaded_options = None
-    _globals["_COMMITREQUEST"].fields_by_name["known_sequence"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_COMMITREQUEST"].fields_by_name["entries"]._loaded_options = None
-    _globals["_COMMITREQUEST"].fields_by_name["entries"]._serialized_options = b"\232\202\031\003\010\200\002"
-    _globals["_COMMITREQUEST"].fields_by_name["traceparent"]._loaded_options = None
-    _globals["_COMMITREQUEST"].fields_by_name["traceparent"]._serialized_options = b"\232\202\031\003\030\200\001"
-    _globals["_COMMITREQUEST"]._loaded_options = None
-    _globals["_COMMITREQUEST"]._serialized_options = b"\240\202\031\200\200@"
-    _globals["_TRANSITION"].fields_by_name["reason"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["reason"]._serialized_options = b"\232\202\031\004\030@ \001"
-    _globals["_TRANSITION"].fields_by_name["message"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["message"]._serialized_options = b"\232\202\031\003\030\240\037"
-    _globals["_TRANSITION"].fields_by_name["result"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["result"]._serialized_options = b"\232\202\031\004(\200\200@"
-    _globals["_TRANSITION"].fields_by_name["error_class"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["error_class"]._serialized_options = b"\232\202\031\002\030@"
-    _globals["_TRANSITION"].fields_by_name["result_json"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["result_json"]._serialized_options = b"\232\202\031\004(\200\200\020"
-    _globals["_TRANSITION"].fields_by_name["calls_in_doubt"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["calls_in_doubt"]._serialized_options = b"\232\202\031\003\010\200\010"
-    _globals["_TRANSITION"].fields_by_name["outputs"]._loaded_options = None
-    _globals["_TRANSITION"].fields_by_name["outputs"]._serialized_options = b"\232\202\031\002\010 "
-    _globals["_RESERVE"].fields_by_name["step"]._loaded_options = None
-    _globals["_RESERVE"].fields_by_name["step"]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_RESERVE"].fields_by_name["attempt_number"]._loaded_options = None
-    _globals["_RESERVE"].fields_by_name["attempt_number"]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_RESERVE"].fields_by_name["model"]._loaded_options = None
-    _globals["_RESERVE"].fields_by_name["model"]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_RESERVE"].fields_by_name["input_tokens"]._loaded_options = None
-    _globals["_RESERVE"].fields_by_name[
-        "input_tokens"
-    ]._serialized_options = b"\232\202\031\007X\200\240\224\245\215\035"
-    _globals["_RESERVE"].fields_by_name["max_output_tokens"]._loaded_options = None
-    _globals["_RESERVE"].fields_by_name["max_output_tokens"]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_COMMITSTREAMREQUEST"].fields_by_name["commits"]._loaded_options = None
-    _globals["_COMMITSTREAMREQUEST"].fields_by_name[
-        "commits"
-    ]._serialized_options = b"\232\202\031\005\010\200\001h\001"
-    _globals["_COMMITSTREAMREQUEST"]._loaded_options = None
-    _globals["_COMMITSTREAMREQUEST"]._serialized_options = b"\240\202\031\200\200\200\001"
-    _globals["_CHECKPOINTSERVICEGETTASKREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEGETTASKREQUEST"].fields_by_name[
-        "task_id"
-    ]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"].fields_by_name["page_size"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"].fields_by_name[
-        "page_size"
-    ]._serialized_options = b"\232\202\031\003X\364\003"
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"].fields_by_name["page_token"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"].fields_by_name[
-        "page_token"
-    ]._serialized_options = b"\232\202\031\003\030\200\004"
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"].fields_by_name["order"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"].fields_by_name[
-        "order"
-    ]._serialized_options = b"\232\202\031\002`\001"
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["after_sequence"]._loaded_options = None
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["after_sequence"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["page_size"]._loaded_options = None
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["page_size"]._serialized_options = b"\232\202\031\003X\350\007"
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["kinds"]._loaded_options = None
-    _globals["_LISTENTRIESREQUEST"].fields_by_name["kinds"]._serialized_options = b"\232\202\031\004\010@\030@"
-    _globals["_WATCHENTRIESREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_WATCHENTRIESREQUEST"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_WATCHENTRIESREQUEST"].fields_by_name["after_sequence"]._loaded_options = None
-    _globals["_WATCHENTRIESREQUEST"].fields_by_name["after_sequence"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_WATCHCHANGESREQUEST"].fields_by_name["after_cursor"]._loaded_options = None
-    _globals["_WATCHCHANGESREQUEST"].fields_by_name[
-        "after_cursor"
-    ]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["queues"]._loaded_options = None
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["queues"]._serialized_options = b"\232\202\031\004\010@\030?"
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["priorities"]._loaded_options = None
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["priorities"]._serialized_options = b"\232\202\031\002\010@"
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["loops"]._loaded_options = None
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name[
-        "loops"
-    ]._serialized_options = b"\232\202\031\006\010\200\001\030\200\001"
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["limit"]._loaded_options = None
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["limit"]._serialized_options = b"\232\202\031\005P\001X\200\001"
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["worker_ids"]._loaded_options = None
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name[
-        "worker_ids"
-    ]._serialized_options = b"\232\202\031\006\010\220N\030\200\001"
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name["tenants"]._loaded_options = None
-    _globals["_LISTCLAIMABLEREQUEST"].fields_by_name[
-        "tenants"
-    ]._serialized_options = b"\232\202\031\006\010\350\007\030\254\002"
-    _globals["_REGISTERGRANTSREQUEST_GRANT"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_REGISTERGRANTSREQUEST_GRANT"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_REGISTERGRANTSREQUEST_GRANT"].fields_by_name["claim_id"]._loaded_options = None
-    _globals["_REGISTERGRANTSREQUEST_GRANT"].fields_by_name[
-        "claim_id"
-    ]._serialized_options = b"\232\202\031\006\030@ \001H\001"
-    _globals["_REGISTERGRANTSREQUEST"].fields_by_name["grants"]._loaded_options = None
-    _globals["_REGISTERGRANTSREQUEST"].fields_by_name["grants"]._serialized_options = b"\232\202\031\003\010\200\001"
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["claim_id"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["claim_id"]._serialized_options = b"\232\202\031\002\030@"
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["reason"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["reason"]._serialized_options = b"\232\202\031\002\030@"
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["message"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["message"]._serialized_options = b"\232\202\031\003\030\240\037"
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["actor"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["actor"]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name["to_worker_id"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST_LOST"].fields_by_name[
-        "to_worker_id"
-    ]._serialized_options = b"\232\202\031\003\030\200\001"
-    _globals["_REQUEUELOSTREQUEST"].fields_by_name["lost"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST"].fields_by_name["lost"]._serialized_options = b"\232\202\031\003\010\200\004"
-    _globals["_REQUEUELOSTREQUEST"]._loaded_options = None
-    _globals["_REQUEUELOSTREQUEST"]._serialized_options = b"\240\202\031\200\200\200\001"
-    _globals["_INSPECTCLAIMSREQUEST_CLAIM"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_INSPECTCLAIMSREQUEST_CLAIM"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_INSPECTCLAIMSREQUEST_CLAIM"].fields_by_name["claim_id"]._loaded_options = None
-    _globals["_INSPECTCLAIMSREQUEST_CLAIM"].fields_by_name["claim_id"]._serialized_options = b"\232\202\031\002\030@"
-    _globals["_INSPECTCLAIMSREQUEST"].fields_by_name["claims"]._loaded_options = None
-    _globals["_INSPECTCLAIMSREQUEST"].fields_by_name["claims"]._serialized_options = b"\232\202\031\003\010\200\004"
-    _globals["_LISTRUNNINGREQUEST"].fields_by_name["page_size"]._loaded_options = None
-    _globals["_LISTRUNNINGREQUEST"].fields_by_name["page_size"]._serialized_options = b"\232\202\031\003X\350\007"
-    _globals["_LISTRUNNINGREQUEST"].fields_by_name["after_task_id"]._loaded_options = None
-    _globals["_LISTRUNNINGREQUEST"].fields_by_name["after_task_id"]._serialized_options = b"\232\202\031\0048\001@\001"
-    _globals["_LISTENDINGSREQUEST"].fields_by_name["limit"]._loaded_options = None
-    _globals["_LISTENDINGSREQUEST"].fields_by_name["limit"]._serialized_options = b"\232\202\031\005P\001X\200\001"
-    _globals["_APPENDFOREIGNREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_APPENDFOREIGNREQUEST"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_APPENDFOREIGNREQUEST"].fields_by_name["request_id"]._loaded_options = None
-    _globals["_APPENDFOREIGNREQUEST"].fields_by_name[
-        "request_id"
-    ]._serialized_options = b"\232\202\031\005\030\200\001 \001"
-    _globals["_APPENDFOREIGNREQUEST"].fields_by_name["actor"]._loaded_options = None
-    _globals["_APPENDFOREIGNREQUEST"].fields_by_name["actor"]._serialized_options = b"\232\202\031\005\030\310\001 \001"
-    _globals["_WAITANSWER"].fields_by_name["wait_id"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["wait_id"]._serialized_options = b"\232\202\031\004\030@ \001"
-    _globals["_WAITANSWER"].fields_by_name["decision"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["decision"]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_WAITANSWER"].fields_by_name["reply"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["reply"]._serialized_options = b"\232\202\031\004(\200\200\004"
-    _globals["_WAITANSWER"].fields_by_name["comment"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["comment"]._serialized_options = b"\232\202\031\003\030\240\037"
-    _globals["_WAITANSWER"].fields_by_name["edited_arguments_json"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name[
-        "edited_arguments_json"
-    ]._serialized_options = b"\232\202\031\004(\200\200\020"
-    _globals["_WAITANSWER"].fields_by_name["extra_budget_tokens"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name[
-        "extra_budget_tokens"
-    ]._serialized_options = b"\232\202\031\007X\200\240\224\245\215\035"
-    _globals["_WAITANSWER"].fields_by_name["call_digest"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["call_digest"]._serialized_options = b"\232\202\031\0048\n@\001"
-    _globals["_WAITANSWER"].fields_by_name["extra_budget_nano_usd"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name[
-        "extra_budget_nano_usd"
-    ]._serialized_options = b"\232\202\031\tX\200\200\232\246\352\257\343\001"
-    _globals["_WAITANSWER"].fields_by_name["addressee"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["addressee"]._serialized_options = b"\232\202\031\003\030\254\002"
-    _globals["_WAITANSWER"].fields_by_name["client_address"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["client_address"]._serialized_options = b"\232\202\031\002\030d"
-    _globals["_WAITANSWER"].fields_by_name["shown_digest"]._loaded_options = None
-    _globals["_WAITANSWER"].fields_by_name["shown_digest"]._serialized_options = b"\232\202\031\002\030@"
-    _globals["_SENDSIGNALREQUEST"].fields_by_name["correlation_id"]._loaded_options = None
-    _globals["_SENDSIGNALREQUEST"].fields_by_name[
-        "correlation_id"
-    ]._serialized_options = b"\232\202\031\005\030\310\001 \001"
-    _globals["_SENDSIGNALREQUEST"].fields_by_name["request_id"]._loaded_options = None
-    _globals["_SENDSIGNALREQUEST"].fields_by_name[
-        "request_id"
-    ]._serialized_options = b"\232\202\031\005\030\200\001 \001"
-    _globals["_SENDSIGNALREQUEST"].fields_by_name["actor"]._loaded_options = None
-    _globals["_SENDSIGNALREQUEST"].fields_by_name["actor"]._serialized_options = b"\232\202\031\005\030\310\001 \001"
-    _globals["_SENDSIGNALREQUEST"].fields_by_name["payload_json"]._loaded_options = None
-    _globals["_SENDSIGNALREQUEST"].fields_by_name["payload_json"]._serialized_options = b"\232\202\031\004(\200\200\004"
-    _globals["_RAISEGENERATIONREQUEST"].fields_by_name["reason"]._loaded_options = None
-    _globals["_RAISEGENERATIONREQUEST"].fields_by_name["reason"]._serialized_options = b"\232\202\031\003\030\350\007"
-    _globals["_REPORTUSAGEREQUEST"].fields_by_name["step"]._loaded_options = None
-    _globals["_REPORTUSAGEREQUEST"].fields_by_name["step"]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_REPORTUSAGEREQUEST"].fields_by_name["attempt_number"]._loaded_options = None
-    _globals["_REPORTUSAGEREQUEST"].fields_by_name["attempt_number"]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_REPORTUSAGEREQUEST"].fields_by_name["provider_request_id"]._loaded_options = None
-    _globals["_REPORTUSAGEREQUEST"].fields_by_name[
-        "provider_request_id"
-    ]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"].fields_by_name[
-        "task_id"
-    ]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"].fields_by_name["step"]._loaded_options = None
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"].fields_by_name[
-        "step"
-    ]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"].fields_by_name["attempt_number"]._loaded_options = None
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"].fields_by_name[
-        "attempt_number"
-    ]._serialized_options = b"\232\202\031\002P\001"
-    _globals["_INSPECTMODELCALLSREQUEST"].fields_by_name["calls"]._loaded_options = None
-    _globals["_INSPECTMODELCALLSREQUEST"].fields_by_name["calls"]._serialized_options = b"\232\202\031\003\010\200\004"
-    _globals["_LISTBILLSREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_LISTBILLSREQUEST"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_LISTBILLSREQUEST"].fields_by_name["after_step"]._loaded_options = None
-    _globals["_LISTBILLSREQUEST"].fields_by_name["after_step"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_LISTBILLSREQUEST"].fields_by_name["after_attempt_number"]._loaded_options = None
-    _globals["_LISTBILLSREQUEST"].fields_by_name["after_attempt_number"]._serialized_options = b"\232\202\031\002P\000"
-    _globals["_LISTBILLSREQUEST"].fields_by_name["page_size"]._loaded_options = None
-    _globals["_LISTBILLSREQUEST"].fields_by_name["page_size"]._serialized_options = b"\232\202\031\003X\350\007"
-    _globals["_LISTREFUSEDWRITESREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_LISTREFUSEDWRITESREQUEST"].fields_by_name["task_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_LEASEGRANT"].fields_by_name["resource"]._loaded_options = None
-    _globals["_LEASEGRANT"].fields_by_name["resource"]._serialized_options = b"\232\202\031\0028\010"
-    _globals["_LEASEGRANT"].fields_by_name["claim_id"]._loaded_options = None
-    _globals["_LEASEGRANT"].fields_by_name["claim_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_LEASEGRANT"].fields_by_name["holder"]._loaded_options = None
-    _globals["_LEASEGRANT"].fields_by_name["holder"]._serialized_options = b"\232\202\031\007\030\200\001 \001H\001"
-    _globals["_LEASEGRANT"].fields_by_name["request_id"]._loaded_options = None
-    _globals["_LEASEGRANT"].fields_by_name["request_id"]._serialized_options = b"\232\202\031\007\030\200\001 \001H\001"
-    _globals["_LEASEGRANT"].fields_by_name["reason"]._loaded_options = None
-    _globals["_LEASEGRANT"].fields_by_name["reason"]._serialized_options = b"\232\202\031\004\030@H\001"
-    _globals["_LEASEGRANT"].fields_by_name["message"]._loaded_options = None
-    _globals["_LEASEGRANT"].fields_by_name["message"]._serialized_options = b"\232\202\031\005\030\350\007H\001"
-    _globals["_GETLEASEGRANTREQUEST"].fields_by_name["resource"]._loaded_options = None
-    _globals["_GETLEASEGRANTREQUEST"].fields_by_name["resource"]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name["resource"]._loaded_options = None
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name["resource"]._serialized_options = b"\232\202\031\0028\010"
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name["claim_id"]._loaded_options = None
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name["claim_id"]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name["reason"]._loaded_options = None
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name[
-        "reason"
-    ]._serialized_options = b"\232\202\031\006\030@ \001H\001"
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name["message"]._loaded_options = None
-    _globals["_NOTELEASERELEASEREQUEST"].fields_by_name[
-        "message"
-    ]._serialized_options = b"\232\202\031\005\030\350\007H\001"
-    _globals["_INSPECTLEASESREQUEST_CLAIM"].fields_by_name["tenant"]._loaded_options = None
-    _globals["_INSPECTLEASESREQUEST_CLAIM"].fields_by_name[
-        "tenant"
-    ]._serialized_options = b"\232\202\031\003\030\254\002"
-    _globals["_INSPECTLEASESREQUEST_CLAIM"].fields_by_name["resource"]._loaded_options = None
-    _globals["_INSPECTLEASESREQUEST_CLAIM"].fields_by_name[
-        "resource"
-    ]._serialized_options = b"\232\202\031\003\030\310\001"
-    _globals["_INSPECTLEASESREQUEST_CLAIM"].fields_by_name["claim_id"]._loaded_options = None
-    _globals["_INSPECTLEASESREQUEST_CLAIM"].fields_by_name["claim_id"]._serialized_options = b"\232\202\031\002\030@"
-    _globals["_INSPECTLEASESREQUEST"].fields_by_name["claims"]._loaded_options = None
-    _globals["_INSPECTLEASESREQUEST"].fields_by_name["claims"]._serialized_options = b"\232\202\031\003\010\200\004"
-    _globals["_LISTAGINGREQUEST"].fields_by_name["states"]._loaded_options = None
-    _globals["_LISTAGINGREQUEST"].fields_by_name["states"]._serialized_options = b"\232\202\031\002\010@"
-    _globals["_LISTAGINGREQUEST"].fields_by_name["page_size"]._loaded_options = None
-    _globals["_LISTAGINGREQUEST"].fields_by_name["page_size"]._serialized_options = b"\232\202\031\003X\364\003"
-    _globals["_LISTAGINGREQUEST"].fields_by_name["page_token"]._loaded_options = None
-    _globals["_LISTAGINGREQUEST"].fields_by_name["page_token"]._serialized_options = b"\232\202\031\003\030\200\004"
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name["task_id"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name[
-        "task_id"
-    ]._serialized_options = b"\232\202\031\0028\001"
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name["reason"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name[
-        "reason"
-    ]._serialized_options = b"\232\202\031\005\030\350\007 \001"
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name["actor"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name[
-        "actor"
-    ]._serialized_options = b"\232\202\031\005\030\310\001 \001"
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name["limit"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"].fields_by_name[
-        "limit"
-    ]._serialized_options = b"\232\202\031\003X\364\003"
-    _globals["_LISTPRUNINGSREQUEST"].fields_by_name["limit"]._loaded_options = None
-    _globals["_LISTPRUNINGSREQUEST"].fields_by_name["limit"]._serialized_options = b"\232\202\031\005P\001X\200\001"
-    _globals["_NOTEFORGOTTENREQUEST"].fields_by_name["task_ids"]._loaded_options = None
-    _globals["_NOTEFORGOTTENREQUEST"].fields_by_name[
-        "task_ids"
-    ]._serialized_options = b"\232\202\031\005\010\200\0018\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["CreateTask"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["CreateTask"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ForkTask"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ForkTask"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["PrepareFork"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["PrepareFork"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["FindRepeat"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["FindRepeat"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["Open"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["Open"]._serialized_options = b"\222\202\031\006\n\002\003\002 \001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["Commit"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "Commit"
-    ]._serialized_options = b"\222\202\031\006\n\002\003\002 \001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["CommitStream"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "CommitStream"
-    ]._serialized_options = b"\222\202\031\005\n\001\003 \001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["GetTask"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["GetTask"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListTasks"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListTasks"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListEntries"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListEntries"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["WatchEntries"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["WatchEntries"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["WatchChanges"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["WatchChanges"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListClaimable"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListClaimable"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListQueues"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListQueues"
-    ]._serialized_options = b"\222\202\031\005\n\001\001\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["WatchQueue"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "WatchQueue"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["RegisterGrants"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "RegisterGrants"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["RequeueLost"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "RequeueLost"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["InspectClaims"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "InspectClaims"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListRunning"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListRunning"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListEndings"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListEndings"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["AppendForeign"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["AppendForeign"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["SendSignal"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["SendSignal"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["GetEpochs"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "GetEpochs"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["GetLeaseGrant"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "GetLeaseGrant"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["RegisterLease"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "RegisterLease"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["NoteLeaseRelease"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "NoteLeaseRelease"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["InspectLeases"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "InspectLeases"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["RaiseGeneration"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "RaiseGeneration"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ReportUsage"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ReportUsage"
-    ]._serialized_options = b"\222\202\031\006\n\002\003\007 \001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["InspectModelCalls"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "InspectModelCalls"
-    ]._serialized_options = b"\222\202\031\005\n\001\007\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListBills"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListBills"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListAging"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListAging"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListRefusedWrites"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListRefusedWrites"
-    ]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["PruneTasks"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["PruneTasks"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListPrunings"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListPrunings"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["NoteForgotten"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "NoteForgotten"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListDoubtWaits"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "ListDoubtWaits"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListDoubts"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["ListDoubts"]._serialized_options = b"\222\202\031\003\n\001\001"
-    _globals["_CHECKPOINTSERVICE"].methods_by_name["RequeueSettled"]._loaded_options = None
-    _globals["_CHECKPOINTSERVICE"].methods_by_name[
-        "RequeueSettled"
-    ]._serialized_options = b"\222\202\031\005\n\001\002\030\001"
-    _globals["_LISTDOUBTWAITSREQUEST"]._serialized_start = 285
-    _globals["_LISTDOUBTWAITSREQUEST"]._serialized_end = 334
-    _globals["_LISTDOUBTWAITSRESPONSE"]._serialized_start = 337
-    _globals["_LISTDOUBTWAITSRESPONSE"]._serialized_end = 521
-    _globals["_LISTDOUBTWAITSRESPONSE_DOUBTWAIT"]._serialized_start = 423
-    _globals["_LISTDOUBTWAITSRESPONSE_DOUBTWAIT"]._serialized_end = 521
-    _globals["_LISTDOUBTSREQUEST"]._serialized_start = 523
-    _globals["_LISTDOUBTSREQUEST"]._serialized_end = 599
-    _globals["_LISTDOUBTSRESPONSE"]._serialized_start = 602
-    _globals["_LISTDOUBTSRESPONSE"]._serialized_end = 764
-    _globals["_LISTDOUBTSRESPONSE_DOUBT"]._serialized_start = 702
-    _globals["_LISTDOUBTSRESPONSE_DOUBT"]._serialized_end = 764
-    _globals["_REQUEUESETTLEDREQUEST"]._serialized_start = 767
-    _globals["_REQUEUESETTLEDREQUEST"]._serialized_end = 909
-    _globals["_REQUEUESETTLEDREQUEST_SETTLED"]._serialized_start = 860
-    _globals["_REQUEUESETTLEDREQUEST_SETTLED"]._serialized_end = 909
-    _globals["_REQUEUESETTLEDRESPONSE"]._serialized_start = 911
-    _globals["_REQUEUESETTLEDRESPONSE"]._serialized_end = 953
-    _globals["_CREATETASKREQUEST"]._serialized_start = 955
-    _globals["_CREATETASKREQUEST"]._serialized_end = 1070
-    _globals["_CREATETASKRESPONSE"]._serialized_start = 1072
-    _globals["_CREATETASKRESPONSE"]._serialized_end = 1123
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"]._serialized_start = 1126
-    _globals["_CHECKPOINTSERVICEFORKTASKREQUEST"]._serialized_end = 1414
-    _globals["_PREPAREFORKREQUEST"]._serialized_start = 1416
-    _globals["_PREPAREFORKREQUEST"]._serialized_end = 1495
-    _globals["_PREPAREFORKRESPONSE"]._serialized_start = 1497
-    _globals["_PREPAREFORKRESPONSE"]._serialized_end = 1589
-    _globals["_FINDREPEATREQUEST"]._serialized_start = 1592
-    _globals["_FINDREPEATREQUEST"]._serialized_end = 1863
-    _globals["_FINDREPEATRESPONSE"]._serialized_start = 1865
-    _globals["_FINDREPEATRESPONSE"]._serialized_end = 1969
-    _globals["_CHECKPOINTSERVICEFORKTASKRESPONSE"]._serialized_start = 1971
-    _globals["_CHECKPOINTSERVICEFORKTASKRESPONSE"]._serialized_end = 2037
-    _globals["_OPENREQUEST"]._serialized_start = 2039
-    _globals["_OPENREQUEST"]._serialized_end = 2151
-    _globals["_OPENRESPONSE"]._serialized_start = 2153
-    _globals["_OPENRESPONSE"]._serialized_end = 2254
-    _globals["_OPENHEADER"]._serialized_start = 2256
-    _globals["_OPENHEADER"]._serialized_end = 2327
-    _globals["_ENTRYPAGE"]._serialized_start = 2329
-    _globals["_ENTRYPAGE"]._serialized_end = 2375
-    _globals["_COMMITREQUEST"]._serialized_start = 2378
-    _globals["_COMMITREQUEST"]._serialized_end = 2688
-    _globals["_TRANSITION"]._serialized_start = 2691
-    _globals["_TRANSITION"]._serialized_end = 3114
-    _globals["_RESERVE"]._serialized_start = 3117
-    _globals["_RESERVE"]._serialized_end = 3356
-    _globals["_RESERVERESULT"]._serialized_start = 3359
-    _globals["_RESERVERESULT"]._serialized_end = 3761
-    _globals["_RESERVERESULT_GRANTED"]._serialized_start = 3481
-    _globals["_RESERVERESULT_GRANTED"]._serialized_end = 3609
-    _globals["_RESERVERESULT_DENIED"]._serialized_start = 3612
-    _globals["_RESERVERESULT_DENIED"]._serialized_end = 3751
-    _globals["_COMMITRESPONSE"]._serialized_start = 3764
-    _globals["_COMMITRESPONSE"]._serialized_end = 3988
-    _globals["_COMMITSTREAMREQUEST"]._serialized_start = 3990
-    _globals["_COMMITSTREAMREQUEST"]._serialized_end = 4073
-    _globals["_TAGGEDCOMMIT"]._serialized_start = 4075
-    _globals["_TAGGEDCOMMIT"]._serialized_end = 4144
-    _globals["_COMMITSTREAMRESPONSE"]._serialized_start = 4146
-    _globals["_COMMITSTREAMRESPONSE"]._serialized_end = 4216
-    _globals["_TAGGEDCOMMITRESULT"]._serialized_start = 4219
-    _globals["_TAGGEDCOMMITRESULT"]._serialized_end = 4348
-    _globals["_CHECKPOINTSERVICEGETTASKREQUEST"]._serialized_start = 4350
-    _globals["_CHECKPOINTSERVICEGETTASKREQUEST"]._serialized_end = 4408
-    _globals["_CHECKPOINTSERVICEGETTASKRESPONSE"]._serialized_start = 4410
-    _globals["_CHECKPOINTSERVICEGETTASKRESPONSE"]._serialized_end = 4475
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"]._serialized_start = 4478
-    _globals["_CHECKPOINTSERVICELISTTASKSREQUEST"]._serialized_end = 4669
-    _globals["_CHECKPOINTSERVICELISTTASKSRESPONSE"]._serialized_start = 4672
-    _globals["_CHECKPOINTSERVICELISTTASKSRESPONSE"]._serialized_end = 4813
-    _globals["_LISTENTRIESREQUEST"]._serialized_start = 4816
-    _globals["_LISTENTRIESREQUEST"]._serialized_end = 4946
-    _globals["_LISTENTRIESRESPONSE"]._serialized_start = 4948
-    _globals["_LISTENTRIESRESPONSE"]._serialized_end = 5018
-    _globals["_WATCHENTRIESREQUEST"]._serialized_start = 5020
-    _globals["_WATCHENTRIESREQUEST"]._serialized_end = 5120
-    _globals["_WATCHENTRIESRESPONSE"]._serialized_start = 5122
-    _globals["_WATCHENTRIESRESPONSE"]._serialized_end = 5195
-    _globals["_WATCHCHANGESREQUEST"]._serialized_start = 5197
-    _globals["_WATCHCHANGESREQUEST"]._serialized_end = 5288
-    _globals["_WATCHCHANGESRESPONSE"]._serialized_start = 5291
-    _globals["_WATCHCHANGESRESPONSE"]._serialized_end = 5445
-    _globals["_WATCHCHANGESRESPONSE_ITEM"]._serialized_start = 5384
-    _globals["_WATCHCHANGESRESPONSE_ITEM"]._serialized_end = 5445
-    _globals["_LISTCLAIMABLEREQUEST"]._serialized_start = 5448
-    _globals["_LISTCLAIMABLEREQUEST"]._serialized_end = 5782
-    _globals["_LISTCLAIMABLERESPONSE"]._serialized_start = 5784
-    _globals["_LISTCLAIMABLERESPONSE"]._serialized_end = 5841
-    _globals["_CHECKPOINTSERVICELISTQUEUESREQUEST"]._serialized_start = 5843
-    _globals["_CHECKPOINTSERVICELISTQUEUESREQUEST"]._serialized_end = 5879
-    _globals["_CHECKPOINTSERVICELISTQUEUESRESPONSE"]._serialized_start = 5881
-    _globals["_CHECKPOINTSERVICELISTQUEUESRESPONSE"]._serialized_end = 5957
-    _globals["_OFFER"]._serialized_start = 5960
-    _globals["_OFFER"]._serialized_end = 6362
-    _globals["_WATCHQUEUEREQUEST"]._serialized_start = 6364
-    _globals["_WATCHQUEUEREQUEST"]._serialized_end = 6383
-    _globals["_WATCHQUEUERESPONSE"]._serialized_start = 6385
-    _globals["_WATCHQUEUERESPONSE"]._serialized_end = 6449
-    _globals["_REGISTERGRANTSREQUEST"]._serialized_start = 6452
-    _globals["_REGISTERGRANTSREQUEST"]._serialized_end = 6619
-    _globals["_REGISTERGRANTSREQUEST_GRANT"]._serialized_start = 6542
-    _globals["_REGISTERGRANTSREQUEST_GRANT"]._serialized_end = 6619
-    _globals["_REGISTERGRANTSRESPONSE"]._serialized_start = 6621
-    _globals["_REGISTERGRANTSRESPONSE"]._serialized_end = 6664
-    _globals["_REQUEUELOSTREQUEST"]._serialized_start = 6667
-    _globals["_REQUEUELOSTREQUEST"]._serialized_end = 6962
-    _globals["_REQUEUELOSTREQUEST_LOST"]._serialized_start = 6749
-    _globals["_REQUEUELOSTREQUEST_LOST"]._serialized_end = 6953
-    _globals["_REQUEUELOSTRESPONSE"]._serialized_start = 6964
-    _globals["_REQUEUELOSTRESPONSE"]._serialized_end = 7003
-    _globals["_INSPECTCLAIMSREQUEST"]._serialized_start = 7006
-    _globals["_INSPECTCLAIMSREQUEST"]._serialized_end = 7152
-    _globals["_INSPECTCLAIMSREQUEST_CLAIM"]._serialized_start = 7094
-    _globals["_INSPECTCLAIMSREQUEST_CLAIM"]._serialized_end = 7152
-    _globals["_INSPECTCLAIMSRESPONSE"]._serialized_start = 7155
-    _globals["_INSPECTCLAIMSRESPONSE"]._serialized_end = 7323
-    _globals["_INSPECTCLAIMSRESPONSE_VERDICT"]._serialized_start = 7240
-    _globals["_INSPECTCLAIMSRESPONSE_VERDICT"]._serialized_end = 7323
-    _globals["_LISTRUNNINGREQUEST"]._serialized_start = 7325
-    _globals["_LISTRUNNINGREQUEST"]._serialized_end = 7406
-    _globals["_LISTRUNNINGRESPONSE"]._serialized_start = 7409
-    _globals["_LISTRUNNINGRESPONSE"]._serialized_end = 7630
-    _globals["_LISTRUNNINGRESPONSE_RUNNING"]._serialized_start = 7490
-    _globals["_LISTRUNNINGRESPONSE_RUNNING"]._serialized_end = 7630
-    _globals["_LISTENDINGSREQUEST"]._serialized_start = 7632
-    _globals["_LISTENDINGSREQUEST"]._serialized_end = 7720
-    _globals["_LISTENDINGSRESPONSE"]._serialized_start = 7723
-    _globals["_LISTENDINGSRESPONSE"]._serialized_end = 7934
-    _globals["_LISTENDINGSRESPONSE_ENDING"]._serialized_start = 7803
-    _globals["_LISTENDINGSRESPONSE_ENDING"]._serialized_end = 7934
-    _globals["_APPENDFOREIGNREQUEST"]._serialized_start = 7937
-    _globals["_APPENDFOREIGNREQUEST"]._serialized_end = 8251
-    _globals["_WAITANSWER"]._serialized_start = 8254
-    _globals["_WAITANSWER"]._serialized_end = 8635
-    _globals["_SENDSIGNALREQUEST"]._serialized_start = 8638
-    _globals["_SENDSIGNALREQUEST"]._serialized_end = 8781
-    _globals["_SENDSIGNALRESPONSE"]._serialized_start = 8783
-    _globals["_SENDSIGNALRESPONSE"]._serialized_end = 8834
-    _globals["_APPENDFOREIGNRESPONSE"]._serialized_start = 8836
-    _globals["_APPENDFOREIGNRESPONSE"]._serialized_end = 8890
-    _globals["_GETEPOCHSREQUEST"]._serialized_start = 8892
-    _globals["_GETEPOCHSREQUEST"]._serialized_end = 8910
-    _globals["_GETEPOCHSRESPONSE"]._serialized_start = 8912
-    _globals["_GETEPOCHSRESPONSE"]._serialized_end = 8974
-    _globals["_RAISEGENERATIONREQUEST"]._serialized_start = 8976
-    _globals["_RAISEGENERATIONREQUEST"]._serialized_end = 9043
-    _globals["_RAISEGENERATIONRESPONSE"]._serialized_start = 9045
-    _globals["_RAISEGENERATIONRESPONSE"]._serialized_end = 9090
-    _globals["_REPORTUSAGEREQUEST"]._serialized_start = 9093
-    _globals["_REPORTUSAGEREQUEST"]._serialized_end = 9283
-    _globals["_REPORTUSAGERESPONSE"]._serialized_start = 9285
-    _globals["_REPORTUSAGERESPONSE"]._serialized_end = 9306
-    _globals["_INSPECTMODELCALLSREQUEST"]._serialized_start = 9309
-    _globals["_INSPECTMODELCALLSREQUEST"]._serialized_end = 9498
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"]._serialized_start = 9408
-    _globals["_INSPECTMODELCALLSREQUEST_MODELCALL"]._serialized_end = 9498
-    _globals["_INSPECTMODELCALLSRESPONSE"]._serialized_start = 9500
-    _globals["_INSPECTMODELCALLSRESPONSE"]._serialized_end = 9619
-    _globals["_INSPECTMODELCALLSRESPONSE_VERDICT"]._serialized_start = 9593
-    _globals["_INSPECTMODELCALLSRESPONSE_VERDICT"]._serialized_end = 9619
-    _globals["_LISTBILLSREQUEST"]._serialized_start = 9622
-    _globals["_LISTBILLSREQUEST"]._serialized_end = 9759
-    _globals["_LISTBILLSRESPONSE"]._serialized_start = 9761
-    _globals["_LISTBILLSRESPONSE"]._serialized_end = 9826
-    _globals["_LISTREFUSEDWRITESREQUEST"]._serialized_start = 9828
-    _globals["_LISTREFUSEDWRITESREQUEST"]._serialized_end = 9879
-    _globals["_LISTREFUSEDWRITESRESPONSE"]._serialized_start = 9881
-    _globals["_LISTREFUSEDWRITESRESPONSE"]._serialized_end = 9957
-    _globals["_LEASEGRANT"]._serialized_start = 9960
-    _globals["_LEASEGRANT"]._serialized_end = 10179
-    _globals["_GETLEASEGRANTREQUEST"]._serialized_start = 10181
-    _globals["_GETLEASEGRANTREQUEST"]._serialized_end = 10230
-    _globals["_GETLEASEGRANTRESPONSE"]._serialized_start = 10232
-    _globals["_GETLEASEGRANTRESPONSE"]._serialized_end = 10342
-    _globals["_REGISTERLEASEREQUEST"]._serialized_start = 10344
-    _globals["_REGISTERLEASEREQUEST"]._serialized_end = 10404
-    _globals["_REGISTERLEASERESPONSE"]._serialized_start = 10406
-    _globals["_REGISTERLEASERESPONSE"]._serialized_end = 10464
-    _globals["_NOTELEASERELEASEREQUEST"]._serialized_start = 10467
-    _globals["_NOTELEASERELEASEREQUEST"]._serialized_end = 10600
-    _globals["_NOTELEASERELEASERESPONSE"]._serialized_start = 10602
-    _globals["_NOTELEASERELEASERESPONSE"]._serialized_end = 10628
-    _globals["_INSPECTLEASESREQUEST"]._serialized_start = 10631
-    _globals["_INSPECTLEASESREQUEST"]._serialized_end = 10804
-    _globals["_INSPECTLEASESREQUEST_CLAIM"]._serialized_start = 10719
-    _globals["_INSPECTLEASESREQUEST_CLAIM"]._serialized_end = 10804
-    _globals["_INSPECTLEASESRESPONSE"]._serialized_start = 10806
-    _globals["_INSPECTLEASESRESPONSE"]._serialized_end = 10859
-    _globals["_LISTAGINGREQUEST"]._serialized_start = 10862
-    _globals["_LISTAGINGREQUEST"]._serialized_end = 11060
-    _globals["_LISTAGINGRESPONSE"]._serialized_start = 11062
-    _globals["_LISTAGINGRESPONSE"]._serialized_end = 11143
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"]._serialized_start = 11146
-    _globals["_CHECKPOINTSERVICEPRUNETASKSREQUEST"]._serialized_end = 11364
-    _globals["_CHECKPOINTSERVICEPRUNETASKSRESPONSE"]._serialized_start = 11366
-    _globals["_CHECKPOINTSERVICEPRUNETASKSRESPONSE"]._serialized_end = 11435
-    _globals["_LISTPRUNINGSREQUEST"]._serialized_start = 11437
-    _globals["_LISTPRUNINGSREQUEST"]._serialized_end = 11484
-    _globals["_LISTPRUNINGSRESPONSE"]._serialized_start = 11487
-    _globals["_LISTPRUNINGSRESPONSE"]._serialized_end = 11645
-    _globals["_LISTPRUNINGSRESPONSE_PRUNING"]._serialized_start = 11570
-    _globals["_LISTPRUNINGSRESPONSE_PRUNING"]._serialized_end = 11645
-    _globals["_NOTEFORGOTTENREQUEST"]._serialized_start = 11647
-    _globals["_NOTEFORGOTTENREQUEST"]._serialized_end = 11698
-    _globals["_NOTEFORGOTTENRESPONSE"]._serialized_start = 11700
-    _globals["_NOTEFORGOTTENRESPONSE"]._serialized_end = 11723
-    _globals["_CHECKPOINTSERVICE"]._serialized_start = 11726
-    _globals["_CHECKPOINTSERVICE"]._serialized_end = 15411
+  DESCRIPTOR._loaded_options = None
+  _globals['_LISTDOUBTWAITSREQUEST'].fields_by_name['limit']._loaded_options = None
+  _globals['_LISTDOUBTWAITSREQUEST'].fields_by_name['limit']._serialized_options = b'\232\202\031\005P\001X\200\001'
+  _globals['_LISTDOUBTSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTDOUBTSREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_LISTDOUBTSREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTDOUBTSREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\003\030\200\004'
+  _globals['_REQUEUESETTLEDREQUEST_SETTLED'].fields_by_name['task_id']._loaded_options = None
+  _globals['_REQUEUESETTLEDREQUEST_SETTLED'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_REQUEUESETTLEDREQUEST'].fields_by_name['settled']._loaded_options = None
+  _globals['_REQUEUESETTLEDREQUEST'].fields_by_name['settled']._serialized_options = b'\232\202\031\003\010\200\001'
+  _globals['_CREATETASKREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_CREATETASKREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\005\030\200\001 \001'
+  _globals['_CREATETASKREQUEST'].fields_by_name['traceparent']._loaded_options = None
+  _globals['_CREATETASKREQUEST'].fields_by_name['traceparent']._serialized_options = b'\232\202\031\003\030\200\001'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\005\030\200\001 \001'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['at_sequence']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['at_sequence']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['step']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['step']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['message']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['message']._serialized_options = b'\232\202\031\004(\200\200\020'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['actor']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001 \001'
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['prepared_task_id']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST'].fields_by_name['prepared_task_id']._serialized_options = b'\232\202\031\0048\001@\001'
+  _globals['_OPENREQUEST'].fields_by_name['after_sequence']._loaded_options = None
+  _globals['_OPENREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_COMMITREQUEST'].fields_by_name['commit_id']._loaded_options = None
+  _globals['_COMMITREQUEST'].fields_by_name['commit_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_COMMITREQUEST'].fields_by_name['commit_number']._loaded_options = None
+  _globals['_COMMITREQUEST'].fields_by_name['commit_number']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_COMMITREQUEST'].fields_by_name['known_sequence']._loaded_options = None
+  _globals['_COMMITREQUEST'].fields_by_name['known_sequence']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_COMMITREQUEST'].fields_by_name['entries']._loaded_options = None
+  _globals['_COMMITREQUEST'].fields_by_name['entries']._serialized_options = b'\232\202\031\003\010\200\002'
+  _globals['_COMMITREQUEST'].fields_by_name['traceparent']._loaded_options = None
+  _globals['_COMMITREQUEST'].fields_by_name['traceparent']._serialized_options = b'\232\202\031\003\030\200\001'
+  _globals['_COMMITREQUEST']._loaded_options = None
+  _globals['_COMMITREQUEST']._serialized_options = b'\240\202\031\200\200@'
+  _globals['_TRANSITION'].fields_by_name['reason']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['reason']._serialized_options = b'\232\202\031\004\030@ \001'
+  _globals['_TRANSITION'].fields_by_name['message']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['message']._serialized_options = b'\232\202\031\003\030\240\037'
+  _globals['_TRANSITION'].fields_by_name['result']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['result']._serialized_options = b'\232\202\031\004(\200\200@'
+  _globals['_TRANSITION'].fields_by_name['error_class']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['error_class']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_TRANSITION'].fields_by_name['result_json']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['result_json']._serialized_options = b'\232\202\031\004(\200\200\020'
+  _globals['_TRANSITION'].fields_by_name['calls_in_doubt']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['calls_in_doubt']._serialized_options = b'\232\202\031\003\010\200\010'
+  _globals['_TRANSITION'].fields_by_name['outputs']._loaded_options = None
+  _globals['_TRANSITION'].fields_by_name['outputs']._serialized_options = b'\232\202\031\002\010 '
+  _globals['_RESERVE'].fields_by_name['step']._loaded_options = None
+  _globals['_RESERVE'].fields_by_name['step']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_RESERVE'].fields_by_name['attempt_number']._loaded_options = None
+  _globals['_RESERVE'].fields_by_name['attempt_number']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_RESERVE'].fields_by_name['model']._loaded_options = None
+  _globals['_RESERVE'].fields_by_name['model']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_RESERVE'].fields_by_name['input_tokens']._loaded_options = None
+  _globals['_RESERVE'].fields_by_name['input_tokens']._serialized_options = b'\232\202\031\007X\200\240\224\245\215\035'
+  _globals['_RESERVE'].fields_by_name['max_output_tokens']._loaded_options = None
+  _globals['_RESERVE'].fields_by_name['max_output_tokens']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_COMMITSTREAMREQUEST'].fields_by_name['commits']._loaded_options = None
+  _globals['_COMMITSTREAMREQUEST'].fields_by_name['commits']._serialized_options = b'\232\202\031\005\010\200\001h\001'
+  _globals['_COMMITSTREAMREQUEST']._loaded_options = None
+  _globals['_COMMITSTREAMREQUEST']._serialized_options = b'\240\202\031\200\200\200\001'
+  _globals['_CHECKPOINTSERVICEGETTASKREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEGETTASKREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\003\030\200\004'
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST'].fields_by_name['order']._loaded_options = None
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST'].fields_by_name['order']._serialized_options = b'\232\202\031\002`\001'
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['after_sequence']._loaded_options = None
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\350\007'
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['kinds']._loaded_options = None
+  _globals['_LISTENTRIESREQUEST'].fields_by_name['kinds']._serialized_options = b'\232\202\031\004\010@\030@'
+  _globals['_WATCHENTRIESREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_WATCHENTRIESREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_WATCHENTRIESREQUEST'].fields_by_name['after_sequence']._loaded_options = None
+  _globals['_WATCHENTRIESREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_WATCHCHANGESREQUEST'].fields_by_name['after_cursor']._loaded_options = None
+  _globals['_WATCHCHANGESREQUEST'].fields_by_name['after_cursor']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['queues']._loaded_options = None
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['queues']._serialized_options = b'\232\202\031\004\010@\030?'
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['priorities']._loaded_options = None
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['priorities']._serialized_options = b'\232\202\031\002\010@'
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['loops']._loaded_options = None
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['loops']._serialized_options = b'\232\202\031\006\010\200\001\030\200\001'
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['limit']._loaded_options = None
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['limit']._serialized_options = b'\232\202\031\005P\001X\200\001'
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['worker_ids']._loaded_options = None
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['worker_ids']._serialized_options = b'\232\202\031\006\010\220N\030\200\001'
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['tenants']._loaded_options = None
+  _globals['_LISTCLAIMABLEREQUEST'].fields_by_name['tenants']._serialized_options = b'\232\202\031\006\010\350\007\030\254\002'
+  _globals['_REGISTERGRANTSREQUEST_GRANT'].fields_by_name['task_id']._loaded_options = None
+  _globals['_REGISTERGRANTSREQUEST_GRANT'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_REGISTERGRANTSREQUEST_GRANT'].fields_by_name['claim_id']._loaded_options = None
+  _globals['_REGISTERGRANTSREQUEST_GRANT'].fields_by_name['claim_id']._serialized_options = b'\232\202\031\006\030@ \001H\001'
+  _globals['_REGISTERGRANTSREQUEST'].fields_by_name['grants']._loaded_options = None
+  _globals['_REGISTERGRANTSREQUEST'].fields_by_name['grants']._serialized_options = b'\232\202\031\003\010\200\001'
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['claim_id']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['claim_id']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['reason']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['reason']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['message']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['message']._serialized_options = b'\232\202\031\003\030\240\037'
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['actor']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['actor']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['to_worker_id']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST_LOST'].fields_by_name['to_worker_id']._serialized_options = b'\232\202\031\003\030\200\001'
+  _globals['_REQUEUELOSTREQUEST'].fields_by_name['lost']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST'].fields_by_name['lost']._serialized_options = b'\232\202\031\003\010\200\004'
+  _globals['_REQUEUELOSTREQUEST']._loaded_options = None
+  _globals['_REQUEUELOSTREQUEST']._serialized_options = b'\240\202\031\200\200\200\001'
+  _globals['_INSPECTCLAIMSREQUEST_CLAIM'].fields_by_name['task_id']._loaded_options = None
+  _globals['_INSPECTCLAIMSREQUEST_CLAIM'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_INSPECTCLAIMSREQUEST_CLAIM'].fields_by_name['claim_id']._loaded_options = None
+  _globals['_INSPECTCLAIMSREQUEST_CLAIM'].fields_by_name['claim_id']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_INSPECTCLAIMSREQUEST'].fields_by_name['claims']._loaded_options = None
+  _globals['_INSPECTCLAIMSREQUEST'].fields_by_name['claims']._serialized_options = b'\232\202\031\003\010\200\004'
+  _globals['_LISTRUNNINGREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTRUNNINGREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\350\007'
+  _globals['_LISTRUNNINGREQUEST'].fields_by_name['after_task_id']._loaded_options = None
+  _globals['_LISTRUNNINGREQUEST'].fields_by_name['after_task_id']._serialized_options = b'\232\202\031\0048\001@\001'
+  _globals['_LISTENDINGSREQUEST'].fields_by_name['limit']._loaded_options = None
+  _globals['_LISTENDINGSREQUEST'].fields_by_name['limit']._serialized_options = b'\232\202\031\005P\001X\200\001'
+  _globals['_APPENDFOREIGNREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_APPENDFOREIGNREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_APPENDFOREIGNREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_APPENDFOREIGNREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\005\030\200\001 \001'
+  _globals['_APPENDFOREIGNREQUEST'].fields_by_name['actor']._loaded_options = None
+  _globals['_APPENDFOREIGNREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001 \001'
+  _globals['_WAITANSWER'].fields_by_name['wait_id']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['wait_id']._serialized_options = b'\232\202\031\004\030@ \001'
+  _globals['_WAITANSWER'].fields_by_name['decision']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['decision']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_WAITANSWER'].fields_by_name['reply']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['reply']._serialized_options = b'\232\202\031\004(\200\200\004'
+  _globals['_WAITANSWER'].fields_by_name['comment']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['comment']._serialized_options = b'\232\202\031\003\030\240\037'
+  _globals['_WAITANSWER'].fields_by_name['edited_arguments_json']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['edited_arguments_json']._serialized_options = b'\232\202\031\004(\200\200\020'
+  _globals['_WAITANSWER'].fields_by_name['extra_budget_tokens']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['extra_budget_tokens']._serialized_options = b'\232\202\031\007X\200\240\224\245\215\035'
+  _globals['_WAITANSWER'].fields_by_name['call_digest']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['call_digest']._serialized_options = b'\232\202\031\0048\n@\001'
+  _globals['_WAITANSWER'].fields_by_name['extra_budget_nano_usd']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['extra_budget_nano_usd']._serialized_options = b'\232\202\031\tX\200\200\232\246\352\257\343\001'
+  _globals['_WAITANSWER'].fields_by_name['addressee']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['addressee']._serialized_options = b'\232\202\031\003\030\254\002'
+  _globals['_WAITANSWER'].fields_by_name['client_address']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['client_address']._serialized_options = b'\232\202\031\002\030d'
+  _globals['_WAITANSWER'].fields_by_name['shown_digest']._loaded_options = None
+  _globals['_WAITANSWER'].fields_by_name['shown_digest']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['correlation_id']._loaded_options = None
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['correlation_id']._serialized_options = b'\232\202\031\005\030\310\001 \001'
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['request_id']._serialized_options = b'\232\202\031\005\030\200\001 \001'
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['actor']._loaded_options = None
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001 \001'
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['payload_json']._loaded_options = None
+  _globals['_SENDSIGNALREQUEST'].fields_by_name['payload_json']._serialized_options = b'\232\202\031\004(\200\200\004'
+  _globals['_RAISEGENERATIONREQUEST'].fields_by_name['reason']._loaded_options = None
+  _globals['_RAISEGENERATIONREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\003\030\350\007'
+  _globals['_REPORTUSAGEREQUEST'].fields_by_name['step']._loaded_options = None
+  _globals['_REPORTUSAGEREQUEST'].fields_by_name['step']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_REPORTUSAGEREQUEST'].fields_by_name['attempt_number']._loaded_options = None
+  _globals['_REPORTUSAGEREQUEST'].fields_by_name['attempt_number']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_REPORTUSAGEREQUEST'].fields_by_name['provider_request_id']._loaded_options = None
+  _globals['_REPORTUSAGEREQUEST'].fields_by_name['provider_request_id']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL'].fields_by_name['task_id']._loaded_options = None
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL'].fields_by_name['step']._loaded_options = None
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL'].fields_by_name['step']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL'].fields_by_name['attempt_number']._loaded_options = None
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL'].fields_by_name['attempt_number']._serialized_options = b'\232\202\031\002P\001'
+  _globals['_INSPECTMODELCALLSREQUEST'].fields_by_name['calls']._loaded_options = None
+  _globals['_INSPECTMODELCALLSREQUEST'].fields_by_name['calls']._serialized_options = b'\232\202\031\003\010\200\004'
+  _globals['_LISTBILLSREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_LISTBILLSREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_LISTBILLSREQUEST'].fields_by_name['after_step']._loaded_options = None
+  _globals['_LISTBILLSREQUEST'].fields_by_name['after_step']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_LISTBILLSREQUEST'].fields_by_name['after_attempt_number']._loaded_options = None
+  _globals['_LISTBILLSREQUEST'].fields_by_name['after_attempt_number']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_LISTBILLSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTBILLSREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\350\007'
+  _globals['_LISTREFUSEDWRITESREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_LISTREFUSEDWRITESREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_LEASEGRANT'].fields_by_name['resource']._loaded_options = None
+  _globals['_LEASEGRANT'].fields_by_name['resource']._serialized_options = b'\232\202\031\0028\010'
+  _globals['_LEASEGRANT'].fields_by_name['claim_id']._loaded_options = None
+  _globals['_LEASEGRANT'].fields_by_name['claim_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_LEASEGRANT'].fields_by_name['holder']._loaded_options = None
+  _globals['_LEASEGRANT'].fields_by_name['holder']._serialized_options = b'\232\202\031\007\030\200\001 \001H\001'
+  _globals['_LEASEGRANT'].fields_by_name['request_id']._loaded_options = None
+  _globals['_LEASEGRANT'].fields_by_name['request_id']._serialized_options = b'\232\202\031\007\030\200\001 \001H\001'
+  _globals['_LEASEGRANT'].fields_by_name['reason']._loaded_options = None
+  _globals['_LEASEGRANT'].fields_by_name['reason']._serialized_options = b'\232\202\031\004\030@H\001'
+  _globals['_LEASEGRANT'].fields_by_name['message']._loaded_options = None
+  _globals['_LEASEGRANT'].fields_by_name['message']._serialized_options = b'\232\202\031\005\030\350\007H\001'
+  _globals['_GETLEASEGRANTREQUEST'].fields_by_name['resource']._loaded_options = None
+  _globals['_GETLEASEGRANTREQUEST'].fields_by_name['resource']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['resource']._loaded_options = None
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['resource']._serialized_options = b'\232\202\031\0028\010'
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['claim_id']._loaded_options = None
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['claim_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['reason']._loaded_options = None
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\006\030@ \001H\001'
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['message']._loaded_options = None
+  _globals['_NOTELEASERELEASEREQUEST'].fields_by_name['message']._serialized_options = b'\232\202\031\005\030\350\007H\001'
+  _globals['_INSPECTLEASESREQUEST_CLAIM'].fields_by_name['tenant']._loaded_options = None
+  _globals['_INSPECTLEASESREQUEST_CLAIM'].fields_by_name['tenant']._serialized_options = b'\232\202\031\003\030\254\002'
+  _globals['_INSPECTLEASESREQUEST_CLAIM'].fields_by_name['resource']._loaded_options = None
+  _globals['_INSPECTLEASESREQUEST_CLAIM'].fields_by_name['resource']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_INSPECTLEASESREQUEST_CLAIM'].fields_by_name['claim_id']._loaded_options = None
+  _globals['_INSPECTLEASESREQUEST_CLAIM'].fields_by_name['claim_id']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_INSPECTLEASESREQUEST'].fields_by_name['claims']._loaded_options = None
+  _globals['_INSPECTLEASESREQUEST'].fields_by_name['claims']._serialized_options = b'\232\202\031\003\010\200\004'
+  _globals['_LISTAGINGREQUEST'].fields_by_name['states']._loaded_options = None
+  _globals['_LISTAGINGREQUEST'].fields_by_name['states']._serialized_options = b'\232\202\031\002\010@'
+  _globals['_LISTAGINGREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTAGINGREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_LISTAGINGREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTAGINGREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\003\030\200\004'
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['task_id']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['reason']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\005\030\350\007 \001'
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['actor']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001 \001'
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['limit']._loaded_options = None
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST'].fields_by_name['limit']._serialized_options = b'\232\202\031\003X\364\003'
+  _globals['_LISTPRUNINGSREQUEST'].fields_by_name['limit']._loaded_options = None
+  _globals['_LISTPRUNINGSREQUEST'].fields_by_name['limit']._serialized_options = b'\232\202\031\005P\001X\200\001'
+  _globals['_NOTEFORGOTTENREQUEST'].fields_by_name['task_ids']._loaded_options = None
+  _globals['_NOTEFORGOTTENREQUEST'].fields_by_name['task_ids']._serialized_options = b'\232\202\031\005\010\200\0018\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['CreateTask']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['CreateTask']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ForkTask']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ForkTask']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['PrepareFork']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['PrepareFork']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['FindRepeat']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['FindRepeat']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['Open']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['Open']._serialized_options = b'\222\202\031\006\n\002\003\002 \001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['Commit']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['Commit']._serialized_options = b'\222\202\031\006\n\002\003\002 \001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['CommitStream']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['CommitStream']._serialized_options = b'\222\202\031\005\n\001\003 \001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['GetTask']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['GetTask']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListTasks']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListTasks']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListEntries']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListEntries']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['WatchEntries']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['WatchEntries']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['WatchChanges']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['WatchChanges']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListClaimable']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListClaimable']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListQueues']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListQueues']._serialized_options = b'\222\202\031\005\n\001\001\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['WatchQueue']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['WatchQueue']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RegisterGrants']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RegisterGrants']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RequeueLost']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RequeueLost']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['InspectClaims']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['InspectClaims']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListRunning']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListRunning']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListEndings']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListEndings']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['AppendForeign']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['AppendForeign']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['SendSignal']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['SendSignal']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['GetEpochs']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['GetEpochs']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['GetLeaseGrant']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['GetLeaseGrant']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RegisterLease']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RegisterLease']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['NoteLeaseRelease']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['NoteLeaseRelease']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['InspectLeases']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['InspectLeases']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RaiseGeneration']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RaiseGeneration']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ReportUsage']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ReportUsage']._serialized_options = b'\222\202\031\006\n\002\003\007 \001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['InspectModelCalls']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['InspectModelCalls']._serialized_options = b'\222\202\031\005\n\001\007\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListBills']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListBills']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListAging']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListAging']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListRefusedWrites']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListRefusedWrites']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['PruneTasks']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['PruneTasks']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListPrunings']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListPrunings']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['NoteForgotten']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['NoteForgotten']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListDoubtWaits']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListDoubtWaits']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListDoubts']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['ListDoubts']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RequeueSettled']._loaded_options = None
+  _globals['_CHECKPOINTSERVICE'].methods_by_name['RequeueSettled']._serialized_options = b'\222\202\031\005\n\001\002\030\001'
+  _globals['_LISTDOUBTWAITSREQUEST']._serialized_start=285
+  _globals['_LISTDOUBTWAITSREQUEST']._serialized_end=334
+  _globals['_LISTDOUBTWAITSRESPONSE']._serialized_start=337
+  _globals['_LISTDOUBTWAITSRESPONSE']._serialized_end=521
+  _globals['_LISTDOUBTWAITSRESPONSE_DOUBTWAIT']._serialized_start=423
+  _globals['_LISTDOUBTWAITSRESPONSE_DOUBTWAIT']._serialized_end=521
+  _globals['_LISTDOUBTSREQUEST']._serialized_start=523
+  _globals['_LISTDOUBTSREQUEST']._serialized_end=599
+  _globals['_LISTDOUBTSRESPONSE']._serialized_start=602
+  _globals['_LISTDOUBTSRESPONSE']._serialized_end=764
+  _globals['_LISTDOUBTSRESPONSE_DOUBT']._serialized_start=702
+  _globals['_LISTDOUBTSRESPONSE_DOUBT']._serialized_end=764
+  _globals['_REQUEUESETTLEDREQUEST']._serialized_start=767
+  _globals['_REQUEUESETTLEDREQUEST']._serialized_end=909
+  _globals['_REQUEUESETTLEDREQUEST_SETTLED']._serialized_start=860
+  _globals['_REQUEUESETTLEDREQUEST_SETTLED']._serialized_end=909
+  _globals['_REQUEUESETTLEDRESPONSE']._serialized_start=911
+  _globals['_REQUEUESETTLEDRESPONSE']._serialized_end=953
+  _globals['_CREATETASKREQUEST']._serialized_start=955
+  _globals['_CREATETASKREQUEST']._serialized_end=1070
+  _globals['_CREATETASKRESPONSE']._serialized_start=1072
+  _globals['_CREATETASKRESPONSE']._serialized_end=1123
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST']._serialized_start=1126
+  _globals['_CHECKPOINTSERVICEFORKTASKREQUEST']._serialized_end=1414
+  _globals['_PREPAREFORKREQUEST']._serialized_start=1416
+  _globals['_PREPAREFORKREQUEST']._serialized_end=1495
+  _globals['_PREPAREFORKRESPONSE']._serialized_start=1497
+  _globals['_PREPAREFORKRESPONSE']._serialized_end=1589
+  _globals['_FINDREPEATREQUEST']._serialized_start=1592
+  _globals['_FINDREPEATREQUEST']._serialized_end=1863
+  _globals['_FINDREPEATRESPONSE']._serialized_start=1865
+  _globals['_FINDREPEATRESPONSE']._serialized_end=1969
+  _globals['_CHECKPOINTSERVICEFORKTASKRESPONSE']._serialized_start=1971
+  _globals['_CHECKPOINTSERVICEFORKTASKRESPONSE']._serialized_end=2037
+  _globals['_OPENREQUEST']._serialized_start=2039
+  _globals['_OPENREQUEST']._serialized_end=2151
+  _globals['_OPENRESPONSE']._serialized_start=2153
+  _globals['_OPENRESPONSE']._serialized_end=2254
+  _globals['_OPENHEADER']._serialized_start=2256
+  _globals['_OPENHEADER']._serialized_end=2327
+  _globals['_ENTRYPAGE']._serialized_start=2329
+  _globals['_ENTRYPAGE']._serialized_end=2375
+  _globals['_COMMITREQUEST']._serialized_start=2378
+  _globals['_COMMITREQUEST']._serialized_end=2688
+  _globals['_TRANSITION']._serialized_start=2691
+  _globals['_TRANSITION']._serialized_end=3114
+  _globals['_RESERVE']._serialized_start=3117
+  _globals['_RESERVE']._serialized_end=3356
+  _globals['_RESERVERESULT']._serialized_start=3359
+  _globals['_RESERVERESULT']._serialized_end=3761
+  _globals['_RESERVERESULT_GRANTED']._serialized_start=3481
+  _globals['_RESERVERESULT_GRANTED']._serialized_end=3609
+  _globals['_RESERVERESULT_DENIED']._serialized_start=3612
+  _globals['_RESERVERESULT_DENIED']._serialized_end=3751
+  _globals['_COMMITRESPONSE']._serialized_start=3764
+  _globals['_COMMITRESPONSE']._serialized_end=3988
+  _globals['_COMMITSTREAMREQUEST']._serialized_start=3990
+  _globals['_COMMITSTREAMREQUEST']._serialized_end=4073
+  _globals['_TAGGEDCOMMIT']._serialized_start=4075
+  _globals['_TAGGEDCOMMIT']._serialized_end=4144
+  _globals['_COMMITSTREAMRESPONSE']._serialized_start=4146
+  _globals['_COMMITSTREAMRESPONSE']._serialized_end=4216
+  _globals['_TAGGEDCOMMITRESULT']._serialized_start=4219
+  _globals['_TAGGEDCOMMITRESULT']._serialized_end=4348
+  _globals['_CHECKPOINTSERVICEGETTASKREQUEST']._serialized_start=4350
+  _globals['_CHECKPOINTSERVICEGETTASKREQUEST']._serialized_end=4408
+  _globals['_CHECKPOINTSERVICEGETTASKRESPONSE']._serialized_start=4410
+  _globals['_CHECKPOINTSERVICEGETTASKRESPONSE']._serialized_end=4475
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST']._serialized_start=4478
+  _globals['_CHECKPOINTSERVICELISTTASKSREQUEST']._serialized_end=4669
+  _globals['_CHECKPOINTSERVICELISTTASKSRESPONSE']._serialized_start=4672
+  _globals['_CHECKPOINTSERVICELISTTASKSRESPONSE']._serialized_end=4813
+  _globals['_LISTENTRIESREQUEST']._serialized_start=4816
+  _globals['_LISTENTRIESREQUEST']._serialized_end=4946
+  _globals['_LISTENTRIESRESPONSE']._serialized_start=4948
+  _globals['_LISTENTRIESRESPONSE']._serialized_end=5018
+  _globals['_WATCHENTRIESREQUEST']._serialized_start=5020
+  _globals['_WATCHENTRIESREQUEST']._serialized_end=5120
+  _globals['_WATCHENTRIESRESPONSE']._serialized_start=5122
+  _globals['_WATCHENTRIESRESPONSE']._serialized_end=5195
+  _globals['_WATCHCHANGESREQUEST']._serialized_start=5197
+  _globals['_WATCHCHANGESREQUEST']._serialized_end=5288
+  _globals['_WATCHCHANGESRESPONSE']._serialized_start=5291
+  _globals['_WATCHCHANGESRESPONSE']._serialized_end=5445
+  _globals['_WATCHCHANGESRESPONSE_ITEM']._serialized_start=5384
+  _globals['_WATCHCHANGESRESPONSE_ITEM']._serialized_end=5445
+  _globals['_LISTCLAIMABLEREQUEST']._serialized_start=5448
+  _globals['_LISTCLAIMABLEREQUEST']._serialized_end=5782
+  _globals['_LISTCLAIMABLERESPONSE']._serialized_start=5784
+  _globals['_LISTCLAIMABLERESPONSE']._serialized_end=5841
+  _globals['_CHECKPOINTSERVICELISTQUEUESREQUEST']._serialized_start=5843
+  _globals['_CHECKPOINTSERVICELISTQUEUESREQUEST']._serialized_end=5879
+  _globals['_CHECKPOINTSERVICELISTQUEUESRESPONSE']._serialized_start=5881
+  _globals['_CHECKPOINTSERVICELISTQUEUESRESPONSE']._serialized_end=5957
+  _globals['_OFFER']._serialized_start=5960
+  _globals['_OFFER']._serialized_end=6362
+  _globals['_WATCHQUEUEREQUEST']._serialized_start=6364
+  _globals['_WATCHQUEUEREQUEST']._serialized_end=6383
+  _globals['_WATCHQUEUERESPONSE']._serialized_start=6385
+  _globals['_WATCHQUEUERESPONSE']._serialized_end=6449
+  _globals['_REGISTERGRANTSREQUEST']._serialized_start=6452
+  _globals['_REGISTERGRANTSREQUEST']._serialized_end=6619
+  _globals['_REGISTERGRANTSREQUEST_GRANT']._serialized_start=6542
+  _globals['_REGISTERGRANTSREQUEST_GRANT']._serialized_end=6619
+  _globals['_REGISTERGRANTSRESPONSE']._serialized_start=6621
+  _globals['_REGISTERGRANTSRESPONSE']._serialized_end=6664
+  _globals['_REQUEUELOSTREQUEST']._serialized_start=6667
+  _globals['_REQUEUELOSTREQUEST']._serialized_end=6962
+  _globals['_REQUEUELOSTREQUEST_LOST']._serialized_start=6749
+  _globals['_REQUEUELOSTREQUEST_LOST']._serialized_end=6953
+  _globals['_REQUEUELOSTRESPONSE']._serialized_start=6964
+  _globals['_REQUEUELOSTRESPONSE']._serialized_end=7003
+  _globals['_INSPECTCLAIMSREQUEST']._serialized_start=7006
+  _globals['_INSPECTCLAIMSREQUEST']._serialized_end=7152
+  _globals['_INSPECTCLAIMSREQUEST_CLAIM']._serialized_start=7094
+  _globals['_INSPECTCLAIMSREQUEST_CLAIM']._serialized_end=7152
+  _globals['_INSPECTCLAIMSRESPONSE']._serialized_start=7155
+  _globals['_INSPECTCLAIMSRESPONSE']._serialized_end=7323
+  _globals['_INSPECTCLAIMSRESPONSE_VERDICT']._serialized_start=7240
+  _globals['_INSPECTCLAIMSRESPONSE_VERDICT']._serialized_end=7323
+  _globals['_LISTRUNNINGREQUEST']._serialized_start=7325
+  _globals['_LISTRUNNINGREQUEST']._serialized_end=7406
+  _globals['_LISTRUNNINGRESPONSE']._serialized_start=7409
+  _globals['_LISTRUNNINGRESPONSE']._serialized_end=7630
+  _globals['_LISTRUNNINGRESPONSE_RUNNING']._serialized_start=7490
+  _globals['_LISTRUNNINGRESPONSE_RUNNING']._serialized_end=7630
+  _globals['_LISTENDINGSREQUEST']._serialized_start=7632
+  _globals['_LISTENDINGSREQUEST']._serialized_end=7720
+  _globals['_LISTENDINGSRESPONSE']._serialized_start=7723
+  _globals['_LISTENDINGSRESPONSE']._serialized_end=7934
+  _globals['_LISTENDINGSRESPONSE_ENDING']._serialized_start=7803
+  _globals['_LISTENDINGSRESPONSE_ENDING']._serialized_end=7934
+  _globals['_APPENDFOREIGNREQUEST']._serialized_start=7937
+  _globals['_APPENDFOREIGNREQUEST']._serialized_end=8251
+  _globals['_WAITANSWER']._serialized_start=8254
+  _globals['_WAITANSWER']._serialized_end=8635
+  _globals['_SENDSIGNALREQUEST']._serialized_start=8638
+  _globals['_SENDSIGNALREQUEST']._serialized_end=8781
+  _globals['_SENDSIGNALRESPONSE']._serialized_start=8783
+  _globals['_SENDSIGNALRESPONSE']._serialized_end=8834
+  _globals['_APPENDFOREIGNRESPONSE']._serialized_start=8836
+  _globals['_APPENDFOREIGNRESPONSE']._serialized_end=8890
+  _globals['_GETEPOCHSREQUEST']._serialized_start=8892
+  _globals['_GETEPOCHSREQUEST']._serialized_end=8910
+  _globals['_GETEPOCHSRESPONSE']._serialized_start=8912
+  _globals['_GETEPOCHSRESPONSE']._serialized_end=8974
+  _globals['_RAISEGENERATIONREQUEST']._serialized_start=8976
+  _globals['_RAISEGENERATIONREQUEST']._serialized_end=9043
+  _globals['_RAISEGENERATIONRESPONSE']._serialized_start=9045
+  _globals['_RAISEGENERATIONRESPONSE']._serialized_end=9090
+  _globals['_REPORTUSAGEREQUEST']._serialized_start=9093
+  _globals['_REPORTUSAGEREQUEST']._serialized_end=9283
+  _globals['_REPORTUSAGERESPONSE']._serialized_start=9285
+  _globals['_REPORTUSAGERESPONSE']._serialized_end=9306
+  _globals['_INSPECTMODELCALLSREQUEST']._serialized_start=9309
+  _globals['_INSPECTMODELCALLSREQUEST']._serialized_end=9498
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL']._serialized_start=9408
+  _globals['_INSPECTMODELCALLSREQUEST_MODELCALL']._serialized_end=9498
+  _globals['_INSPECTMODELCALLSRESPONSE']._serialized_start=9500
+  _globals['_INSPECTMODELCALLSRESPONSE']._serialized_end=9619
+  _globals['_INSPECTMODELCALLSRESPONSE_VERDICT']._serialized_start=9593
+  _globals['_INSPECTMODELCALLSRESPONSE_VERDICT']._serialized_end=9619
+  _globals['_LISTBILLSREQUEST']._serialized_start=9622
+  _globals['_LISTBILLSREQUEST']._serialized_end=9759
+  _globals['_LISTBILLSRESPONSE']._serialized_start=9761
+  _globals['_LISTBILLSRESPONSE']._serialized_end=9826
+  _globals['_LISTREFUSEDWRITESREQUEST']._serialized_start=9828
+  _globals['_LISTREFUSEDWRITESREQUEST']._serialized_end=9879
+  _globals['_LISTREFUSEDWRITESRESPONSE']._serialized_start=9881
+  _globals['_LISTREFUSEDWRITESRESPONSE']._serialized_end=9957
+  _globals['_LEASEGRANT']._serialized_start=9960
+  _globals['_LEASEGRANT']._serialized_end=10179
+  _globals['_GETLEASEGRANTREQUEST']._serialized_start=10181
+  _globals['_GETLEASEGRANTREQUEST']._serialized_end=10230
+  _globals['_GETLEASEGRANTRESPONSE']._serialized_start=10232
+  _globals['_GETLEASEGRANTRESPONSE']._serialized_end=10342
+  _globals['_REGISTERLEASEREQUEST']._serialized_start=10344
+  _globals['_REGISTERLEASEREQUEST']._serialized_end=10404
+  _globals['_REGISTERLEASERESPONSE']._serialized_start=10406
+  _globals['_REGISTERLEASERESPONSE']._serialized_end=10464
+  _globals['_NOTELEASERELEASEREQUEST']._serialized_start=10467
+  _globals['_NOTELEASERELEASEREQUEST']._serialized_end=10600
+  _globals['_NOTELEASERELEASERESPONSE']._serialized_start=10602
+  _globals['_NOTELEASERELEASERESPONSE']._serialized_end=10628
+  _globals['_INSPECTLEASESREQUEST']._serialized_start=10631
+  _globals['_INSPECTLEASESREQUEST']._serialized_end=10804
+  _globals['_INSPECTLEASESREQUEST_CLAIM']._serialized_start=10719
+  _globals['_INSPECTLEASESREQUEST_CLAIM']._serialized_end=10804
+  _globals['_INSPECTLEASESRESPONSE']._serialized_start=10806
+  _globals['_INSPECTLEASESRESPONSE']._serialized_end=10859
+  _globals['_LISTAGINGREQUEST']._serialized_start=10862
+  _globals['_LISTAGINGREQUEST']._serialized_end=11060
+  _globals['_LISTAGINGRESPONSE']._serialized_start=11062
+  _globals['_LISTAGINGRESPONSE']._serialized_end=11143
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST']._serialized_start=11146
+  _globals['_CHECKPOINTSERVICEPRUNETASKSREQUEST']._serialized_end=11364
+  _globals['_CHECKPOINTSERVICEPRUNETASKSRESPONSE']._serialized_start=11366
+  _globals['_CHECKPOINTSERVICEPRUNETASKSRESPONSE']._serialized_end=11435
+  _globals['_LISTPRUNINGSREQUEST']._serialized_start=11437
+  _globals['_LISTPRUNINGSREQUEST']._serialized_end=11484
+  _globals['_LISTPRUNINGSRESPONSE']._serialized_start=11487
+  _globals['_LISTPRUNINGSRESPONSE']._serialized_end=11645
+  _globals['_LISTPRUNINGSRESPONSE_PRUNING']._serialized_start=11570
+  _globals['_LISTPRUNINGSRESPONSE_PRUNING']._serialized_end=11645
+  _globals['_NOTEFORGOTTENREQUEST']._serialized_start=11647
+  _globals['_NOTEFORGOTTENREQUEST']._serialized_end=11698
+  _globals['_NOTEFORGOTTENRESPONSE']._serialized_start=11700
+  _globals['_NOTEFORGOTTENRESPONSE']._serialized_end=11723
+  _globals['_CHECKPOINTSERVICE']._serialized_start=11726
+  _globals['_CHECKPOINTSERVICE']._serialized_end=15411
 # @@protoc_insertion_point(module_scope)

@@ -510,7 +510,7 @@ class OpenRequest(message.Message):
     """
     after_sequence: builtins.int
     """The caller has the history up to this entry, from an answer to Open that broke off: the pages begin after it. 0: from
-    the beginning. A service of an older version sends the whole history.
+    the beginning.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -1241,7 +1241,7 @@ class WatchEntriesRequest(message.Message):
     """Only entries after this one. Beyond the newest: OUT_OF_RANGE."""
     closing_only: builtins.bool
     """Only the answer with `closed`, without entries: nothing is sent until the task has ended. Costs the ledger nothing
-    per entry. A server of an older version sends the entries nevertheless.
+    per entry.
     """
     def __init__(
         self,

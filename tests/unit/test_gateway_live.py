@@ -154,12 +154,6 @@ class Ending(Speaker):
             yield message
 
 
-async def test_a_worker_of_an_earlier_release_needs_no_proof() -> None:
-    async with AsyncExitStack() as stack:
-        known = Coordinator(await serve(stack, Speaker(piece("old"))), digest=b"")
-        assert await texts(known, 1) == ["old"]
-
-
 async def test_pieces_of_other_claims_and_sizes_are_dropped() -> None:
     unsound = [
         piece("other epoch", epoch=8),
