@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import uuid_utils
 
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.rpc_client import TenureChannel
@@ -18,7 +19,7 @@ from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 
 HOLDER: Final = "bench"
 GENERATION: Final = 1
@@ -78,7 +79,7 @@ class TaskMaker:
         self._stub: Any = CheckpointServiceStub(channel)
         self._gateway: Any = CheckpointServiceStub(gateway or channel)
         self._coordinator: Any = CheckpointServiceStub(coordinator or channel)
-        self._signer, self._claims = signer, {"holder": HOLDER, **claims}
+        self._signer, self._claims = signer, {"holder": HOLDER, "installation": DEFAULT_INSTALLATION, **claims}
         self._revision = 0
 
     async def held(self, count: int, limits: task_pb2.Limits | None = None) -> list[HeldTask]:
@@ -104,7 +105,7 @@ class TaskMaker:
         )
         grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
         await self._coordinator.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=_TIMEOUT_SECONDS)
-        return sign_claims(self._signer, claims, datetime.now(UTC))
+        return sign_task_claims(self._signer, claims, datetime.now(UTC))
 
     async def _create(self, limits: task_pb2.Limits | None) -> str:
         # The default cap in money would end the measurement; a model without a price has none.

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 from bench.bare_steps import BareSteps
 from bench.cpu import CpuMeter
@@ -20,7 +20,7 @@ from bench.null_agent import ANSWER_BYTES, NullAgent
 from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
 from services.worker.tools_client import ToolsClient
-from tenure.domain.access import DEFAULT_INSTALLATION, Role
+from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
 from tenure.runtime.process import Duties
 from tenure.runtime.signing import Verifier
@@ -64,16 +64,13 @@ async def null_agents(path: DataPath) -> AsyncIterator[NullAgents]:
 
 @asynccontextmanager
 async def task_maker(path: DataPath) -> AsyncIterator[TaskMaker]:
-    """Yields a maker of tasks. With TLS, their tokens name the services, the installation and the worker."""
+    """Yields a maker of tasks. With TLS, their tokens name the worker of the certificate."""
     async with (
         path.channel("checkpoint") as worker,
         path.channel("checkpoint", Role.GATEWAY) as gateway,
         path.channel("checkpoint", Role.COORDINATOR) as coordinator,
     ):
-        claims: dict[str, Any] = {}
-        if path.tls:
-            audiences = (Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)
-            claims = {"holder": PROCESSES[Role.WORKER], "audiences": audiences, "installation": DEFAULT_INSTALLATION}
+        claims = {"holder": PROCESSES[Role.WORKER]} if path.tls else {}
         yield TaskMaker(worker, path.signer, gateway=gateway, coordinator=coordinator, **claims)
 
 

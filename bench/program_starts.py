@@ -20,6 +20,7 @@ import services.tools.sandbox
 from bench.data_path import DataPath
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings
 from services.tools.sandbox.detection import find_bubblewrap, find_interpreter
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
 from tenure.domain.tools import call_id
 from tenure.runtime.request_context import DEFAULT_TENANT
@@ -27,7 +28,7 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 
 CODE: Final = "print('here')"
 BARE_PYTHON: Final = "bare python3"
@@ -149,5 +150,12 @@ class _Calls:
 
 def _token(path: DataPath) -> token_pb2.FencingToken:
     """Returns the token of a claim that is not registered: only the tool service sees it."""
-    claims = Claims(f"{TASK_PREFIX}{uuid.uuid4()}", DEFAULT_TENANT, compose_epoch(1, 1), str(uuid.uuid4()), "bench")
-    return sign_claims(path.signer, claims, datetime.now(UTC))
+    claims = Claims(
+        f"{TASK_PREFIX}{uuid.uuid4()}",
+        DEFAULT_TENANT,
+        compose_epoch(1, 1),
+        str(uuid.uuid4()),
+        "bench",
+        installation=DEFAULT_INSTALLATION,
+    )
+    return sign_task_claims(path.signer, claims, datetime.now(UTC))

@@ -45,7 +45,7 @@ insert into budgets select c.id, b.tenant, b.max_tokens, b.used_tokens, b.reserv
 insert into entries select c.id, e.sequence, e.tenant, e.epoch, e.claim_id, e.attempt, e.step, e.kind, e.actor,
   e.recorded_at, e.body from entries e, copies c where e.task_id = '{task_id}';
 insert into token_usage select c.id, step, 1, 'default', c.id, 1, 'claude-opus-4-8', gen_random_uuid()::text, false,
-  1000, 200, 0, 0, now() from copies c, generate_series(1, {bills}) as step;
+  1000, 200, 0, 0, 0, true, now() from copies c, generate_series(1, {bills}) as step;
 drop table copies
 """
 

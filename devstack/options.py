@@ -188,7 +188,7 @@ class Layout:
         self.create()
         for folder in (self.logs, self.workspaces, self.records, self.signing_key.parent):
             folder.mkdir(exist_ok=True)
-            folder.chmod(0o700)  # also those that an earlier release made readable for every account
+            folder.chmod(0o700)  # also a folder that exists and is readable for every account
         if not self.signing_key.exists():
             write_key_pair(self.signing_key, self.verifying_keys, key_id=uuid.uuid4().hex[:8])
         if not self.encryption_keys.exists():

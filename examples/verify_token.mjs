@@ -56,9 +56,9 @@ export function verifyParts({ claims, keyId, signature }, keys, resource, tenant
   if (!crypto.verify(null, claims, publicKey, signature)) throw new Error("INVALID_TOKEN: the signature does not fit");
   const decoded = decode(claims); // TokenClaims: 1 resource, 2 tenant, 3 epoch, 4 claim_id, 5 holder, 8 audiences
   if (text(decoded.get(1)) !== resource || text(decoded.get(2)) !== tenant) throw new Error("WRONG_RESOURCE");
-  const audiences = decoded.get(8); // packed: one byte for each; absent in the tokens of an earlier release
+  const audiences = decoded.get(8); // packed: one byte for each
   const needed = resource.startsWith("leases/") ? LEASE : PROVIDER;
-  if (audiences && !audiences.includes(needed)) throw new Error("WRONG_AUDIENCE");
+  if (!audiences?.includes(needed)) throw new Error("WRONG_AUDIENCE");
   return { epoch: decoded.get(3) ?? 0n, claimId: text(decoded.get(4)), holder: text(decoded.get(5)) };
 }
 

@@ -107,9 +107,6 @@ class CheckpointSettings:
     listen: Address = setting("address to serve on", default=Address("127.0.0.1:8472"))
     metrics_listen: Address | None = metrics_setting()
     postgres_dsn: Secret = setting("the database of the ledger")
-    notifications_dsn: Secret = setting(
-        "a database through which replicas notify each other, the same for all; empty: the ledger's", default=Secret("")
-    )
     encryption_keys_file: Path | None = setting(
         "the keys that encrypt the secrets of webhooks; without it they are stored as they are", default=None
     )
@@ -161,12 +158,6 @@ class CheckpointSettings:
             yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
         yield from dsn_problems(self.common, "TENURE_CHECKPOINT_POSTGRES_DSN", self.postgres_dsn)
         yield from dsn_problems(self.common, f"{STANDBY_PREFIX}DSN", self.standby.dsn)
-        if self.notifications_dsn.reveal():
-            yield from dsn_problems(self.common, "TENURE_CHECKPOINT_NOTIFICATIONS_DSN", self.notifications_dsn)
-
-    @property
-    def notifications_database(self) -> Secret:
-        return self.notifications_dsn if self.notifications_dsn.reveal() else self.postgres_dsn
 
     @property
     def caps(self) -> CapDefaults:
@@ -200,7 +191,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
     hub = Hub()
-    replicas = ReplicaNotifications(settings.notifications_database, pool, hub)
+    replicas = ReplicaNotifications(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
     limited = LimitedTenants(pool)
     await adopt_defaults(pool, defaults.sources.tenant_quotas)

@@ -74,7 +74,7 @@ def gather_facts(
         message=task.message,
         attempt=task.attempt,
         step=task.step,
-        queue=task.queue or task.spec.queue,  # a ledger of an earlier release has no task.queue
+        queue=task.queue,
         loop=spec_to_domain(task.spec).dispatch_loop,
         owner=task.owner,
         epoch=task.epoch,

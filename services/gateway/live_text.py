@@ -178,8 +178,7 @@ class LiveTextRelay:
         address = await dialled_address(source.address, allows_loopback=source.allows_loopback)
         async with self._channel(address) as channel:
             messages = WorkerServiceStub(channel).WatchLive(worker.WatchLiveRequest(task_id=task_id, epoch=epoch))
-            if source.proof_digest:
-                await _check_proof(messages, source.proof_digest)
+            await _check_proof(messages, source.proof_digest)
             stream.forget_text()
             async for message in messages:
                 if message.answer_complete:

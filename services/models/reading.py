@@ -41,10 +41,10 @@ def state_part(call: GenerationRun | GenerationRow, *, joined: bool) -> pb.Gener
 
 
 class RunReader:
-    """One reader of one call. `epoch`: of the owner that reads. `bundles`: whether it reads bundles."""
+    """One reader of one call. `epoch`: of the owner that reads."""
 
-    def __init__(self, run: GenerationRun, epoch: int, *, bundles: bool) -> None:
-        self._run, self._epoch, self._bundles = run, epoch, bundles
+    def __init__(self, run: GenerationRun, epoch: int) -> None:
+        self._run, self._epoch = run, epoch
         self._offsets: dict[int, int] = {}
         self._usage = TokenUsage()
         self._news = asyncio.Event()
@@ -78,7 +78,7 @@ class RunReader:
     def _packed(self, parts: list[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
         """Returns the messages for parts that are ready: a message costs as much as many parts in it."""
         fits = len(parts) > 1 and sum(part.ByteSize() for part in parts) <= MAX_BUNDLE_BYTES
-        return [pb.GenerateResponse(bundle=pb.GenerationBundle(parts=parts))] if self._bundles and fits else parts
+        return [pb.GenerateResponse(bundle=pb.GenerationBundle(parts=parts))] if fits else parts
 
     async def _wait(self, *, gathers: bool) -> None:
         """Waits for something new. `gathers`: not sooner than GATHERED_SECONDS, unless the call is over."""

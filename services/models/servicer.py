@@ -140,7 +140,7 @@ class ModelServicer(ModelServiceServicer):
                     run.received_under.add(epoch)
             case BeginCall() | JoinRun():
                 joined = isinstance(verdict, JoinRun) or verdict.joined
-                reader = RunReader(_must_be_here(self._runs.find(key)), epoch, bundles=request.takes_bundles)
+                reader = RunReader(_must_be_here(self._runs.find(key)), epoch)
                 async with aclosing(reader.messages(joined=joined)) as messages:
                     async for message in messages:
                         yield message

@@ -204,7 +204,7 @@ class WorkerSettings:
         if problem := problem_of(address):  # for example a host name of digits only
             _log.warning("no live text: set TENURE_WORKER_ADVERTISE", extra={"address": address, "why": problem})
             address = ""
-        return WorkerIdentity(worker_id, self.queues, loops, address, tiers, session_secret, self.build)
+        return WorkerIdentity(worker_id, self.queues, loops, address, session_secret, tiers, self.build)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,7 +229,6 @@ class RunnerCall:
             timeout=duration(request.timeout_seconds) if request.timeout_seconds else None,
             priority=PRIORITIES.to_wire(attempt.priority),
             reserved_epoch=attempt.reserved_epoch,
-            takes_bundles=True,
         )
 
 

@@ -58,8 +58,8 @@ class WorkerIdentity:
     queues: tuple[str, ...]
     loops: tuple[str, ...]
     live_address: str
+    session_secret: bytes = field(repr=False)
     tiers: tuple[Priority, ...] = ()
-    session_secret: bytes = field(default=b"", repr=False)
     build: str = ""
 
 

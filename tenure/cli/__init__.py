@@ -4,7 +4,7 @@ The files, in the order in which data flows:
 
 __main__.py       `python -m tenure.cli`
 main.py           the root command, and its options, four of which may stand anywhere on the line
-groups.py         the sections of `tenure --help`, the nouns, and the former names of commands that moved
+groups.py         the sections of `tenure --help`, and the nouns
 group.py          the click group: help in sections, errors as a message and an exit code
 context.py        the gateway's address, the tenant and the output mode of one invocation
 parameters.py     types of options: durations, labels, dollars; TASK

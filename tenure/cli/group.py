@@ -1,4 +1,4 @@
-"""The click group of `tenure`: help in sections, errors as messages, and the former names of commands that moved."""
+"""The click group of `tenure`: help in sections, and errors as messages."""
 
 from __future__ import annotations
 
@@ -36,17 +36,12 @@ class Group(click.Group):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sections: dict[str, list[str]] = {}
-        self.former: dict[str, tuple[str, click.Command]] = {}
 
     def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
         """Adds commands that `--help` lists below `title`."""
         for command in commands:
             self.add_command(command)
             self._sections.setdefault(title, []).append(command.name or "")
-
-    def add_former(self, name: str, path: str, command: click.Command) -> None:
-        """Lets `name`, which is now `tenure PATH`, run with a note on standard error. `--help` does not list it."""
-        self.former[name] = path, command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] == [SERVE]:
@@ -67,15 +62,6 @@ class Group(click.Group):
             if message := _refused_by_the_encoding(error):
                 raise click.UsageError(message, ctx) from error
             raise
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = super().get_command(ctx, cmd_name)
-        if command is not None or cmd_name not in self.former:
-            return command
-        path, command = self.former[cmd_name]
-        if not ctx.resilient_parsing:  # of a shell that completes a word
-            echo(f"tenure: `{ctx.command_path} {cmd_name}` is now `tenure {path}`", err=True)
-        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

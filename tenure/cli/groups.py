@@ -30,7 +30,7 @@ from tenure.cli.trace import trace
 from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
 from tenure.cli.webhooks import webhooks
-from tenure.cli.workers import claims, queues, refusals, workers
+from tenure.cli.workers import refusals, workers
 
 
 @click.group(cls=Group, short_help="Wait for tasks, send to them, follow them, read their ledger.")
@@ -39,7 +39,7 @@ def tasks() -> None:
 
 
 def add_commands(root: Group) -> None:
-    """Adds all commands to `tenure`, and the former names of those that moved."""
+    """Adds all commands to `tenure`."""
     for command in (wait, send, signal, follow, entries, tree, trace, refusals, replay, export):
         tasks.add_command(command)
     tenants.add_command(usage)
@@ -50,14 +50,3 @@ def add_commands(root: Group) -> None:
     by_subject = (tasks, agents, tools, schedules, webhooks, approvers, leases, workers, tenants, keys, admin)
     root.add_section("More, by subject", by_subject)
     root.add_section("Shell", (completion,))
-    _add_former_names(root)
-
-
-def _add_former_names(root: Group) -> None:
-    moved = [command for command in tasks.commands.values() if command is not trace]  # it was never elsewhere
-    for group, commands in ((tasks, moved), (workers, (claims, queues)), (tenants, (usage,))):
-        for command in commands:
-            name = command.name or ""
-            root.add_former(name, f"{group.name} {name}", command)
-    root.add_former("certs", "keys certs", certs)
-    admin.add_former("keys", "keys api", api_keys)

@@ -86,7 +86,6 @@ def replay_request(
         request.agent.system = system
     if spec.limits.money_cap == task_pb2.MONEY_CAP_DEFAULT:  # the other model has its own default, or no price
         request.limits.max_nano_usd = 0
-    request.policy.sub_agents.max_depth = 0  # a ledger of an earlier release would spawn the sub-agents
     # A replay never waits. Approvers and webhooks of the recorded run need not exist where it is replayed.
     request.policy.ClearField("escalations")
     del request.policy.approvers[:]

@@ -91,7 +91,7 @@ class ChainedRecord:
 def chain_hash(previous: bytes, number: int, recorded_at: datetime, record: AuditRecord) -> bytes:
     """Returns the hash of a record: SHA-256 over the hash before, and each field after its length (4 bytes).
 
-    A record without a recorder has no such field: so have the records of the releases before it existed.
+    A record without a recorder has no such field.
     """
     microseconds = (recorded_at - _EPOCH) // timedelta(microseconds=1)
     fields = (

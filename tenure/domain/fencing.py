@@ -86,7 +86,7 @@ class Audience(StrEnum):
 class Claims:
     """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide.
 
-    `audiences` (): an earlier release signed the token, without audiences and installation.
+    `audiences`: the services that accept the token; None for an audience that only a newer release knows.
     """
 
     resource: str
@@ -120,14 +120,9 @@ class Claims:
         return self.resource.removeprefix(LEASE_PREFIX)
 
     def check_audience(self, audience: Audience, installation: str) -> None:
-        """Raises PermissionDenied (WRONG_AUDIENCE) unless the token is for this service of this installation.
-
-        A token without audiences passes until the next release: tasks run on while their services are upgraded.
-        """
-        if not self.audiences:
-            return
+        """Raises PermissionDenied (WRONG_AUDIENCE) unless the token is for this service of this installation."""
         if audience not in self.audiences:
-            names = ", ".join(one or "a service of a newer release" for one in self.audiences)
+            names = ", ".join(one or "a service of a newer release" for one in self.audiences) or "no service"
             message = f"the fencing token is for {names}, not for {audience}"
             raise PermissionDenied(message, reason="WRONG_AUDIENCE", metadata=self._subject())
         if self.installation != installation:

@@ -24,19 +24,19 @@ _LIVE_TEXT: Final = b"tenure live text"
 class SessionOwner:
     """The owner of a session, as etcd has it.
 
-    `identity`: the SPIFFE ID, "" without TLS. `secret_digest`: hexadecimal, "" for a worker of an earlier release.
+    `identity`: the SPIFFE ID, "" without TLS. `secret_digest`: hexadecimal.
     """
 
-    identity: str = ""
-    secret_digest: str = ""
+    identity: str
+    secret_digest: str
 
     def check(self, caller: SessionOwner) -> None:
         """Raises PermissionDenied (OTHER_HOLDER) unless the caller is this owner.
 
-        An owner of an earlier release has no identity and no secret: the first caller binds the session.
+        A session that was opened without TLS can be attached with TLS: its secret decides.
         """
         is_same_identity = self.identity in {"", caller.identity}
-        is_same_secret = not self.secret_digest or hmac.compare_digest(self.secret_digest, caller.secret_digest)
+        is_same_secret = hmac.compare_digest(self.secret_digest, caller.secret_digest)
         if not (is_same_identity and is_same_secret):
             differs = "with another secret" if is_same_identity else f"by {self.identity}"
             raise PermissionDenied(
@@ -46,8 +46,8 @@ class SessionOwner:
 
 
 def secret_digest(secret: bytes) -> str:
-    """Returns the digest that the coordinator keeps of a secret; "" for no secret."""
-    return sha256(_SESSION + secret).hexdigest() if secret else ""
+    """Returns the digest that the coordinator keeps of a secret."""
+    return sha256(_SESSION + secret).hexdigest()
 
 
 def holder_proof(secret: bytes) -> bytes:
@@ -56,8 +56,8 @@ def holder_proof(secret: bytes) -> bytes:
 
 
 def proof_digest(secret: bytes) -> str:
-    """Returns the digest of the proof, by which gateways recognise it; "" for no secret."""
-    return sha256(holder_proof(secret)).hexdigest() if secret else ""
+    """Returns the digest of the proof, by which gateways recognise it."""
+    return sha256(holder_proof(secret)).hexdigest()
 
 
 def is_proof(presented: bytes, digest: bytes) -> bool:

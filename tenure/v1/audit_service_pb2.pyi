@@ -85,8 +85,8 @@ class AuditRecord(message.Message):
     hash: builtins.bytes
     """SHA-256, 32 bytes; absent in a request."""
     recorder: builtins.str
-    """The process that recorded the call, as the SPIFFE ID in its certificate; absent in a request. Empty: an earlier
-    release recorded it, or the installation has no TLS.
+    """The process that recorded the call, as the SPIFFE ID in its certificate; absent in a request. Empty: the
+    installation has no TLS.
     """
     @builtins.property
     def record_time(self) -> timestamp_pb2.Timestamp:

@@ -510,7 +510,7 @@ class OpenRequest(message.Message):
     """
     after_sequence: builtins.int
     """The caller has the history up to this entry, from an answer to Open that broke off: the pages begin after it. 0: from
-    the beginning. A service of an older version sends the whole history.
+    the beginning.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -1241,7 +1241,7 @@ class WatchEntriesRequest(message.Message):
     """Only entries after this one. Beyond the newest: OUT_OF_RANGE."""
     closing_only: builtins.bool
     """Only the answer with `closed`, without entries: nothing is sent until the task has ended. Costs the ledger nothing
-    per entry. A server of an older version sends the entries nevertheless.
+    per entry.
     """
     def __init__(
         self,
@@ -1698,7 +1698,6 @@ class RequeueLostRequest(message.Message):
         CLAIM_ID_FIELD_NUMBER: builtins.int
         REASON_FIELD_NUMBER: builtins.int
         MESSAGE_FIELD_NUMBER: builtins.int
-        OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
         ACTOR_FIELD_NUMBER: builtins.int
         TO_WORKER_ID_FIELD_NUMBER: builtins.int
         HEARD_CALL_FIELD_NUMBER: builtins.int
@@ -1712,15 +1711,13 @@ class RequeueLostRequest(message.Message):
         """
         message: builtins.str
         """For people."""
-        output_tokens: builtins.int
-        """Output tokens of the model call in flight, as far as the worker reported them."""
         actor: builtins.str
         """The operator who transferred the task; empty: no transfer."""
         to_worker_id: builtins.str
         """The worker to which the operator transfers the task; empty: any but its owner. Either is valid for 10 s."""
         @builtins.property
         def heard_call(self) -> ledger_pb2.HeardCall:
-            """The newest model call, as far as the worker reported it; absent: no report, or only output_tokens."""
+            """The newest model call, as far as the worker reported it; absent: no report."""
 
         def __init__(
             self,
@@ -1729,14 +1726,13 @@ class RequeueLostRequest(message.Message):
             claim_id: builtins.str = ...,
             reason: builtins.str = ...,
             message: builtins.str = ...,
-            output_tokens: builtins.int = ...,
             actor: builtins.str = ...,
             to_worker_id: builtins.str = ...,
             heard_call: ledger_pb2.HeardCall | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = typing.Literal["heard_call", b"heard_call"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "message", b"message", "output_tokens", b"output_tokens", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "message", b"message", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

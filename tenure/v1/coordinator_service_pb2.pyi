@@ -215,9 +215,8 @@ class Hello(message.Message):
     connects from another machine, and an address outside of its setting LIVE_NETWORKS.
     """
     session_secret: builtins.bytes
-    """A secret of the worker, 32 to 64 random bytes. A session that was opened with a secret is attached again only with
-    the same one. The coordinator keeps digests of it. Empty: a worker of an earlier release, accepted until the next
-    release.
+    """A secret of the worker, 32 to 64 random bytes. A session is attached again only with the secret that opened it. The
+    coordinator keeps digests of it.
     """
     build: builtins.str
     """The build of its code, see AgentService; empty: none. At most 128 of letters, digits and ._+:-."""
@@ -866,9 +865,7 @@ class GetLiveSourceResponse(message.Message):
     address: builtins.str
     """host:port of the holder's WorkerService; empty: it serves no live text."""
     proof_digest: builtins.bytes
-    """The SHA-256 of the proof that the holder answers with (WatchLiveResponse.holder_proof). Empty: the holder is a worker
-    of an earlier release and has no proof.
-    """
+    """The SHA-256 of the proof that the holder answers with (WatchLiveResponse.holder_proof)."""
     allows_loopback: builtins.bool
     """The holder is on the coordinator's machine, so its address may be a loopback address."""
     def __init__(

@@ -79,7 +79,6 @@ class GenerateRequest(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     RESERVED_EPOCH_FIELD_NUMBER: builtins.int
-    TAKES_BUNDLES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -92,8 +91,6 @@ class GenerateRequest(message.Message):
     """The epoch under which the ledger's entry of the attempt was made; 0: unknown. A recorded call that began under a
     lower epoch is not this attempt: the ledger was restored to a moment before that call.
     """
-    takes_bundles: builtins.bool
-    """The caller reads `bundle`. Without it each part comes in a message of its own."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -117,11 +114,10 @@ class GenerateRequest(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         priority: task_pb2.Priority.ValueType = ...,
         reserved_epoch: builtins.int = ...,
-        takes_bundles: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "takes_bundles", b"takes_bundles", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -165,7 +165,7 @@ class _MoneyCap:
 class _MoneyCapEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_MoneyCap.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     MONEY_CAP_UNSPECIFIED: _MoneyCap.ValueType  # 0
-    """The task is older than this field."""
+    """In a request: no cap was chosen."""
     MONEY_CAP_SUBMITTED: _MoneyCap.ValueType  # 1
     """Its submit or the defaults of its source set the cap."""
     MONEY_CAP_DEFAULT: _MoneyCap.ValueType  # 2
@@ -181,7 +181,7 @@ class MoneyCap(_MoneyCap, metaclass=_MoneyCapEnumTypeWrapper):
     """The origin of a task's cap in money, or the reason for its absence."""
 
 MONEY_CAP_UNSPECIFIED: MoneyCap.ValueType  # 0
-"""The task is older than this field."""
+"""In a request: no cap was chosen."""
 MONEY_CAP_SUBMITTED: MoneyCap.ValueType  # 1
 """Its submit or the defaults of its source set the cap."""
 MONEY_CAP_DEFAULT: MoneyCap.ValueType  # 2

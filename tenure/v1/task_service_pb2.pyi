@@ -856,9 +856,7 @@ class ListTaskEntriesRequest(message.Message):
     """The maximum number of entries; 0: 200, at most 1,000."""
     @builtins.property
     def kinds(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only entries of these kinds, by the names of the fields of EntryBody, such as user_message; empty: all. A server of an
-        older version returns all.
-        """
+        """Only entries of these kinds, by the names of the fields of EntryBody, such as user_message; empty: all."""
 
     def __init__(
         self,

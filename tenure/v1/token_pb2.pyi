@@ -120,7 +120,7 @@ class TokenClaims(message.Message):
     holder: builtins.str
     """The holder: a worker_id, "coordinator/<id>" for a close-out, the holder of a lease."""
     installation: builtins.str
-    """The installation whose coordinator signed it (TENURE_TLS_INSTALLATION); empty with empty audiences."""
+    """The installation whose coordinator signed it (TENURE_TLS_INSTALLATION)."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all of the tenant's."""
@@ -131,7 +131,7 @@ class TokenClaims(message.Message):
 
     @builtins.property
     def audiences(self) -> containers.RepeatedScalarFieldContainer[TokenAudience.ValueType]:
-        """The services that accept it. Empty: a coordinator of an earlier release signed it; accepted until the next release."""
+        """The services that accept it. Every service refuses a token without audiences."""
 
     def __init__(
         self,

@@ -821,7 +821,7 @@ class InDoubtCall(message.Message):
 
     @builtins.property
     def doubt_time(self) -> timestamp_pb2.Timestamp:
-        """When it became in doubt; absent: before this field existed."""
+        """When it became in doubt."""
 
     def __init__(
         self,

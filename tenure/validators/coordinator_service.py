@@ -31,9 +31,7 @@ def _hello(hello: coordinator.Hello, v: Violations) -> None:
     v.require(address_problem is None, "hello.live_address", f"{address_problem}; or empty")
     secret_bytes = len(hello.session_secret)
     v.require(
-        not secret_bytes or MIN_BYTES <= secret_bytes <= MAX_BYTES,
-        "hello.session_secret",
-        f"must be {MIN_BYTES} to {MAX_BYTES} bytes, or empty",
+        MIN_BYTES <= secret_bytes <= MAX_BYTES, "hello.session_secret", f"must be {MIN_BYTES} to {MAX_BYTES} bytes"
     )
     v.require(not hello.build or bool(BUILD.match(hello.build)), "hello.build", f"must be {BUILD_RULE}; or empty")
 

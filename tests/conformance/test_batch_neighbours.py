@@ -29,7 +29,7 @@ from tenure.domain.errors import TenureError
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2, tool_service_pb2
 from tenure.v1 import webhook_service_pb2 as webhook_pb
-from tenure.wire.token import read_claims, sign_claims
+from tenure.wire.token import read_claims, sign_task_claims
 from tests.conformance.test_doubt_waits import put_back, waiting
 from tests.conformance.webhook_client import HERE, WebhookClient
 from tests.support.fix_checkpoint import (
@@ -376,7 +376,7 @@ async def _bad_call(world: World, tools: Any, owner: ToolOwner, poison: str) -> 
         case "stale, its trail unwritable":
             await tools.fence(world.grants.claim(owner.task_id, epoch=11))
             claims_of = replace(read_claims(owner.token), holder="nul \0 here")
-            return _append(replace(owner, token=sign_claims(world.grants.signer, claims_of, datetime.now(UTC))))
+            return _append(replace(owner, token=sign_task_claims(world.grants.signer, claims_of, datetime.now(UTC))))
         case "text that Postgres does not take":
             return _append(world.grants.claim(owner.task_id, claim_id="nul \0 here"))
         case "malformed":

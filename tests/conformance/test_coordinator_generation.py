@@ -114,7 +114,7 @@ async def test_a_worker_that_attaches_without_etcd_is_refused(own_fleet: Fleet, 
     await health_becomes(replica, serving=True)
     async with paused(own_etcd):
         await health_becomes(replica, serving=False)
-        hello = coordinator_pb.SessionRequest(hello=coordinator_pb.Hello(worker_id="w"))
+        hello = coordinator_pb.SessionRequest(hello=coordinator_pb.Hello(worker_id="w", session_secret=bytes(32)))
         async with open_channel(replica.address) as channel:
             session = CoordinatorServiceStub(channel).Session(iter([hello]), timeout=CALL_SECONDS)
             with pytest.raises(Unavailable) as refused:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import NotFound, StaleEpoch, Unavailable
 from tenure.domain.fencing import Claims
 from tenure.runtime.rpc_client import open_channel
@@ -18,7 +19,7 @@ from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.support.fix_coordinator import Fleet, epoch_of
 from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -179,10 +180,10 @@ async def test_a_transfer_that_took_nothing_does_not_succeed(fleet: Fleet, gatew
     )
     epoch = max(epochs.highest_epoch, epochs.generation << 40) + 1
     signer = Signer.load(fleet.signing_key)
-    claims = Claims(f"tasks/{task_id}", "default", epoch, str(uuid.uuid4()), "gone")
+    claims = Claims(f"tasks/{task_id}", "default", epoch, str(uuid.uuid4()), "gone", installation=DEFAULT_INSTALLATION)
     grant = ledger_pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=claims.claim_id)
     await fleet.ledger.RegisterGrants(ledger_pb.RegisterGrantsRequest(grants=[grant]), timeout=CALL_SECONDS)
-    opening = ledger_pb.OpenRequest(token=sign_claims(signer, claims, datetime.now(UTC)))
+    opening = ledger_pb.OpenRequest(token=sign_task_claims(signer, claims, datetime.now(UTC)))
     async for _ in fleet.ledger.Open(opening, timeout=CALL_SECONDS):
         pass
     admin = (await gateway(fleet.checkpoint.address, coordinator=replica.address)).admin

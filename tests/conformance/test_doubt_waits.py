@@ -138,25 +138,3 @@ async def test_a_late_outcome_has_its_task_go_on(
     moves = [one for one in await replica.entries(late.task.task_id) if one.body.transition.reason == "CALL_RESOLVED"]
     assert len(moves) == 1
     assert len(outside.lines("a")) == 1
-
-
-async def test_an_old_replica_ends_a_wait_without_calls_left_in_doubt(
-    checkpoint: MakeCheckpoint,
-) -> None:
-    """It does not know the column, and its statement does not name it."""
-    replica = await checkpoint()
-    owner = await waiting(replica)
-    await replica.query(
-        """with written as (
-             insert into ledger.entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor,
-                                         recorded_at, body)
-             select task_id, sequence + 1, tenant, 0, '', attempt, step, kind, 'olga', now(), body from ledger.entries
-              where task_id = %s and kind = 2 order by sequence desc limit 1
-             returning task_id, sequence)
-           update ledger.tasks t set state = 'QUEUED', reason = 'CANCEL_REQUESTED', sequence = written.sequence,
-                                     wait = '', waiting_since = null, queued_at = now()
-             from written where t.task_id = written.task_id""",
-        owner.task.task_id,
-    )
-    task = await replica.get(owner.task.task_id)
-    assert (task.state, list(task.calls_in_doubt)) == (QUEUED, [])

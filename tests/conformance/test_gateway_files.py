@@ -15,6 +15,7 @@ import pytest
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.submit.forking import PreparedForks
 from tenure.client import Client
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import Claims
 from tenure.runtime.postgres import PoolOptions, open_pool
@@ -22,7 +23,7 @@ from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2, tool_service_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
 from tests.support.fix_gateway import NOBODYS, Serve
 from tests.support.fix_tools import Grants, Outside, StartTools
@@ -239,7 +240,8 @@ async def test_a_fork_that_never_ran_is_pruned_with_its_files(world: Any, grants
     await world.replica.cancel(forked)
     await world.stub.admin.PruneTasks(admin.PruneTasksRequest(task_id=forked, reason="enough"))
     assert await _offered(world) == [(forked, 0, "")]
-    token = sign_claims(grants.signer, Claims(f"tasks/{forked}", "default", 0, "", "test"), datetime.now(UTC))
+    claims = Claims(f"tasks/{forked}", "default", 0, "", "test", installation=DEFAULT_INSTALLATION)
+    token = sign_task_claims(grants.signer, claims, datetime.now(UTC))
     await world.tools.stub.Forget(tool_service_pb2.ForgetRequest(token=token), timeout=CALL_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while world.workspace(forked).exists():

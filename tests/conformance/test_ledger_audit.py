@@ -112,7 +112,7 @@ CHANGES = [
     "delete from ledger.audit_records where number = 3",
     "truncate ledger.audit_records",
     """insert into ledger.audit_records select 5, 'x', recorded_at, tenant, subject, peer, method, target, decision,
-       reason, count, sha256('x') from ledger.audit_records where number = 3""",
+       reason, count, '', sha256('x') from ledger.audit_records where number = 3""",
 ]
 
 

@@ -24,7 +24,7 @@ from tenure.domain.errors import (
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve, words
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -213,7 +213,7 @@ async def test_no_task_ends_while_a_call_has_no_outcome(replica: Checkpoint) -> 
 async def test_a_token_of_another_resource_writes_nothing(replica: Checkpoint) -> None:
     owner = await started(replica)
     claims = replace(owner.claims, resource="leases/backup")
-    token = sign_claims(Signer.load(replica.keys / "signing.json"), claims, datetime.now(UTC))
+    token = sign_task_claims(Signer.load(replica.keys / "signing.json"), claims, datetime.now(UTC))
     for request in (replica.open(token, claims), owner.commit(words(), token=token)):
         with pytest.raises(PermissionDenied) as refused:
             await request

@@ -227,7 +227,7 @@ async def test_a_generation_is_raised_once(checkpoint: MakeCheckpoint) -> None:
 
 
 async def test_a_raised_generation_is_above_every_registered_epoch(checkpoint: MakeCheckpoint) -> None:
-    """An earlier release registered epochs of generations to come."""
+    """Also above epochs of later generations, as a restored ledger may have them."""
     replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = (9::bigint << 40) + 5 returning 1")
     assert await raise_generation(replica, 1) == 10

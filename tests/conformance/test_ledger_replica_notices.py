@@ -11,7 +11,6 @@ import pytest
 
 from services.checkpoint.watch.notifications import CHANNEL, POLL_INTERVAL_SECONDS
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
-from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
 QUIET_SECONDS = 1.0
@@ -66,17 +65,3 @@ async def test_a_new_replica_is_notified_at_once(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not tasks <= heard:
             heard |= await listener.moved(POLL_INTERVAL_SECONDS)
-
-
-async def test_replicas_of_two_nodes_meet_in_one_database(
-    checkpoint: MakeCheckpoint, fresh_database: FreshDatabase
-) -> None:
-    """A notification stays in its database. Replicas that use different nodes of a cluster name one for them all."""
-    meeting = await fresh_database()
-    first = await checkpoint(notifications_dsn=meeting)
-    await checkpoint(dsn=first.dsn, notifications_dsn=meeting)
-    async with await psycopg.AsyncConnection.connect(meeting, autocommit=True) as postgres:
-        await postgres.execute(f"listen {CHANNEL}".encode())
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (await first.create()).task_id not in await Listener(postgres).moved(QUIET_SECONDS):
-                pass

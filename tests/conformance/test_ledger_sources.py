@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace as with_fields
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.errors import AlreadyExists, InvalidRequest
-from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_forks import fork
 from tests.conformance.test_ledger_sub_agents import spawner
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
-from tests.support.fix_postgres import FreshDatabase
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
 SCHEDULER = task_pb2.SOURCE_KIND_SCHEDULER
 CONTROL = task_pb2.SOURCE_KIND_CONTROL
@@ -149,44 +145,3 @@ async def test_sql_cannot_change_a_source(replica: Checkpoint) -> None:
     await replica.create(source=run_of())
     with pytest.raises(psycopg.errors.CheckViolation):
         await replica.query("update ledger.tasks set source_run_id = 'tuesday'")
-
-
-BEFORE = with_fields(MIGRATIONS, files=MIGRATIONS.files[:29])
-
-
-async def test_an_upgrade_takes_over_what_is_unique_only(
-    fresh_database: FreshDatabase, checkpoint: MakeCheckpoint
-) -> None:
-    dsn = await fresh_database(BEFORE)
-    schedule_id, run, talk, plain = (str(uuid4()) for _ in range(4))
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
-        await postgres.execute("set search_path to ledger")
-        for task_id, request_id, exclusive in (
-            (run, f"schedule/{schedule_id}/2026", None),
-            (talk, "r-1", "CONVERSATION/a/b"),
-            (plain, "r-2", None),
-        ):
-            await postgres.execute(
-                "insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop,"
-                " labels, max_steps, on_lease_lost, deadline_at, exclusive_source, queued_at) values"
-                " (%s, 'default', %s, '', %s, 'default', 2, 'messages', '{}', 9, 'RESUME', now(), %s, now())",
-                (task_id, request_id, task_id, exclusive),
-            )
-        await postgres.execute(
-            "insert into schedules (schedule_id, tenant, name, request_hash, spec, cron, time_zone, overlap_policy,"
-            " catch_up_seconds) values (%s, 'default', 's', '', '', '* * * * *', 'UTC', 'SKIP', 60)",
-            (schedule_id,),
-        )
-        await postgres.execute(
-            "insert into schedule_runs (schedule_id, source_run_id, due_at, outcome, task_id)"
-            " values (%s, '2026', now(), 'STARTED', %s)",
-            (schedule_id, run),
-        )
-    await migrate(dsn, MIGRATIONS)
-    replica = await checkpoint(dsn=dsn)
-    columns = "select task_id::text, source_kind, source_id, source_run_id from ledger.tasks"
-    assert set(await replica.query(columns)) == {
-        (run, "SCHEDULER", schedule_id, "2026"),
-        (talk, "CONVERSATION", "a/b", ""),
-        (plain, "", "", ""),
-    }

@@ -9,7 +9,7 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, WrongState
 from tenure.v1 import model_service_pb2 as pb
-from tests.support.fix_models import ModelRunnerClient, StartModels, generate_request
+from tests.support.fix_models import ModelRunnerClient, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
 
@@ -126,17 +126,10 @@ async def test_the_provider_is_asked_once_under_repeats(
 async def test_parts_that_are_ready_travel_together(
     runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    """A worker of an earlier version reads no bundles, and gets each part in a message of its own."""
     slow(simulator)
     owner = grants.claim()
     await runner.generate(owner, **SLOW).speaking()
     joining = runner.generate(owner, **SLOW)
-    request = generate_request(owner, **SLOW)
-    request.takes_bundles = False
-    earlier = runner.send(request)
     end = await joining.ended()
     assert joining.messages < len(joining.parts)
-    assert await earlier.ended() == end
-    assert earlier.messages == len(earlier.parts)
-    assert joining.text == earlier.text
     assert joining.text in end.answer.content_json

@@ -17,13 +17,16 @@ from tests.support.patience import CALL_SECONDS
 STREAMS = 200
 
 
-@pytest.mark.parametrize("second", [pb.SessionRequest(hello=pb.Hello(worker_id="w")), None], ids=["refused", "closed"])
+HELLO = pb.SessionRequest(hello=pb.Hello(worker_id="w", session_secret=bytes(32)))
+
+
+@pytest.mark.parametrize("second", [HELLO, None], ids=["refused", "closed"])
 async def test_a_stream_that_ends_at_once_gets_its_status(fleet: Fleet, second: pb.SessionRequest | None) -> None:
     """While the initial metadata is part of a write in flight, gRPC refuses a status: the worker would wait in vain."""
     replica = await fleet.coordinator()
 
     async def code() -> grpc.StatusCode:
-        hello = pb.Hello(worker_id=f"worker-{uuid.uuid4()}", queues=["q"])
+        hello = pb.Hello(worker_id=f"worker-{uuid.uuid4()}", queues=["q"], session_secret=bytes(32))
         call = stub.Session(timeout=CALL_SECONDS)
         await call.write(pb.SessionRequest(hello=hello))
         if second is not None:

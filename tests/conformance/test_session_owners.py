@@ -52,7 +52,7 @@ async def test_a_session_is_attached_again_with_its_secret_only(fleet: Fleet) ->
     await until_settled(fleet, second)
     await fleet.submit()
     grant = await worker.next_grant()
-    for replica, wrong in ((first, os.urandom(32)), (second, os.urandom(32)), (second, b"")):
+    for replica, wrong in ((first, os.urandom(32)), (second, os.urandom(32))):
         assert await refusal_of(taker_of(worker, replica, fleet, wrong)) == "OTHER_HOLDER"
     again = fleet.keep(await worker.reattach(second.address))
     assert (again.session_id, again.lost) == (worker.session_id, [])
@@ -83,16 +83,11 @@ async def test_the_secret_is_neither_in_etcd_nor_in_logs_nor_listed(fleet: Fleet
         assert text not in stored + listed + replica.log_text().encode()
 
 
-async def test_a_session_without_a_secret_is_bound_by_the_first_one(fleet: Fleet) -> None:
-    """A worker of an earlier release attaches by its ids. A coordinator of an earlier release kept no digest."""
-    replica = await fleet.coordinator(reconnect_grace_seconds="20")
-    old = await fleet.worker(replica)
-    again = fleet.keep(await old.reattach())
-    assert again.session_id == old.session_id
-    again.hello.session_secret = os.urandom(32)
-    bound = fleet.keep(await again.reattach())
-    assert bound.session_id == old.session_id
-    assert await refusal_of(taker_of(bound, replica, fleet, b"")) == "OTHER_HOLDER"
+async def test_a_session_without_a_secret_is_refused(fleet: Fleet) -> None:
+    worker = ScriptedWorker((await fleet.coordinator()).address, fleet.ledger, worker_id="w", session_secret=b"")
+    with pytest.raises(InvalidRequest, match="session_secret"):
+        await worker.attach()
+    await worker.break_off()
 
 
 def named(grant: pb.Grant) -> pb.Holding:

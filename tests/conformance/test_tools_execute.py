@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, PermissionDenied, Unauthenticated
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient, execute_request, offered
 from tests.support.patience import CALL_SECONDS
 
@@ -170,8 +171,8 @@ async def test_forged_token_is_refused(tools: ToolClient, grants: Grants, outsid
 
 
 async def test_token_of_another_resource_is_refused(tools: ToolClient, grants: Grants, outside: Outside) -> None:
-    claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1")
-    owner = Owner("backup", 10, sign_claims(grants.signer, claims, datetime.now(UTC)))
+    claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1", installation=DEFAULT_INSTALLATION)
+    owner = Owner("backup", 10, sign_task_claims(grants.signer, claims, datetime.now(UTC)))
     for request in (
         tools.outcome(owner, "1.0", "append_record", file="a", line="x"),
         tools.fence(owner),

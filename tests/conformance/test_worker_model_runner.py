@@ -163,7 +163,6 @@ async def test_parts_in_a_bundle_are_read_in_their_order() -> None:
     got = await ask(runner, heard)
     assert heard.texts == [(0, "Hello "), (0, "world")]
     assert (got.usage, got.request_id) == (TokenUsage(7, 3), "req_1")
-    assert runner.requests[0].takes_bundles
 
 
 async def test_a_broken_stream_is_joined_without_a_gap() -> None:

@@ -60,7 +60,7 @@ async def test_a_wrong_page_of_workers_is_refused(gateway: Serve, unused_tcp_por
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 async def test_many_large_workers_are_all_listed(fleet: Fleet, gateway: Serve) -> None:
-    """A page ends before gRPC's limit, also for a client of an earlier release, which names no size."""
+    """A page ends before gRPC's limit, also for a client that names no size."""
     replica = await fleet.coordinator()
     await asyncio.gather(*(fleet.worker(replica, worker_id=f"w{number:03}", **LARGE) for number in range(MANY)))
     await fleet.worker(replica, worker_id="w999", queues=["rare"], slots=0)

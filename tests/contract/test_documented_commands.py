@@ -56,16 +56,3 @@ def test_no_page_names_a_verb_that_does_not_exist() -> None:
         if second and isinstance(group := cli.commands.get(verb), click.Group) and second not in group.commands
     ]
     assert not unknown
-
-
-def test_no_message_names_a_command_that_moved() -> None:
-    """Messages, explanations and docstrings name the present command."""
-    root = PAGE.parents[1]
-    moved = re.compile(rf"\btenure (?:{'|'.join(cli.former)}|admin keys)\b(?![.:/])")
-    files = [
-        path for package in ("tenure", "services", "devstack", "checker") for path in (root / package).rglob("*.py")
-    ]
-    assert moved.search("run `tenure wait TASK`")
-    assert [
-        f"{path.relative_to(root)}: {found[0]}" for path in files if (found := moved.search(path.read_text()))
-    ] == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.domain.fencing import Claims, compose_epoch
+from tenure.domain.fencing import Audience, Claims, compose_epoch
 from tenure.runtime.signing import Signer, Verifier, write_key_pair
 from tenure.wire.token import sign_claims
 from tests.support.patience import CALL_SECONDS
@@ -25,7 +25,7 @@ def files(tmp_path: Path, node: Path) -> dict[str, Path]:
     public = tmp_path / "verifying.json"
     write_key_pair(tmp_path / "old.json", public, "old")
     write_key_pair(tmp_path / "new.json", public, "new")
-    claims = Claims("leases/tables/ü", "acme", EPOCH, "0b0e", "holder-1", tools=("a", "b"))
+    claims = Claims("leases/tables/ü", "acme", EPOCH, "0b0e", "holder-1", tools=("a", "b"), audiences=(Audience.LEASE,))
     token = sign_claims(Signer.load(tmp_path / "new.json"), claims, datetime.now(UTC))
     response = Verifier(public).public_keys().items()
     lines = [json.dumps({"key_id": key_id, "public_key": base64.b64encode(key).decode()}) for key_id, key in response]

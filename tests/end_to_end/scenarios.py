@@ -14,6 +14,16 @@ def paced(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 400, "calls": calls}
 
 
+def recording_turns(count: int, latency_ms: int) -> list[dict[str, Any]]:
+    """Turns with one keyed and one unsafe effect each, and a last answer."""
+    return [*(paced(number) | {"latency_ms": latency_ms} for number in range(1, count + 1)), {"text": "All is done."}]
+
+
+def effects_of_turns(count: int) -> list[str]:
+    """The effects of `recording_turns`, sorted."""
+    return sorted(f"{kind} {number}" for kind in ("keyed", "unsafe") for number in range(1, count + 1))
+
+
 def keyed(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [append("append_record", f"keyed {number}")]}
 

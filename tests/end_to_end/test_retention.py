@@ -14,6 +14,7 @@ import pytest
 
 from devstack import Stack
 from tenure.client import Client
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import NotFound, StaleEpoch
 from tenure.domain.fencing import Claims
 from tenure.runtime.rpc_client import open_channel
@@ -23,7 +24,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
@@ -91,8 +92,8 @@ async def test_a_pruned_task_loses_calls_files_and_its_zombie(forgetful: Install
 
 async def check_refused(stack: Stack, task_id: str, epoch: int, claim_id: str) -> None:
     """A worker that was frozen since before the end shows its old token once everything is gone."""
-    claims = Claims(f"tasks/{task_id}", "default", epoch, claim_id, "zombie")
-    token = sign_claims(Signer.load(stack.layout.signing_key), claims, datetime.now(UTC))
+    claims = Claims(f"tasks/{task_id}", "default", epoch, claim_id, "zombie", installation=DEFAULT_INSTALLATION)
+    token = sign_task_claims(Signer.load(stack.layout.signing_key), claims, datetime.now(UTC))
     async with open_channel(stack.replicas("tools")[0].address) as channel:
         call = tools.ExecuteRequest(token=token, call_id="9.0", tool="list_files", arguments_json="{}")
         with pytest.raises(StaleEpoch):

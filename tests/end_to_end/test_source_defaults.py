@@ -160,9 +160,7 @@ async def test_a_tasks_own_values_override_defaults(client: Client) -> None:
     assert seconds(spec.policy.timeouts.wait.after) == 604
 
 
-async def test_a_repeat_is_recognised_after_a_change_of_defaults(
-    installation: Installation, client: Client
-) -> None:
+async def test_a_repeat_is_recognised_after_a_change_of_defaults(installation: Installation, client: Client) -> None:
     """The other ledger has no file."""
     request = api.SubmitTaskRequest(request_id=uuid.uuid4().hex, queue=QUEUE)
     first = await client.submit("go", request=request)

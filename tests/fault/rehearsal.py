@@ -26,9 +26,9 @@ from devstack.stores import DATABASE, ensure_database
 from tenure.client import Client
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.end_to_end.installation import Installation, check_whole
+from tests.end_to_end.scenarios import recording_turns
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.store_folder import store_folder
-from tests.upgrade.two_releases import turns
 
 REPOSITORY: Final = Path(__file__).parents[2]
 PAGE: Final = REPOSITORY / "docs" / "restore.md"
@@ -218,7 +218,7 @@ async def _in_folder(folder: Path, *, model_runner: bool) -> AsyncIterator[Rehea
     settings = {"archive_mode": "on", "archive_command": f"test ! -f {wal}/%f && cp %p {wal}/%f"}
     scenarios = folder / "scenarios"
     scenarios.mkdir()
-    (scenarios / f"{MODEL.removeprefix('sim-')}.yaml").write_text(yaml.safe_dump(turns(TURNS, 500)))
+    (scenarios / f"{MODEL.removeprefix('sim-')}.yaml").write_text(yaml.safe_dump(recording_turns(TURNS, 500)))
     etcd = start_etcd(folder / "etcd")
     try:
         async with PostgresProcess(folder / "postgres", settings=settings) as postgres:

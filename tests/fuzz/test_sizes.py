@@ -190,7 +190,7 @@ async def test_a_request_at_grpcs_limit_is_refused_with_a_reason(world: World, b
 @pytest.mark.parametrize("count", [common.MAX_HOLDINGS, common.MAX_HOLDINGS + 1])
 async def test_a_hello_with_the_most_holdings_is_answered(world: World, count: int) -> None:
     holdings = [coordinator_pb.Holding(task_id=str(uuid.uuid4()), claim_id=str(uuid.uuid4())) for _ in range(count)]
-    hello = coordinator_pb.Hello(worker_id="fuzz-decoy", queues=["none"], holdings=holdings)
+    hello = coordinator_pb.Hello(worker_id="fuzz-decoy", queues=["none"], holdings=holdings, session_secret=bytes(32))
     async with asyncio.timeout(PATIENCE_SECONDS):
         if count > common.MAX_HOLDINGS:
             sent = [coordinator_pb.SessionRequest(hello=hello)]

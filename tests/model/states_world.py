@@ -29,6 +29,7 @@ from services.checkpoint.queue.requeue import requeue_lost
 from services.checkpoint.submit.create import create_task
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.waits.signals import send_signal
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import Audience, Claims
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
@@ -39,7 +40,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES
 from tenure.wire.ledger import entries_to_domain
-from tenure.wire.token import TokenChecker, sign_claims
+from tenure.wire.token import TokenChecker, sign_task_claims
 
 TENANT = "default"
 _epochs = itertools.count((1 << 40) + 1, 1000)  # between them is room for claims made by hand
@@ -83,7 +84,9 @@ class World:
         return (await create_task(self.pool, TENANT, request, self.defaults)).task.task_id
 
     async def grant(self, task_id: Any) -> Any:
-        claims = Claims(f"tasks/{task_id}", TENANT, next(_epochs), str(uuid4()), "worker-1")
+        claims = Claims(
+            f"tasks/{task_id}", TENANT, next(_epochs), str(uuid4()), "worker-1", installation=DEFAULT_INSTALLATION
+        )
         grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
         assert await register_grants(self.pool, [grant]) == [claims.claim_id]
         return claims
@@ -93,7 +96,7 @@ class World:
 
     async def commit(self, claims: Any, number: Any, sequence: Any, *entries: Any, **fields: Any) -> None:
         request = pb.CommitRequest(
-            token=sign_claims(self.signer, claims, datetime.now(UTC)),
+            token=sign_task_claims(self.signer, claims, datetime.now(UTC)),
             commit_id=str(uuid4()),
             commit_number=number,
             known_sequence=sequence,

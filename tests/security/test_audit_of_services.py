@@ -38,7 +38,7 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.v1.worker_service_pb2 import WatchLiveRequest
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tenure.wire.audit import chained_from_wire
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_claims, sign_task_claims
 from tests.security.access_table import authority_of, issued, tenure_channel
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -51,8 +51,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 def token_of(stack: Stack, holder: str) -> token_pb2.FencingToken:
     """A well-signed token of a claim of this holder."""
-    claims = Claims(f"tasks/{uuid.uuid4()}", "default", 1 << 41, str(uuid.uuid4()), holder)
-    return sign_claims(Signer.load(stack.layout.signing_key), claims, datetime.now(UTC))
+    claims = Claims(
+        f"tasks/{uuid.uuid4()}", "default", 1 << 41, str(uuid.uuid4()), holder, installation=DEFAULT_INSTALLATION
+    )
+    return sign_task_claims(Signer.load(stack.layout.signing_key), claims, datetime.now(UTC))
 
 
 async def refusal_of(call: Any) -> str:
@@ -145,8 +147,8 @@ async def test_refusals_inside_a_commit_stream_are_recorded(stack: Stack, channe
 
 async def test_a_coordinator_records_its_refusals(stack: Stack, channel: Any) -> None:
     coordinator = CoordinatorServiceStub(await channel("coordinator"))
-    hello = coordinator_pb.SessionRequest(hello=coordinator_pb.Hello(worker_id="worker-1", free_slots=1))
-    session: Any = coordinator.Session(iter([hello]), timeout=CALL_SECONDS)
+    hello = coordinator_pb.Hello(worker_id="worker-1", free_slots=1, session_secret=bytes(32))
+    session: Any = coordinator.Session(iter([coordinator_pb.SessionRequest(hello=hello)]), timeout=CALL_SECONDS)
     assert await refusal_of(session.read()) == "OTHER_HOLDER"
     drain = coordinator_pb.CoordinatorServiceDrainWorkerRequest(worker_id="worker-1")
     assert await refusal_of(coordinator.DrainWorker(drain)) == "METHOD_NOT_ALLOWED"

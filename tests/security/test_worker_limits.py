@@ -177,7 +177,7 @@ async def test_connections_of_an_identity_are_limited(stack: Stack, tmp_path: Pa
             channel = await opened.enter_async_context(tenure_channel(stack.services["coordinator"], tls))
             session: Any = CoordinatorServiceStub(channel).Session(timeout=PATIENCE_SECONDS)
             opened.callback(session.cancel)
-            hello = coordinator_pb.Hello(worker_id=worker_id, queues=["none"], free_slots=0)
+            hello = coordinator_pb.Hello(worker_id=worker_id, queues=["none"], free_slots=0, session_secret=bytes(32))
             await session.write(coordinator_pb.SessionRequest(hello=hello))
             return await session.read()
 

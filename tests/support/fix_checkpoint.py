@@ -191,9 +191,14 @@ class Checkpoint:
         return response.task
 
     async def requeue(self, owner: Owner, reason: str = "LEASE_EXPIRED", output_tokens: int = 0) -> list[str]:
-        lost = pb.RequeueLostRequest.Lost(
-            task_id=owner.task.task_id, claim_id=owner.claims.claim_id, reason=reason, output_tokens=output_tokens
-        )
+        """`output_tokens`: what the worker reported of its newest model call."""
+        task_id = owner.task.task_id
+        lost = pb.RequeueLostRequest.Lost(task_id=task_id, claim_id=owner.claims.claim_id, reason=reason)
+        if output_tokens:
+            attempt = "select model_step, model_attempt from ledger.tasks where task_id = %b::text::uuid"
+            [(step, number)] = await self.query(attempt, task_id)
+            usage = task_pb2.TokenUsage(output_tokens=output_tokens)
+            lost.heard_call.CopyFrom(ledger_pb2.HeardCall(step=step, attempt_number=number, usage=usage))
         answer = await self.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)
         return list(answer.task_ids)
 
@@ -251,7 +256,6 @@ class MakeCheckpoint(Protocol):
         default_max_usd: float = 10.0,
         lower_tier_share: float = 0.05,
         traces: TraceSettings | None = None,
-        notifications_dsn: str = "",
         standby: StandbySettings | None = None,
     ) -> Checkpoint: ...
 
@@ -342,7 +346,6 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             default_max_usd: float = 10.0,
             lower_tier_share: float = 0.05,
             traces: TraceSettings | None = None,
-            notifications_dsn: str = "",
             standby: StandbySettings | None = None,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
@@ -357,7 +360,6 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
                 "default_max_usd": default_max_usd,
                 "lower_tier_share": lower_tier_share,
                 "traces": traces or TraceSettings(),
-                "notifications_dsn": Secret(notifications_dsn),
                 "standby": standby or StandbySettings(),
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)

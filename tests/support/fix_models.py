@@ -42,7 +42,6 @@ def generate_request(owner: Owner, step: int = 1, attempt_number: int = 1, **pro
         attempt_number=attempt_number,
         prompt=pb.Prompt(**given),
         max_output_tokens=1000,
-        takes_bundles=True,
     )
 
 

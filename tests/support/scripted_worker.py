@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections import Counter
 from typing import Any, cast
@@ -29,7 +30,7 @@ class ScriptedWorker:
     """One attachment of a worker. Renews by itself until it is frozen; everything else the test says."""
 
     def __init__(self, address: str, ledger: Any, *, tls: ChannelTls | None = None, **hello: Any) -> None:
-        self.hello = pb.Hello(**hello)
+        self.hello = pb.Hello(**{"session_secret": os.urandom(32), **hello})
         self._tls = tls
         self.session_id = ""
         self.lost: list[str] = []

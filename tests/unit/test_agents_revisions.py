@@ -113,7 +113,8 @@ def test_a_pinned_task_has_the_loop_of_its_revision() -> None:
     assert free.dispatch_loop == "control.month_end"
     assert spec_to_domain(spec_to_wire(spec)) == spec_to_domain(spec_to_wire(spec_to_domain(spec_to_wire(spec))))
     assert spec_to_domain(spec_to_wire(spec)).agent_pin == pin
-    hello = coordinator.Hello(worker_id="w", loops=[spec.dispatch_loop, "messages"], build="b-1")
+    loops = [spec.dispatch_loop, "messages"]
+    hello = coordinator.Hello(worker_id="w", loops=loops, build="b-1", session_secret=bytes(32))
     validate(coordinator.SessionRequest(hello=hello))
 
 

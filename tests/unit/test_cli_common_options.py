@@ -85,27 +85,6 @@ def test_the_help_lists_the_daily_commands_first() -> None:
     assert set(listed) == set(cli.commands)
 
 
-@pytest.mark.parametrize(
-    ("line", "path"),
-    [
-        (["wait"], "tasks wait"),
-        (["refusals"], "tasks refusals"),
-        (["claims"], "workers claims"),
-        (["queues"], "workers queues"),
-        (["usage"], "tenants usage"),
-        (["certs"], "keys certs"),
-        (["admin", "keys"], "keys api"),
-    ],
-)
-def test_former_name_works_and_names_the_present_one(line: list[str], path: str) -> None:
-    result = CliRunner().invoke(cli, [*line, "--help"])
-    assert result.exit_code == 0
-    assert result.stderr.startswith(f"tenure: `cli {' '.join(line)}` is now `tenure {path}`")
-    present = CliRunner().invoke(cli, [*path.split(), "--help"])
-    assert present.stderr == ""
-    assert result.output.splitlines()[-1] == present.output.splitlines()[-1]
-
-
 def test_an_unknown_name_gets_the_nearest_ones() -> None:
     result = CliRunner().invoke(cli, ["lsit"])
     assert (result.exit_code, "The nearest: list" in result.stderr) == (Exit.USAGE, True)

@@ -52,7 +52,7 @@ def test_a_folder_has_one_stack(tmp_path: Path) -> None:
 def test_only_the_owner_reads_the_files_of_a_stack(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "data")
     layout.create()
-    layout.logs.mkdir(mode=0o755)  # by an earlier release
+    layout.logs.mkdir(mode=0o755)
     layout.prepare()
     open_log(layout.logs / "gateway.log").close()
     write_addresses(layout.data_dir, {})

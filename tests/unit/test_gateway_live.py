@@ -154,12 +154,6 @@ class Ending(Speaker):
             yield message
 
 
-async def test_a_worker_of_an_earlier_release_needs_no_proof() -> None:
-    async with AsyncExitStack() as stack:
-        known = Coordinator(await serve(stack, Speaker(piece("old"))), digest=b"")
-        assert await texts(known, 1) == ["old"]
-
-
 async def test_pieces_of_other_claims_and_sizes_are_dropped() -> None:
     unsound = [
         piece("other epoch", epoch=8),
@@ -221,7 +215,6 @@ async def test_a_loopback_address_of_a_remote_worker_is_not_dialled(address: str
 
 @pytest.mark.parametrize("address", ["169.254.169.254:80", "0.0.0.0:80", "unix:/run/docker.sock", "unix:1"])
 async def test_a_special_address_is_not_dialled(address: str) -> None:
-    """As an earlier release of a coordinator may have recorded it."""
     with pytest.raises(PermissionDenied):
         await dialled_address(address, allows_loopback=True)
 

@@ -33,10 +33,11 @@ def new_run() -> GenerationRun:
 
 async def text_of(run: GenerationRun, *, slowly: bool) -> str:
     text = ""
-    async for part in RunReader(run, 1, bundles=False).messages(joined=True):
-        if part.HasField("text"):
-            assert part.text.offset == len(text)
-            text += part.text.text
+    async for message in RunReader(run, 1).messages(joined=True):
+        for part in message.bundle.parts or (message,):
+            if part.HasField("text"):
+                assert part.text.offset == len(text)
+                text += part.text.text
         if slowly:
             await asyncio.sleep(0.01)
     return text

@@ -15,7 +15,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 def growth(first: int, count: int = 1, size_bytes: int = 1) -> AppendedEntries:
     rows = [
-        NewEntryRow("t", "t", first + number, "default", 7, "c", 1, 1, 3, "worker-1", b"x" * size_bytes)
+        NewEntryRow("t", first + number, "default", 7, "c", 1, 1, 3, "worker-1", b"x" * size_bytes)
         for number in range(count)
     ]
     return AppendedEntries(rows, datetime(2026, 1, 1, tzinfo=UTC), closes=False)

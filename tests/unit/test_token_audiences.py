@@ -89,8 +89,15 @@ def test_a_token_of_another_installation_is_refused(signer: Signer, verifier: Ve
         TokenChecker(verifier, Audience.TOOLS, "other").check(sign_task_claims(signer, CLAIMS, NOW))
 
 
-def test_a_token_of_an_earlier_release_passes(signer: Signer, verifier: Verifier) -> None:
-    token = sign_claims(signer, replace(CLAIMS, installation=""), NOW)
+@pytest.mark.parametrize("audience", Audience)
+def test_a_token_without_audiences_is_refused(signer: Signer, verifier: Verifier, audience: Audience) -> None:
+    with pytest.raises(PermissionDenied, match="no service") as refused:
+        TokenChecker(verifier, audience).check(sign_claims(signer, CLAIMS, NOW))
+    assert refused.value.reason == "WRONG_AUDIENCE"
+
+
+def test_a_token_without_a_provider_token_has_none(signer: Signer, verifier: Verifier) -> None:
+    token = sign_claims(signer, replace(CLAIMS, audiences=(Audience.TOOLS,)), NOW)
     tools = TokenChecker(verifier, Audience.TOOLS)
     assert tools.provider_token(token, tools.check(token)) == b""
 

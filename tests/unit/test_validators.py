@@ -252,10 +252,15 @@ def holdings(count: int, task_id: str = "t", claim_id: str = "c") -> list[coordi
     return [coordinator.Holding(task_id=task_id, claim_id=claim_id) for _ in range(count)]
 
 
+def hello_of(**fields: Any) -> coordinator.Hello:
+    return coordinator.Hello(**{"worker_id": "w", "session_secret": bytes(32), **fields})
+
+
 def test_a_hello_is_bounded() -> None:
-    most = coordinator.Hello(worker_id="w", queues=["q"] * MAX_CHOICES, holdings=holdings(MAX_HOLDINGS))
+    most = hello_of(queues=["q"] * MAX_CHOICES, holdings=holdings(MAX_HOLDINGS))
     validate(session_message(hello=most))
     beyond = coordinator.Hello(
+        session_secret=bytes(32),
         session_id="s" * 65,
         free_slots=-1,
         queues=["q"] * (MAX_CHOICES + 1),
@@ -270,7 +275,7 @@ def test_a_hello_is_bounded() -> None:
 
 
 def test_an_unknown_priority_is_not_the_default() -> None:
-    hello = coordinator.Hello(worker_id="w")
+    hello = hello_of()
     hello.priorities.append(99)  # type: ignore[arg-type]  # as a newer worker may send
     assert fields(session_message(hello=hello)) == {"hello.priorities[0]"}
 
@@ -367,24 +372,24 @@ def test_a_tool_allowlist_is_bounded_in_bytes() -> None:
 @pytest.mark.parametrize("worker_id", ["", "a\0b", "a\x1fb", "\x1b[2J", "a b", "-a", "x" * 129, "\u202ea"])
 def test_a_worker_id_is_a_name(worker_id: str) -> None:
     """It goes into rows, into lists that \\x1f separates, and onto operators' terminals."""
-    request = coordinator.SessionRequest(hello=coordinator.Hello(worker_id=worker_id))
+    request = coordinator.SessionRequest(hello=hello_of(worker_id=worker_id))
     assert fields(request) == {"hello.worker_id"}
     request.hello.worker_id = "host-1.example_2-7"
     validate(request)
 
 
 def test_a_live_address_is_an_address() -> None:
-    hello = coordinator.Hello(worker_id="w", live_address="[::1]:80")
+    hello = hello_of(live_address="[::1]:80")
     validate(coordinator.SessionRequest(hello=hello))
     hello.live_address = "a\x1b]0;b"
     assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.live_address"}
 
 
 def test_a_session_secret_has_a_size() -> None:
-    for size in (0, 32, 64):
-        validate(coordinator.SessionRequest(hello=coordinator.Hello(worker_id="w", session_secret=b"x" * size)))
-    for size in (1, 31, 65):
-        hello = coordinator.Hello(worker_id="w", session_secret=b"x" * size)
+    for size in (32, 64):
+        validate(coordinator.SessionRequest(hello=hello_of(session_secret=b"x" * size)))
+    for size in (0, 1, 31, 65):
+        hello = hello_of(session_secret=b"x" * size)
         assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.session_secret"}
 
 

@@ -84,7 +84,7 @@ async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> As
     """A session with it, kept by a duty as in the worker."""
     server = RpcServer("127.0.0.1:0", grace_seconds=0.1)
     server.add("tenure.v1.CoordinatorService", add_CoordinatorServiceServicer_to_server, coordinator)
-    identity = WorkerIdentity("w", ("q",), ("agent",), "127.0.0.1:1")
+    identity = WorkerIdentity("w", ("q",), ("agent",), "127.0.0.1:1", bytes(32))
     async with server, Duties(QUICK) as duties:
         session = WorkerSession([server.address], identity, HeldTasks(), TrustGate(), lambda: Slots(1, 1, 1))
         duties.start("session", lambda: session.run(lambda _: None), may_end=True, silence_seconds=silence_seconds)

@@ -83,7 +83,6 @@ class NewEntryRow(NamedTuple):
     """An entry to insert."""
 
     task_id: str
-    root_task_id: str
     sequence: int
     tenant: str
     epoch: int
@@ -169,7 +168,6 @@ class Draft:
         self.entries.append(
             NewEntryRow(
                 task_id=row.task_id,
-                root_task_id=row.root_task_id,
                 sequence=row.sequence,
                 tenant=row.tenant,
                 epoch=epoch,

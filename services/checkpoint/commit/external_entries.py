@@ -199,7 +199,6 @@ async def _is_new(connection: Connection, request: pb.AppendForeignRequest, dige
 async def _remember(connection: Connection, draft: Draft, request: pb.AppendForeignRequest, digest: bytes) -> None:
     parameters = {
         "task_id": draft.row.task_id,
-        "root_task_id": draft.row.root_task_id,
         "request_id": request.request_id,
         "tenant": draft.row.tenant,
         "hash": digest,

@@ -115,7 +115,7 @@ async def _plan_wait(connection: Connection, row: TaskRow, wait: BeginWait, want
     if refusal is not None:
         raise refusal
     row.operator_wait = wanted.SerializeToString(deterministic=True)
-    planned = {"task_id": row.task_id, "root_task_id": row.root_task_id, "operator_wait": row.operator_wait}
+    planned = {"task_id": row.task_id, "operator_wait": row.operator_wait}
     await connection.execute(QUERIES.plan_operator_wait, planned)
 
 

@@ -62,13 +62,8 @@ def plan_step(row: TaskRow, kept: task_pb2.Wait) -> None:
 
 
 def shown_wait(row_wait: bytes) -> task_pb2.Wait | None:
-    """Returns the wait as callers see it. Adds the digest to a wait that an earlier version began without one."""
-    if not row_wait:
-        return None
-    kept = task_pb2.Wait.FromString(row_wait)
-    if kept.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and not kept.call_digest:
-        kept.call_digest = wait_to_domain(kept).call_digest
-    return kept
+    """Returns the wait as callers see it."""
+    return task_pb2.Wait.FromString(row_wait) if row_wait else None
 
 
 def current_wait(row: TaskRow) -> Wait | None:
@@ -295,7 +290,7 @@ class BudgetRow:
         self.changed = True
 
     def count_beyond(self, tokens: int, nano_usd: int) -> None:
-        """Counts by how much a call exceeds its reservation; values below 0 count as 0. See 0020_budget_guards.sql for
+        """Counts by how much a call exceeds its reservation; values below 0 count as 0. See 0003_budgets.sql for
         the reason.
         """
         self.beyond_tokens += max(0, tokens)

@@ -43,7 +43,6 @@ TRANSITIONS: Final = RowArrays(
         "wait": Byteas,
         "wait_correlation": Texts,
         "operator_wait": Byteas,
-        "root_task_id": Texts,
     },
     (
         "epoch",
@@ -60,7 +59,6 @@ STEPS: Final = RowArrays(
     "",
     {
         "task_id": Texts,
-        "root_task_id": Texts,
         "last_commit_id": Texts,
         "last_commit_hash": Byteas,
         "last_reply": Byteas,
@@ -90,14 +88,7 @@ STEPS: Final = RowArrays(
 )
 ENTRIES: Final = RowArrays(
     "entry_",
-    {
-        "task_id": Texts,
-        "root_task_id": Texts,
-        "tenant": Texts,
-        "claim_id": Texts,
-        "actor": Texts,
-        "body": Byteas,
-    },
+    {"task_id": Texts, "tenant": Texts, "claim_id": Texts, "actor": Texts, "body": Byteas},
     ("sequence", "epoch", "attempt", "step", "kind"),
 )
 BILLS: Final = RowArrays(
@@ -151,11 +142,7 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     warnings = [row for draft in touched for row in draft.warnings]
     for kind, reason in _WARNINGS.items():
         if rows := [row for row in warnings if row.kind == kind]:
-            warned = {
-                "task_ids": [row.task_id for row in rows],
-                "root_task_ids": [row.root_task_id for row in rows],
-                "sequences": [row.sequence for row in rows],
-            }
+            warned = {"task_ids": [row.task_id for row in rows], "sequences": [row.sequence for row in rows]}
             await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": reason, **warned})
     if escalated := [draft for draft in touched if draft.escalated and not draft.moved]:
         await connection.execute(QUERIES.escalate, {"locked_at": locked_at, **_escalation_arrays(escalated)})
@@ -203,7 +190,6 @@ def _escalation_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
     rows = [draft.row for draft in drafts]
     return {
         "task_id": Texts(row.task_id for row in rows),
-        "root_task_id": Texts(row.root_task_id for row in rows),
         "wait": Byteas(row.wait for row in rows),
         "wait_step_at": _step_times(rows),
         "queue": Texts(draft.queue for draft in drafts),

@@ -14,10 +14,8 @@ from services.checkpoint.entries import KINDS
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, QUEUE, fetch_all
 from services.checkpoint.watch.announcement import Announcement, announcement_of
-from tenure.domain.budget import TokenUsage
 from tenure.domain.close_out import NOBODY_DIED, PendingEnding, ending_of_lost_claim
 from tenure.domain.halts import Pause, after_halt
-from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
@@ -121,21 +119,13 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost, halts: int) -> Non
     row = draft.row
     if lost.reason not in NOBODY_DIED:
         row.count_death(row.owner)
-    draft.reported = _reported_call(row, lost)
+    draft.reported = reported_call_to_domain(lost.heard_call) if lost.HasField("heard_call") else None
     if not row.model_outlives:
         draft.settle_lost()
     if row.ending is None:
         _decide(draft, lost, halts)
     if row.state is TaskState.RUNNING:
         draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)
-
-
-def _reported_call(row: TaskRow, lost: pb.RequeueLostRequest.Lost) -> ReportedCall | None:
-    """Returns the reported model call. An older coordinator reports only output tokens, without the call."""
-    if lost.HasField("heard_call"):
-        return reported_call_to_domain(lost.heard_call)
-    usage = TokenUsage(output_tokens=lost.output_tokens)
-    return ReportedCall(row.model_step, row.model_attempt, usage) if lost.output_tokens else None
 
 
 def _decide(draft: Draft, lost: pb.RequeueLostRequest.Lost, halts: int) -> None:

@@ -20,15 +20,14 @@ update tasks
    set reason = case reason when 'SUBMITTED' then 'FORKED' else reason end, sequence = %(sequence)b, step = %(step)b, max_steps = %(max_steps)b,
        model_step = %(model_step)b, model_attempt = %(model_attempt)b,
        forked_from_task_id = %(from_task_id)b::text::uuid, forked_from_sequence = %(from_sequence)b
- where task_id = %(task_id)b::text::uuid and root_task_id = %(task_id)b::text::uuid;
+ where task_id = %(task_id)b::text::uuid;
 
 -- name: copy_entries
--- Copies entries of one task to another, which is its own root, after those that it has, without a claim. One statement, whatever their
--- number; the bodies do not leave the database. Returns how many it copied.
+-- Copies entries of one task to another, after those that it has, without a claim. One statement, whatever their number;
+-- the bodies do not leave the database. Returns how many it copied.
 with copied as (
-  insert into entries (task_id, root_task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at,
-                       body)
-  select %(task_id)b::text::uuid, %(task_id)b::text::uuid, %(after)b + k.place, e.tenant, 0, '', 1, e.step, e.kind, e.actor, now(), e.body
+  insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+  select %(task_id)b::text::uuid, %(after)b + k.place, e.tenant, 0, '', 1, e.step, e.kind, e.actor, now(), e.body
     from unnest(%(sequences)b::bigint[]) with ordinality as k(sequence, place)
     join entries e on e.task_id = %(from_task_id)b::text::uuid and e.sequence = k.sequence
   returning 1
@@ -37,8 +36,8 @@ select count(*) from copied;
 
 -- name: begin_fork
 -- The entries after the copy: the transition to QUEUED, and the fork's message.
-insert into entries (task_id, root_task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
-select %(task_id)b::text::uuid, %(task_id)b::text::uuid, %(after)b + n.place, %(tenant)b, 0, '', 1, %(step)b, n.kind, n.actor, now(), n.body
+insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+select %(task_id)b::text::uuid, %(after)b + n.place, %(tenant)b, 0, '', 1, %(step)b, n.kind, n.actor, now(), n.body
   from unnest(%(kinds)b::bigint[], %(actors)b::text[], %(bodies)b::bytea[]) with ordinality as n(kind, actor, body, place);
 
 -- name: list_forks

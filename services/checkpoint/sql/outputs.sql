@@ -2,8 +2,8 @@
 
 -- name: open_output
 -- The row of a call of record_output, unless the task has too many. Runs under the lock of the task row.
-insert into task_outputs (task_id, root_task_id, call_id, tenant, task_created_at)
-select t.task_id, t.root_task_id, %(call_id)b::text, t.tenant, t.created_at from tasks t
+insert into task_outputs (task_id, call_id, tenant, task_created_at)
+select t.task_id, %(call_id)b::text, t.tenant, t.created_at from tasks t
  where t.task_id = %(task_id)b::text::uuid
    and (select count(*) from task_outputs o where o.task_id = t.task_id) < %(most)b::bigint
 on conflict on constraint task_outputs_pkey do update set call_id = excluded.call_id

@@ -55,21 +55,20 @@ with advanced as (
          last_commit_hash = c.last_commit_hash, last_reply = c.last_reply, model_name = c.model_name,
          model_prices = c.model_prices, updated_at = %(locked_at)b::timestamptz
     from (select %(numbers)b::bigint[] as n) as one,
-         unnest(%(task_id)b::text[]::uuid[], %(root_task_id)b::text[]::uuid[], %(open_calls)b::text[],
-                %(last_commit_id)b::text[], %(last_commit_hash)b::bytea[], %(last_reply)b::bytea[],
-                %(model_name)b::text[], %(model_prices)b::bytea[])
+         unnest(%(task_id)b::text[]::uuid[], %(open_calls)b::text[], %(last_commit_id)b::text[],
+                %(last_commit_hash)b::bytea[], %(last_reply)b::bytea[], %(model_name)b::text[],
+                %(model_prices)b::bytea[])
            with ordinality
-         as c(task_id, root_task_id, open_calls, last_commit_id, last_commit_hash, last_reply, model_name, model_prices, i)
-   where t.task_id = c.task_id and t.root_task_id = c.root_task_id
+         as c(task_id, open_calls, last_commit_id, last_commit_hash, last_reply, model_name, model_prices, i)
+   where t.task_id = c.task_id
 ), appended as (
-  insert into entries (sequence, epoch, attempt, step, kind, task_id, root_task_id, tenant, claim_id, actor, body,
-                       recorded_at)
-  select n[i][1], n[i][2], n[i][3], n[i][4], n[i][5], e.task_id, e.root_task_id, e.tenant, e.claim_id, e.actor, e.body,
+  insert into entries (sequence, epoch, attempt, step, kind, task_id, tenant, claim_id, actor, body, recorded_at)
+  select n[i][1], n[i][2], n[i][3], n[i][4], n[i][5], e.task_id, e.tenant, e.claim_id, e.actor, e.body,
          %(locked_at)b::timestamptz
     from (select %(entry_numbers)b::bigint[] as n) as one,
-         unnest(%(entry_task_id)b::text[]::uuid[], %(entry_root_task_id)b::text[]::uuid[], %(entry_tenant)b::text[],
-                %(entry_claim_id)b::text[], %(entry_actor)b::text[], %(entry_body)b::bytea[])
-           with ordinality as e(task_id, root_task_id, tenant, claim_id, actor, body, i)
+         unnest(%(entry_task_id)b::text[]::uuid[], %(entry_tenant)b::text[], %(entry_claim_id)b::text[],
+                %(entry_actor)b::text[], %(entry_body)b::bytea[])
+           with ordinality as e(task_id, tenant, claim_id, actor, body, i)
 ), billed as (
   insert into token_usage (step, attempt_number, epoch, lost, nano_usd, unpriced, input_tokens, output_tokens,
                            cache_creation_input_tokens, cache_read_input_tokens, task_id, tenant, root_task_id, model,
@@ -92,7 +91,7 @@ update budgets b
 
 -- name: move
 -- Writes what a transition changes besides. Transitions are rare compared with steps, so their columns do not widen the
--- statement of steps. Each transition adds a row to `changes`; 0004_changes.sql says why its xid is the higher of two.
+-- statement of steps. Each transition adds a row to `changes`; 0007_feeds.sql says why its xid is the higher of two.
 -- A task's xid that no transaction of this cluster can have had yet came with a copy from another cluster.
 with moved as (
 update tasks t
@@ -131,21 +130,21 @@ update tasks t
          %(ended)b::boolean[], %(dead_owners)b::text[], %(ending_result)b::bytea[], %(deadline_at)b::text[],
          %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[], %(waiting_since)b::text[],
          %(result_json)b::bytea[], %(queued_until)b::text[], %(calls_in_doubt)b::text[], %(wait_step_at)b::text[],
-         %(operator_wait)b::bytea[], %(root_task_id)b::text[]::uuid[])
+         %(operator_wait)b::bytea[])
          with ordinality
        as c(task_id, state, reason, message, result, claim_id, owner, ending_state, ending_reason, ending_message,
             ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result, deadline_at, wait,
             wait_deadline_at, wait_correlation, waiting_since, result_json, queued_until, calls_in_doubt, wait_step_at,
-            operator_wait, root_task_id, i)
- where t.task_id = c.task_id and t.root_task_id = c.root_task_id
-returning t.change_xid, t.tenant, t.task_id, t.root_task_id, t.sequence, t.state, t.reason,
+            operator_wait, i)
+ where t.task_id = c.task_id
+returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at,
           t.parent_task_id, t.ended_at, t.sub_agents
-), told as (
-  insert into family_news (parent_task_id, root_task_id, parent_moved)
-  select parent_task_id, root_task_id, false from moved where parent_task_id is not null and ended_at is not null
+), notified as (
+  insert into family_news (parent_task_id, parent_moved)
+  select parent_task_id, false from moved where parent_task_id is not null and ended_at is not null
   union all
-  select task_id, root_task_id, true from moved where sub_agents > 0
+  select task_id, true from moved where sub_agents > 0
 )
 insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
 select change_xid, tenant, task_id, sequence, state, reason, cancel_requested, updated_at from moved;
@@ -158,7 +157,7 @@ with warned as (
   update tasks t
      set change_xid = greatest(pg_current_xact_id(), case when t.change_xid < pg_snapshot_xmax(pg_current_snapshot())
                                                           then t.change_xid end)
-   where t.task_id = any(%(task_ids)b::text[]::uuid[]) and t.root_task_id = any(%(root_task_ids)b::text[]::uuid[])
+   where t.task_id = any(%(task_ids)b::text[]::uuid[])
   returning t.change_xid, t.tenant, t.task_id, t.state, t.ending_state <> '' as cancel_requested
 )
 insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
@@ -174,21 +173,20 @@ update tasks t
    set wait = c.wait, wait_step_at = nullif(c.wait_step_at, '')::timestamptz,
        queue = coalesce(nullif(c.queue, ''), t.queue), priority = coalesce(nullif(c.priority, 0), t.priority),
        updated_at = %(locked_at)b::timestamptz
-  from unnest(%(task_id)b::text[]::uuid[], %(root_task_id)b::text[]::uuid[], %(wait)b::bytea[], %(wait_step_at)b::text[],
-              %(queue)b::text[], %(priority)b::bigint[]) as c(task_id, root_task_id, wait, wait_step_at, queue, priority)
- where t.task_id = c.task_id and t.root_task_id = c.root_task_id;
+  from unnest(%(task_id)b::text[]::uuid[], %(wait)b::bytea[], %(wait_step_at)b::text[], %(queue)b::text[],
+              %(priority)b::bigint[]) as c(task_id, wait, wait_step_at, queue, priority)
+ where t.task_id = c.task_id;
 
 -- name: plan_operator_wait
 -- Stores an operator's wait in a locked task. The task's next transition to QUEUED begins the wait.
-update tasks set operator_wait = %(operator_wait)b
- where task_id = %(task_id)b::text::uuid and root_task_id = %(root_task_id)b::text::uuid;
+update tasks set operator_wait = %(operator_wait)b where task_id = %(task_id)b::text::uuid;
 
 -- name: keep_start
 -- Lets a queued task wait for its start time again, after an operator's wait. Its queued timeout runs from there.
 update tasks
    set starts_at = %(starts_at)b::timestamptz, queued_at = %(starts_at)b::timestamptz,
        queued_until = %(starts_at)b::timestamptz + make_interval(secs => %(queued_seconds)b::float8)
- where task_id = %(task_id)b::text::uuid and root_task_id = %(root_task_id)b::text::uuid and state = 'QUEUED';
+ where task_id = %(task_id)b::text::uuid and state = 'QUEUED';
 
 -- name: create_task
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
@@ -221,13 +219,13 @@ values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b, %(max_nano_usd)b);
 
 -- name: create_entries
 -- The first two entries: the spec, and the transition to QUEUED, which is the task's first change.
-with told as (
+with notified as (
   insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
   select change_xid, tenant, task_id, sequence, state, reason, false, created_at from tasks
-   where task_id = %(task_id)b::text::uuid and root_task_id = %(root_task_id)b::text::uuid
+   where task_id = %(task_id)b::text::uuid
 )
-insert into entries (task_id, root_task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
-select %(task_id)b::text::uuid, %(root_task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'checkpoint', now(), e.body
+insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'checkpoint', now(), e.body
   from unnest(%(kinds)b::bigint[], %(bodies)b::bytea[]) with ordinality as e(kind, body, sequence);
 
 -- name: find_request
@@ -597,8 +595,8 @@ select hash from foreign_requests where task_id = %(task_id)b::text::uuid and re
 
 -- name: remember_foreign
 -- Runs in the transaction that appends the external entry: a repeat finds both or neither.
-insert into foreign_requests (task_id, root_task_id, request_id, tenant, hash, sequence)
-values (%(task_id)b::text::uuid, %(root_task_id)b::text::uuid, %(request_id)b, %(tenant)b, %(hash)b, %(sequence)b);
+insert into foreign_requests (task_id, request_id, tenant, hash, sequence)
+values (%(task_id)b::text::uuid, %(request_id)b, %(tenant)b, %(hash)b, %(sequence)b);
 
 -- name: get_epochs
 -- The only row.
@@ -606,9 +604,8 @@ select generation, highest_epoch from epochs;
 
 -- name: raise_generation
 -- Compare-and-set. `expected` may be ahead of the ledger: a ledger restored from a backup must pass etcd's generation.
--- The new generation is above that of every registered epoch, including epochs of later generations that an earlier
--- release registered. It never exceeds the last generation that an epoch can have. A caller far ahead of the ledger is
--- refused: its etcd is broken, and the generations in between would be lost.
+-- The new generation is above that of every registered epoch, and never exceeds the last generation that an epoch can
+-- have. A caller far ahead of the ledger is refused: its etcd is broken, and the generations in between would be lost.
 update epochs set generation = greatest(%(expected)b::bigint, highest_epoch >> 40) + 1
  where generation <= %(expected)b::bigint
    and %(expected)b::bigint <= generation + %(max_jump)b::bigint
@@ -619,11 +616,11 @@ returning generation;
 -- Stores refused writes. Each task keeps its newest, so that a faulty worker cannot fill the disk. Only for tasks that
 -- exist, under a lock that no commit waits for: a task that is being pruned must get no new rows.
 with known as materialized (
-  select t.task_id, t.root_task_id from tasks t
+  select t.task_id from tasks t
    where t.task_id = any(%(task_ids)b::text[]::uuid[]) order by t.task_id for key share
 ), added as (
-  insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder, refused_at, root_task_id)
-  select r.*, known.root_task_id from unnest(%(task_ids)b::text[]::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
+  insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder, refused_at)
+  select r.* from unnest(%(task_ids)b::text[]::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
                          %(current)b::bigint[], %(holders)b::text[], %(times)b::text[]::timestamptz[])
                   as r(task_id, tenant, method, presented, current, holder, refused_at)
     join known using (task_id)

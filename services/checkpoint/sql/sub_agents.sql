@@ -19,11 +19,10 @@ select exists (select from tasks where task_id = any(%(task_ids)b::text[]::uuid[
 -- name: note_spawned
 -- Updates the locked row of the parent. Returns no row unless all sub-agents exist.
 update tasks set sub_agents = sub_agents + cardinality(%(task_ids)b::text[])
- where task_id = %(task_id)b::text::uuid and root_task_id = %(root_task_id)b::text::uuid
+ where task_id = %(task_id)b::text::uuid
    and cardinality(%(task_ids)b::text[]) = (
          select count(*) from tasks c
-          where c.task_id = any(%(task_ids)b::text[]::uuid[]) and c.root_task_id = %(root_task_id)b::text::uuid
-            and c.parent_task_id = %(task_id)b::text::uuid)
+          where c.task_id = any(%(task_ids)b::text[]::uuid[]) and c.parent_task_id = %(task_id)b::text::uuid)
 returning task_id;
 
 -- name: sub_agents_of
@@ -31,8 +30,7 @@ returning task_id;
 select c.task_id::text, c.state, c.reason, c.message, case when %(with_results)b::boolean then c.result else '' end,
        extract(epoch from clock_timestamp() - c.created_at)::float8
   from tasks c
- where c.parent_task_id = %(task_id)b::text::uuid and c.root_task_id = %(root_task_id)b::text::uuid
-   and c.spawn_call_id = %(call_id)b::text
+ where c.parent_task_id = %(task_id)b::text::uuid and c.spawn_call_id = %(call_id)b::text
  order by c.spawn_index;
 
 -- name: take_news
@@ -45,8 +43,8 @@ returning n.parent_task_id::text;
 
 -- name: tell_again
 -- Repeats an event that leads to more sub-agents than one transaction handles.
-insert into family_news (parent_task_id, root_task_id, parent_moved)
-select t.task_id, t.root_task_id, true from tasks t where t.task_id = any(%(parents)b::text[]::uuid[]);
+insert into family_news (parent_task_id, parent_moved)
+select t.task_id, true from tasks t where t.task_id = any(%(parents)b::text[]::uuid[]);
 
 -- name: to_stop
 -- Live sub-agents that no parent awaits: their parent has ended or has a pending ending, or their call is closed. A

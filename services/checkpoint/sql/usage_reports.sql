@@ -25,11 +25,11 @@ select u.task_id is not null
 
 -- name: keep_report
 -- The report, and what the attempt was billed before.
-insert into usage_reports (task_id, root_task_id, step, attempt_number, holder, reported_at, provider_request_id,
+insert into usage_reports (task_id, step, attempt_number, holder, reported_at, provider_request_id,
                            input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd,
                            estimated_input_tokens, estimated_output_tokens, estimated_cache_creation_input_tokens,
                            estimated_cache_read_input_tokens, estimated_nano_usd)
-select u.task_id, u.root_task_id, u.step, u.attempt_number, %(holder)b, %(locked_at)b::timestamptz, %(provider_request_id)b,
+select u.task_id, u.step, u.attempt_number, %(holder)b, %(locked_at)b::timestamptz, %(provider_request_id)b,
        %(input_tokens)b, %(output_tokens)b, %(cache_creation_input_tokens)b, %(cache_read_input_tokens)b, %(nano_usd)b,
        u.input_tokens, u.output_tokens, u.cache_creation_input_tokens, u.cache_read_input_tokens, u.nano_usd
   from token_usage u

@@ -87,14 +87,13 @@ update webhooks
 
 -- name: sealed_secrets
 -- A page of webhooks with secrets, of all tenants.
-select webhook_id::text, tenant, kind, url, secret, old_secret
+select webhook_id::text, tenant, secret, old_secret
   from webhooks where webhook_id > %(after)b::text::uuid and kind <> 'EMAIL' order by webhook_id limit %(limit)b;
 
 -- name: seal_again
 -- Replaces the seals, unless the secrets have changed meanwhile. Returns a row if it did.
-update webhooks set secret = %(secret)b, old_secret = %(old_secret)b, url = %(url)b
+update webhooks set secret = %(secret)b, old_secret = %(old_secret)b
  where webhook_id = %(webhook_id)b::text::uuid and secret = %(former)b and old_secret is not distinct from %(former_old)b
-   and url = %(former_url)b
 returning 1;
 
 -- name: delete

@@ -251,18 +251,17 @@ async def insert_first_entries(
 ) -> None:
     """Inserts the entry `submitted` and the second entry: the transition to QUEUED, or `forked`."""
     submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, traceparent=traceparent)
-    parameters = first_entries(TreePosition(task_id, task_id), tenant, submitted, second)
+    parameters = first_entries(task_id, tenant, submitted, second)
     await connection.execute(QUERIES.create_entries, parameters)
 
 
 def first_entries(
-    place: TreePosition, tenant: str, submitted: ledger_pb2.TaskSubmitted, second: ledger_pb2.EntryBody
+    task_id: str, tenant: str, submitted: ledger_pb2.TaskSubmitted, second: ledger_pb2.EntryBody
 ) -> dict[str, Any]:
     """Returns the parameters of `create_entries`."""
     bodies = [ledger_pb2.EntryBody(submitted=submitted), second]
     return {
-        "task_id": place.task_id,
-        "root_task_id": place.root_task_id,
+        "task_id": task_id,
         "tenant": tenant,
         "kinds": [KINDS[body.WhichOneof("body") or ""] for body in bodies],
         "bodies": [body.SerializeToString() for body in bodies],

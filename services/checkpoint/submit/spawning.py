@@ -63,8 +63,7 @@ async def spawn(connection: Connection, draft: Draft, call: ToolIntent, *, is_ap
         spec = spec_of_sub_agent(parent.spec, spawn_request.goals[index], share, seconds_left)
         place = TreePosition(task_id, draft.row.root_task_id, parent.task_id, parent.depth + 1, call.call_id, index)
         await _create(connection, draft, place, spec, by)
-    names = {"task_id": parent.task_id, "root_task_id": draft.row.root_task_id, "task_ids": ids}
-    noted = await fetch_one(connection, SUB_AGENTS.note_spawned, names)
+    noted = await fetch_one(connection, SUB_AGENTS.note_spawned, {"task_id": parent.task_id, "task_ids": ids})
     if noted is None:
         raise Unavailable(
             "another request took the names of the sub-agents at the same moment: commit again",
@@ -135,7 +134,7 @@ async def _create(
     submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, spawned_by=by)
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SPAWNED)
     second = ledger_pb2.EntryBody(transition=queued)
-    await connection.execute(QUERIES.create_entries, first_entries(place, tenant, submitted, second))
+    await connection.execute(QUERIES.create_entries, first_entries(place.task_id, tenant, submitted, second))
 
 
 def _append_spawned(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest, share: Share, ids: list[str]) -> None:

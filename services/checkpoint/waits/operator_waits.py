@@ -38,7 +38,6 @@ async def _keep_start(connection: Connection, draft: Draft) -> None:
         return
     parameters = {
         "task_id": row.task_id,
-        "root_task_id": row.root_task_id,
         "starts_at": starts_at,
         "queued_seconds": row.task_policy.timeouts.queued.after_seconds,
     }

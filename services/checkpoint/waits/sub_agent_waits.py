@@ -54,7 +54,7 @@ async def are_awaited(connection: Connection, draft: Draft, wait: Wait) -> bool:
 async def _sub_agents_of(
     connection: Connection, draft: Draft, wait: Wait, *, with_results: bool
 ) -> list[tuple[Any, ...]]:
-    place = {"task_id": draft.row.task_id, "root_task_id": draft.row.root_task_id, "call_id": wait.call_id}
+    place = {"task_id": draft.row.task_id, "call_id": wait.call_id}
     return await fetch_all(connection, SUB_AGENTS.sub_agents_of, {**place, "with_results": with_results})
 
 

@@ -1,7 +1,7 @@
 """The change feed, page by page: the changes of a tenant's tasks in an order that never gains an earlier row.
 
 A read covers only rows below the oldest transaction still running: the feed waits for that transaction instead of
-skipping what it may still write. sql/migrations/0004_changes.sql says why a task's changes keep their order.
+skipping what it may still write. sql/migrations/0007_feeds.sql says why a task's changes keep their order.
 """
 
 from __future__ import annotations

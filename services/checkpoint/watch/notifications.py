@@ -1,8 +1,7 @@
 """Notifications between replicas: coalesced NOTIFY after commits on one dedicated connection, LISTEN on another.
 
 A single replica sends no notification: each notification costs Postgres a transaction. It looks for others every
-second, and a replica that begins to listen notifies the others at once. A notification reaches the sessions of one
-database on one server: where replicas use several nodes of a cluster, they name one database for notifications.
+second, and a replica that begins to listen notifies the others at once.
 
 Notifications may be lost. A replica that was disconnected wakes all its watchers after it reconnects, and a poll over
 the watched tasks finds what no notification reported.

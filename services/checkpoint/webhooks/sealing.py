@@ -10,8 +10,6 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import Unavailable
-from tenure.domain.outbound import origin_only
-from tenure.domain.webhooks import WebhookKind
 from tenure.runtime.secret_box import SECRET_NOT_READABLE
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ class SealedSecrets(NamedTuple):
 
     webhook_id: str
     tenant: str
-    kind: str
-    url: str
     secret: bytes
     old_secret: bytes | None
 
@@ -35,13 +31,10 @@ class SealedSecrets(NamedTuple):
         """Returns the row with the current key's seals. Raises Unavailable (SECRET_NOT_READABLE) for its secret; an old
         secret that cannot be read stays as it is, because it expires.
         """
-        secret, url = self.secret, self.url
-        if self.kind == WebhookKind.SLACK and not secret:  # from before the URL of a Slack webhook was sealed
-            secret, url = url.encode(), origin_only(url)
         old_secret = self.old_secret
         with suppress(Unavailable):
             old_secret = old_secret and self._sealed(old_secret, secrets)
-        return self._replace(secret=self._sealed(secret, secrets), url=url, old_secret=old_secret)
+        return self._replace(secret=self._sealed(self.secret, secrets), old_secret=old_secret)
 
     def _sealed(self, stored: bytes, secrets: SecretBox) -> bytes:
         if secrets.is_current(stored):
@@ -79,7 +72,7 @@ async def _replace(pool: Pool, former: SealedSecrets, sealed: SealedSecrets) -> 
     """Writes the row unless nothing is new, or its secrets have changed meanwhile."""
     if sealed == former:
         return False
-    formers = {"former": former.secret, "former_old": former.old_secret, "former_url": former.url}
+    formers = {"former": former.secret, "former_old": former.old_secret}
 
     async def work(connection: Connection) -> bool:
         return await fetch_one(connection, WEBHOOKS.seal_again, {**sealed._asdict(), **formers}) is not None

@@ -125,7 +125,7 @@ class OutgoingDelivery(NamedTuple):
         """Returns the delivery with its secrets and its URL as they are. Raises Unavailable (SECRET_NOT_READABLE)."""
         secret = secrets.open(self.secret, self.owner)
         old_secret = None if self.old_secret is None else secrets.open(self.old_secret, self.owner)
-        url = secret.decode() if self.kind == WebhookKind.SLACK and secret else self.url
+        url = secret.decode() if self.kind == WebhookKind.SLACK else self.url
         return self._replace(secret=secret, old_secret=old_secret, url=url)
 
 

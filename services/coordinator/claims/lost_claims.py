@@ -148,7 +148,6 @@ def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
         claim_id=lost.claim_id,
         reason=lost.reason,
         message=lost.message[:MAX_TRANSITION_MESSAGE],
-        output_tokens=0 if lost.call is None else lost.call.usage.output_tokens,  # for a ledger of an older version
         heard_call=None if lost.call is None else reported_call_to_wire(lost.call),
         actor=lost.actor,
         to_worker_id=lost.to_worker_id,

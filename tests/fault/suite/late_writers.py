@@ -14,6 +14,7 @@ from uuid import uuid4
 from checker.collect import collect_task
 from checker.reading import of_kind
 from tenure.client import Client
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import SequenceConflict, StaleEpoch, TryLater
 from tenure.domain.fencing import Claims
@@ -23,7 +24,7 @@ from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.common import STATES
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.fault.suite.installation import DEAF, Installation
 from tests.fault.suite.prunes import until_answered
 from tests.fault.suite.schedule import PlannedFault, PlannedTask
@@ -56,8 +57,8 @@ async def stale_write(install: Installation, _fault: PlannedFault) -> None:
 
 
 async def _write_stale(install: Installation, ledger: Any, task_id: str) -> None:
-    claims = Claims(f"tasks/{task_id}", "default", 1, str(uuid4()), "worker-of-old", None)
-    token = sign_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
+    claims = Claims(f"tasks/{task_id}", "default", 1, str(uuid4()), "worker-of-old", installation=DEFAULT_INSTALLATION)
+    token = sign_task_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
     drained = pb.Transition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.WORKER_DRAINED)
     request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1, transition=drained)
     try:
