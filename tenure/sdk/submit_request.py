@@ -83,16 +83,6 @@ def priority_of(priority: Priority | str | None) -> task_pb2.Priority.ValueType:
         raise invalid_argument("priority", message) from None
 
 
-def policy_of(policy: Any) -> task_pb2.TaskPolicy | None:
-    """Returns the policy on the wire. Raises InvalidRequest for a dict and the like."""
-    if policy is None:
-        return None
-    if not isinstance(policy, TaskPolicy):
-        message = f"must be a TaskPolicy, not {type(policy).__name__}"
-        raise invalid_argument("policy", message, "write for example TaskPolicy(retry=RetryPolicy(max_attempts=2))")
-    return policy_to_wire(policy)
-
-
 def source_of(source: Source | None) -> task_pb2.Source | None:
     if source is None:
         return None
@@ -178,7 +168,7 @@ def submit_request(
             agent=agent,
             control=control,
             limits=limits,
-            policy=policy_of(policy),
+            policy=None if policy is None else policy_to_wire(policy),
             priority=priority_of(priority),
             queue=queue,
             labels=dict(labels or {}),

@@ -47,7 +47,7 @@ async def test_a_second_halt_in_a_row_pauses_the_task(
 
 
 async def test_a_task_halted_too_often_ends(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halts, "HALTS", RetryPolicy(max_attempts=2, initial_seconds=600.0, cap_seconds=600.0))
+    monkeypatch.setattr(halts, "HALTS", RetryPolicy(max_attempts=3, initial_seconds=600.0, cap_seconds=600.0))
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     await halt(replica, await replica.claim(task_id))

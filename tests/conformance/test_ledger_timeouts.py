@@ -29,7 +29,7 @@ def policy(
     action: str = "", after: Any = None, *, phase: str = "queued", retry_seconds: float = 3600.0, retries: int = 3
 ) -> Any:
     task_policy = task_pb2.TaskPolicy()
-    task_policy.retry.max_attempts = retries
+    task_policy.retry.max_attempts = retries + 1
     task_policy.retry.initial_backoff.CopyFrom(duration(retry_seconds))
     timeout = getattr(task_policy.timeouts, phase)
     timeout.action = task_pb2.TimeoutAction.Value(f"TIMEOUT_ACTION_{action or 'UNSPECIFIED'}")

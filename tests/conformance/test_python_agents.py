@@ -30,7 +30,7 @@ from tests.support.sweeps import first
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 CONTROL_MODULE = "tests.support.python_agents"
-SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+SOON = TaskPolicy(retry=RetryPolicy(max_attempts=3, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 
 
 class Agents:

@@ -28,7 +28,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 CONTROL_MODULE = "tests.support.control_functions"
 OFTEN = TaskPolicy(retry=RetryPolicy(max_attempts=100, initial_seconds=0.5, factor=1.0, cap_seconds=0.5))
-SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+SOON = TaskPolicy(retry=RetryPolicy(max_attempts=3, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 EFFECTS = ["keyed", "last", "total 6"]
 
 

@@ -33,7 +33,7 @@ from tests.support.sweeps import first
 
 CONTROL_MODULE = "tests.support.model_functions"
 COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-SOON = TaskPolicy(retry=RetryPolicy(max_attempts=1, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 
 
 class ModelFunctions:

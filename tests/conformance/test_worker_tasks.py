@@ -170,7 +170,7 @@ async def test_refused_request_fails_the_task(served: WorkerBench) -> None:
 
 async def test_a_provider_outage_reschedules_then_fails_the_task(served: WorkerBench) -> None:
     served.simulator.order_fault(status=500, count=100)
-    policy = TaskPolicy(retry=RetryPolicy(max_attempts=1, initial_seconds=0.1, cap_seconds=0.1))
+    policy = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.1, cap_seconds=0.1))
     task_id = await served.submit("sim-hello", policy=policy)
     task = await served.ended(task_id)
     assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_UNAVAILABLE")

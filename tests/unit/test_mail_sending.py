@@ -60,7 +60,7 @@ async def test_a_mail_has_the_ids_of_its_delivery_and_task(mail_server: MakeMail
     assert message["Subject"] == "[Tenure] Succeeded: Zahle 3 €"
     assert message["To"] == f"{ANN}, {BOB}"
     assert message["Auto-Submitted"] == "auto-generated"
-    assert "\n.\n..\nFrom here\n" in first.text
+    assert "\n> .\n> ..\n> From here\n" in first.text
 
 
 async def test_refused_recipients_are_named_and_others_accept(mail_server: MakeMailServer) -> None:
