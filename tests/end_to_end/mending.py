@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
+import psycopg
+
+from tenure.client import Client
 from tenure.domain.errors import WrongState
-from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
 
 POLL_SECONDS: Final = 0.05
-UNDER_WAY: Final = (
-    task_pb2.TASK_STATE_QUEUED,
-    task_pb2.TASK_STATE_RUNNING,
-    task_pb2.TASK_STATE_RETRY_SCHEDULED,
-)
+UNDER_WAY: Final = "select tenant, task_id::text from ledger.tasks where ended_at is null"
 
 
 async def cancel_all(install: Installation) -> None:
-    """Nothing that earlier tests left is under way: it could meet what this one arms, or take its slots."""
-    under_way = task_pb2.TaskFilter(states=UNDER_WAY)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        async for task in install.client.list_tasks(under_way, limit=1000):
-            try:
-                await install.client.cancel(task.task_id, "another test begins")
-            except WrongState:
-                continue  # it has ended meanwhile
-            await install.ended(task.task_id)
+    """No task of an earlier test is left, of any tenant: it could meet what this test arms, or take its slots."""
+    dsn = install.stack.postgres_dsn
+    async with asyncio.timeout(PATIENCE_SECONDS), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as ledger:
+        while left := await (await ledger.execute(UNDER_WAY)).fetchall():
+            for tenant, task_id in left:
+                async with Client(install.stack.gateway_address, tenant=tenant) as client:
+                    with suppress(WrongState):  # it has ended meanwhile
+                        await client.cancel(task_id, "another test begins")
+                    await client.wait(task_id, PATIENCE_SECONDS)
 
 
 async def mend(install: Installation, *, everything: bool) -> None:

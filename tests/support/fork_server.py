@@ -1,6 +1,6 @@
-"""The server process of `tests.support.forked`: imports modules once, then forks a child for each program.
+"""The server process of `tests.support.forked`: imports the services once, then forks a child for each program.
 
-python -P -m tests.support.fork_server MODULE… SOCKET_FD
+python -P -m tests.support.fork_server SOCKET_FD
 """
 
 from __future__ import annotations
@@ -11,18 +11,37 @@ import runpy
 import socket
 import sys
 from importlib import import_module
+from typing import Final
 
 from tenure.runtime.outbound_http import http_tls_context
 from tenure.testing.fork_server import forked
+
+PRELOADED: Final = (
+    "services.checkpoint.main",
+    "services.coordinator.main",
+    "services.gateway.main",
+    "services.models.main",
+    "services.tools.main",
+    "services.worker.main",
+    "devstack.simulator.simulator",
+    "tenure.cli.main",
+    # What services import when they first need it: up to 1.3 s of processor time a process.
+    "services.gateway.http.server",
+    "genai_prices.data",
+    "tenure.model_providers.chat_stream",
+    "tenure.model_providers.openai_models",
+    "anyio.streams.memory",
+    "anyio.streams.stapled",
+)
 
 
 def main() -> None:
     """Serves until the other end closes the socket; in a child, runs `python -m MODULE` as its request says."""
     gc.disable()
-    for name in sys.argv[1:-1]:
+    for name in PRELOADED:
         import_module(name)
     http_tls_context()
-    request = forked(socket.socket(fileno=int(sys.argv[-1])))
+    request = forked(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])

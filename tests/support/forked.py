@@ -24,32 +24,7 @@ from devstack import child_process
 from tenure.testing.forks import ForkedProgram, ForkServer
 
 REPOSITORY: Final = Path(__file__).parents[2]
-SERVICES: Final = ("services.checkpoint.main", "services.coordinator.main", "services.tools.main")
-PRELOADED: Final = {
-    "tenure.cli": ("tenure.cli.main",),
-    **dict.fromkeys(("services.checkpoint", "services.coordinator", "services.tools"), SERVICES),
-    **dict.fromkeys(
-        ("services.", "tenure.serve", "devstack.simulator"),
-        (
-            *SERVICES,
-            "services.gateway.main",
-            "services.models.main",
-            "services.worker.main",
-            "devstack.simulator.simulator",
-            # What these import when they first need it: up to 1.3 s of processor time a process.
-            "services.gateway.http.server",
-            "genai_prices.data",
-            "tenure.model_providers.chat_stream",
-            "tenure.model_providers.openai_models",
-            "anyio.streams.memory",
-            "anyio.streams.stapled",
-        ),
-    ),
-}
-"""The programs that are forked, by the beginning of their module, each with the imports of its server.
-
-A fork copies the table of all pages of its server, and most pages that it touches: the larger the server, the longer.
-"""
+FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli")
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
 
 
@@ -154,7 +129,7 @@ def _may_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bo
     if not hasattr(os, "pidfd_open") or threading.current_thread() is not threading.main_thread():
         return False
     module = _module(command)
-    return module is not None and module[0].startswith(tuple(PRELOADED)) and not _needs_exec(environment)
+    return module is not None and module[0].startswith(FORKED) and not _needs_exec(environment)
 
 
 def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
@@ -198,15 +173,13 @@ def _forked(
         "environment": dict(environment),
         "cwd": str(cwd),
     }
-    forked = _server(next(names for start, names in PRELOADED.items() if module.startswith(start))).fork(
-        request, stdout=stdout, stderr=stderr, stdin=stdin
-    )
+    forked = _server().fork(request, stdout=stdout, stderr=stderr, stdin=stdin)
     assert forked is not None, "the server of forks has ended"
     return forked
 
 
 @cache
-def _server(preloaded: tuple[str, ...]) -> ForkServer:
-    server = ForkServer([sys.executable, "-m", "tests.support.fork_server", *preloaded], cwd=REPOSITORY)
+def _server() -> ForkServer:
+    server = ForkServer([sys.executable, "-m", "tests.support.fork_server"], cwd=REPOSITORY)
     atexit.register(server.close)
     return server
