@@ -2,6 +2,9 @@
 
 import gc
 import os
+from collections.abc import Generator
+
+import pytest
 
 # Before gRPC is imported. As root a Postgres is started by a fork, and gRPC's handlers start its threads anew in the
 # child, which may crash before it becomes Postgres. No child here goes on with its parent's channels.
@@ -40,10 +43,13 @@ pytest_plugins = [
     "tests.support.work_units",
 ]
 
-# Half a gigabyte of modules and tests stays until the end: no garbage collection looks at it.
-gc.disable()
 
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Half a gigabyte of modules and tests stays until the end: no garbage collection looks at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

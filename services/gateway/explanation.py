@@ -229,7 +229,7 @@ class _Obstacle(NamedTuple):
 def _obstacle(facts: Facts, workers: Sequence[WorkerFact]) -> _Obstacle | None:
     serving = [worker for worker in workers if facts.queue in worker.queues and facts.loop in worker.loops]
     if not serving:
-        return _nobody_serves(facts, workers)
+        return _no_worker_serves(facts, workers)
     served = f"queue {facts.queue} and {_loop(facts)}"
     serving = [worker for worker in serving if worker.takes_tenant]
     if not serving:
@@ -252,7 +252,7 @@ def _obstacle(facts: Facts, workers: Sequence[WorkerFact]) -> _Obstacle | None:
     return None
 
 
-def _nobody_serves(facts: Facts, workers: Sequence[WorkerFact]) -> _Obstacle:
+def _no_worker_serves(facts: Facts, workers: Sequence[WorkerFact]) -> _Obstacle:
     if facts.pin is not None and facts.pin.needs_build:
         needed = f"a worker of {_builds(facts.pin)} that serves queue {facts.queue}"
         return _Obstacle(_no_build(facts.pin, workers, facts), f"{needed}: start one; or tenure fork --revision N")

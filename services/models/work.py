@@ -99,7 +99,7 @@ def _tool(index: int, tool: tool_pb2.ToolDefinition) -> dict[str, Any]:
 
 @lru_cache(maxsize=MAX_TOOLS_KEPT)
 def _read_tool(index: int, name: str, description: str, input_schema_json: str) -> dict[str, Any]:
-    """Returns a tool as the providers take it, which nobody may change: all calls send the same few tools."""
+    """Returns a tool as the providers take it. Callers share it and must not change it: all calls send the same few."""
     input_schema = _json_object(f"prompt.tools[{index}].input_schema_json", input_schema_json)
     return {"name": name, "description": description, "input_schema": input_schema}
 

@@ -226,16 +226,16 @@ async def _show_events(context: Context, client: Client, task_id: str, after: in
 
 
 async def _say_why_it_waits(client: Client, task_id: str, screen: Screen) -> None:
-    """Says once for each long stay in the queue what the task needs: nobody may ever start such a worker."""
-    seen_at = told_at = 0.0
+    """Explains once for each long stay in the queue what the task needs: it may need a worker that does not exist."""
+    seen_at = explained_at = 0.0
     while True:
         await asyncio.sleep(LONG_QUEUED_SECONDS)
         task, since = screen.task, screen.task.changed_at
-        if task.state is TaskState.QUEUED and since == seen_at != told_at:
+        if task.state is TaskState.QUEUED and since == seen_at != explained_at:
             with suppress(TenureError, PeerFailed):  # the stream says what is away; this line only helps
                 lines = (await client.explain(task_id)).lines
                 screen.say(Text(f"  {line}", "dim") for line in (*lines[1:2], *lines[-1:]))
-                told_at = since
+                explained_at = since
         seen_at = since
 
 

@@ -49,7 +49,7 @@ def recorded_step(point: ResumePoint, step: int, name: str, *, is_model_call: bo
 
 
 def messages_at(point: ResumePoint, step: int) -> list[str]:
-    """Returns the messages of users that the function reads as this step. Without any, there is no such step.
+    """Returns the messages of users that the function reads as this step. If there are none, the step does not exist.
 
     A look after the newest step reads all messages that came since the last one. Each later execution reads the same.
     """

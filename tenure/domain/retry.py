@@ -42,7 +42,7 @@ class RetryPolicy:
         return max(jittered, retry_after_seconds or 0.0)
 
     def exhausted(self, failures: int) -> bool:
-        """Whether no attempt is left after `failures` failed attempts, of which the first is no retry."""
+        """Whether no attempt is left after `failures` failed attempts. The first attempt counts."""
         return failures >= self.max_attempts
 
 

@@ -151,7 +151,7 @@ class Quota(message.Message):
     policy: QuotaPolicy.ValueType
     """What happens to a submit at the cap."""
     no_limit: builtins.bool
-    """There is no cap. `most` is 0 then."""
+    """Removes the cap. `most` must be 0."""
     def __init__(
         self,
         *,

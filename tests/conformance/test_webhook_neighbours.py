@@ -56,7 +56,7 @@ async def test_sender_lease_of_a_busy_webhook_ends_for_one_that_waits(
 
     async def paced() -> None:
         await gate.wait()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)  # so that a lease that goes on has much left when the other webhook has its turn
 
     slow.answer = lambda _delivery: Reply(after=paced())
     for number in range(6):

@@ -84,7 +84,7 @@ class StreamedUpdates:
 @asynccontextmanager
 async def watching(bench: WorkerBench, task_id: str) -> AsyncIterator[StreamedUpdates]:
     """Reads the live text of the first answer in the background."""
-    told = StreamedUpdates()
+    updates = StreamedUpdates()
 
     async def read() -> None:
         async with (
@@ -95,11 +95,11 @@ async def watching(bench: WorkerBench, task_id: str) -> AsyncIterator[StreamedUp
                 if isinstance(event, AssistantMessageEvent):
                     return
                 if isinstance(event, LiveTextEvent):
-                    told.pieces.append(event)
+                    updates.pieces.append(event)
 
     reading = asyncio.create_task(read())
     try:
-        yield told
+        yield updates
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -166,25 +166,25 @@ async def check_history(bench: WorkerBench, task_id: str) -> None:
     assert examine(replace(history, model_calls=calls)).violations == ()
 
 
-def check_text(told: StreamedUpdates, *, more_than: int) -> None:
+def check_text(updates: StreamedUpdates, *, more_than: int) -> None:
     """Each character came once and in order, over the takeover, too."""
-    assert len(told.text) > more_than
-    assert TEXT.startswith(told.text)
-    assert not any(piece.replaces or piece.skipped for piece in told.pieces)
+    assert len(updates.text) > more_than
+    assert TEXT.startswith(updates.text)
+    assert not any(piece.replaces or piece.skipped for piece in updates.pieces)
 
 
 @pytest.mark.parametrize("how", ["kill", "drain"])
 async def test_the_next_worker_joins_the_call_in_flight(bench: WorkerBench, how: str) -> None:
     task_id, (owner, _) = await begun(bench)
-    async with watching(bench, task_id) as told:
-        await told.has(50)
-        before = len(told.text)
+    async with watching(bench, task_id) as updates:
+        await updates.has(50)
+        before = len(updates.text)
         if how == "kill":
             owner.kill()
         else:
             assert await owner.drain() == 0
         await bench.reached(task_id, facts.AssistantMessage)
-        check_text(told, more_than=before)
+        check_text(updates, more_than=before)
     await check_paid_once(bench, task_id, claims=2)
     reasons = [reason for state, reason in await bench.transitions(task_id) if state is TaskState.QUEUED]
     assert reasons[-1] == (Reason.WORKER_LOST if how == "kill" else Reason.WORKER_DRAINED)
@@ -194,13 +194,13 @@ async def test_the_next_worker_joins_the_call_in_flight(bench: WorkerBench, how:
 async def test_a_frozen_worker_wakes_and_pays_nothing(bench: WorkerBench) -> None:
     """It is deaf to the loss of its claim, reads the call to its end, and its commit is refused."""
     task_id, (sleeper, _) = await begun(bench, failpoints="worker.ignore_trust_window")
-    async with watching(bench, task_id) as told:
-        await told.has(50)
-        before = len(told.text)
+    async with watching(bench, task_id) as updates:
+        await updates.has(50)
+        before = len(updates.text)
         sleeper.freeze()
         asleep = asyncio.create_task(asyncio.sleep(3 * TTL_SECONDS))
         await bench.reached(task_id, facts.AssistantMessage)
-        check_text(told, more_than=before)
+        check_text(updates, more_than=before)
     await check_paid_once(bench, task_id, claims=2)
     whole = await bench.entries(task_id)
     await asleep
@@ -213,16 +213,16 @@ async def test_a_frozen_worker_wakes_and_pays_nothing(bench: WorkerBench) -> Non
 @pytest.mark.faults
 async def test_a_call_survives_several_workers(bench: WorkerBench) -> None:
     task_id, (first, _, _) = await begun(bench, workers=3)
-    async with watching(bench, task_id) as told:
-        await told.has(40)
+    async with watching(bench, task_id) as updates:
+        await updates.has(40)
         first.kill()
         await bench.reached(task_id, facts.Transition, 4)  # queued, opened, lost, opened
         owner = (await bench.task(task_id)).owner
         second = next(worker for worker in bench.workers if worker.name == owner)
-        await told.has(len(told.text) + 20)
+        await updates.has(len(updates.text) + 20)
         second.kill()
         await bench.reached(task_id, facts.AssistantMessage)
-        check_text(told, more_than=60)
+        check_text(updates, more_than=60)
     await check_paid_once(bench, task_id, claims=3)
 
 
@@ -230,8 +230,8 @@ async def test_a_call_survives_several_workers(bench: WorkerBench) -> None:
 async def test_a_cancel_stops_the_call_at_the_provider(bench: WorkerBench) -> None:
     """The usage that the provider billed until then is in the ledger; the call was sent once."""
     task_id, _ = await begun(bench, workers=1)
-    async with watching(bench, task_id) as told:
-        await told.has(50)
+    async with watching(bench, task_id) as updates:
+        await updates.has(50)
         await bench.cancel(task_id)
         task = await bench.ended(task_id)
     assert state_name(task.state) == TaskState.CANCELLED
@@ -339,13 +339,13 @@ async def test_a_step_timeout_stops_the_call(bench: WorkerBench) -> None:
 async def test_a_drained_runner_first_ends_its_calls(bench: WorkerBench) -> None:
     """Both replicas are restarted in the middle of a call: one of them makes it."""
     task_id, _ = await begun(bench, workers=1)
-    async with watching(bench, task_id) as told:
-        await told.has(30)
-        before = len(told.text)
+    async with watching(bench, task_id) as updates:
+        await updates.has(30)
+        before = len(updates.text)
         for name in bench.stack.options.names_of("models"):
             await bench.stack.services[name].restart()
         await bench.reached(task_id, facts.AssistantMessage)
-        check_text(told, more_than=before)
+        check_text(updates, more_than=before)
     await check_paid_once(bench, task_id, claims=1)
 
 

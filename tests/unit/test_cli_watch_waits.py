@@ -74,7 +74,7 @@ class Queued:
 
 
 async def test_a_task_that_stays_queued_shows_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For an agent that nobody serves it said `queued`, and nothing more for a day."""
+    """For an agent without a worker it printed `queued`, and nothing more for a day."""
     monkeypatch.setattr(sys.modules[watch_task.__module__], "LONG_QUEUED_SECONDS", 0.01)
     console = Console(file=io.StringIO(), width=120)
     context = Context("127.0.0.1:1", "default", False, Path(), console, {})

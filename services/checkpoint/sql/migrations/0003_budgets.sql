@@ -1,6 +1,6 @@
 -- Budgets and bills. 0004_guards.sql has the rules of their rows.
 
--- The caps, the use and the reservations of each root, in tokens and in nano US dollars; a money cap of 0 is no cap.
+-- The caps, the use and the reservations of each root, in tokens and in nano US dollars; a money cap of 0 means no cap.
 --
 -- Used and reserved amounts never pass a cap, because every write of a row is checked. The amounts by which calls exceeded
 -- their reservations are counted in the beyond columns: a call that was made cannot be undone. The rule holds for a new
