@@ -2,7 +2,7 @@
 
 The files, in the order in which data flows:
 
-__main__.py, main.py  commands, settings, and how the parts are put together
+main.py               commands, settings, and how the parts are put together
 settings.py           the settings from the environment
 config.py             the config file: tools besides the built-in ones
 servicer.py           ToolService: verifies the fencing token, builds the call request

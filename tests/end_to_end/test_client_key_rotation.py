@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role, server_
 from tenure.domain.errors import Unauthenticated
 from tenure.runtime.signing import LOOK_SECONDS
 from tenure.runtime.tls import ClientTls
+from tenure.serve import command_line
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import webhook_service_pb2 as webhook_pb
@@ -132,7 +132,7 @@ async def run(install: Installation, key_file: Path, *words: str) -> str:
 async def reencrypt(stack: Stack) -> None:
     """As on a host of the ledger."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "services.checkpoint", "reencrypt"),
+        *command_line("checkpoint", "reencrypt"),
         env={**os.environ, **stack.services["checkpoint"].environment},
     )
     assert await process.wait() == 0, "the command has printed why"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from devstack import Stack
 from devstack.child_process import ChildProcess
 from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import WrongState
+from tenure.serve import command_line
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
@@ -56,7 +56,7 @@ class Workers:
             "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
         }
         name = f"{self.queue}-{len(self.started) + 1}"
-        command = [sys.executable, "-P", "-m", "services.worker"]
+        command = command_line("worker")
         worker = FunctionWorker(name, command, "", environment, self.stack.layout.logs / f"{name}.log")
         self.started.append(worker)
         worker.start()

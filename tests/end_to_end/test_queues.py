@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from devstack.child_process import ChildProcess
+from tenure.serve import command_line
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
@@ -44,7 +44,7 @@ async def pool(installation: Installation) -> AsyncIterator[PoolWorker]:
         "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
         "ANTHROPIC_BASE_URL": addresses["model"],
     }
-    command = [sys.executable, "-P", "-m", "services.worker"]
+    command = command_line("worker")
     worker = PoolWorker(queue, command, "", environment, installation.stack.layout.logs / f"{queue}.log")
     try:
         yield worker

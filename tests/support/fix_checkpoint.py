@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -43,6 +42,7 @@ from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret
 from tenure.runtime.signing import Signer, write_key_pair
+from tenure.serve import command_line
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
 from tenure.wire.token import sign_task_claims
@@ -406,7 +406,7 @@ async def checkpoint_process(fresh_database: FreshDatabase, signing_keys: Path) 
                 "TENURE_FAILPOINTS": failpoints,
                 **environment,
             }
-            process = await forked.start_program([sys.executable, "-m", "services.checkpoint"], environment=variables)
+            process = await forked.start_program(command_line("checkpoint"), environment=variables)
             address, log = await _listening(process)
             channel = await stack.enter_async_context(open_channel(address))
             started = CheckpointProcess(process, Checkpoint(address, dsn, signing_keys, channel), log)
