@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from services.gateway.admin import AdminServicer
 from services.gateway.agents import AgentForwarder
-from services.gateway.answer_links import AnswerPages
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.approvals import ApprovalForwarder
 from services.gateway.audit import AuditForwarder, AuditLog
@@ -46,6 +46,11 @@ from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_serve
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import longest_request, schemas_in
 from tenure.wire.access import access_rules
+
+if TYPE_CHECKING:
+    from services.gateway.http.edge import HttpEdge
+
+    LoadEdges = Callable[[], Sequence[HttpEdge]]
 
 CERTIFICATES: Final = "certificates"
 API_KEYS: Final = "api-keys"
@@ -110,8 +115,8 @@ class GatewaySettings:
         )
 
 
-async def compose(process: Process, settings: GatewaySettings) -> None:
-    """Opens the channels to the services, then the server that uses them."""
+async def compose(process: Process, settings: GatewaySettings, http_edges: LoadEdges) -> None:
+    """Opens the channels to the services, then the server that uses them. `http_edges`: called for an HTTP door."""
     security = Security.load(settings.common, Role.GATEWAY, settings.listen, access_rules, serves_clients=True)
     peers = await process.open(
         Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address, security)
@@ -152,11 +157,17 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     for service, (register, servicer) in services.items():
         name = f"tenure.v1.{service}"
         server.add(name, register, SealedPages(servicer, name))
-    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process, peers)]))
+    doors = [] if local is None else [_http_door(settings, security, local, process, peers, http_edges())]
+    await serve(process, server, *doors)
 
 
 def _http_door(
-    settings: GatewaySettings, security: Security, local: Path, process: Process, peers: Peers
+    settings: GatewaySettings,
+    security: Security,
+    local: Path,
+    process: Process,
+    peers: Peers,
+    edges: Sequence[HttpEdge],
 ) -> AbstractAsyncContextManager[str]:
     """Returns the HTTP door. Its libraries are imported by gateways that have one."""
     from services.gateway.http.server import http_door
@@ -169,7 +180,8 @@ def _http_door(
         settings.common.tls,
         is_authenticated=security.files is not None or settings.authentication != CERTIFICATES,
         allow_insecure_network=settings.common.allow_insecure_network,
-        pages=AnswerPages(peers),
+        peers=peers,
+        edges=edges,
     )
 
 
@@ -180,6 +192,7 @@ async def client_authentication(process: Process, settings: GatewaySettings, pee
     return ClientAuthentication(ApiKeys(peers) if API_KEYS in accepted else None, tokens)
 
 
-def main() -> int:
-    """Runs the gateway and returns its exit code."""
-    return run_service("gateway", GatewaySettings, os.environ, compose, arguments=sys.argv[1:])
+def main(http_edges: LoadEdges = tuple) -> int:
+    """Runs the gateway with these edges and returns its exit code."""
+    composing = partial(compose, http_edges=http_edges)
+    return run_service("gateway", GatewaySettings, os.environ, composing, arguments=sys.argv[1:])

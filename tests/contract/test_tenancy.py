@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 import tenure.v1
 from tests.contract.sources import calls_of, files_with, texts
 
-FOLDERS = ("services", "tenure")
+FOLDERS = ("services", "edges", "tenure")
 OPERATOR_FIELDS = {
     "tenure.v1.CreateApiKeyRequest.any_tenant",
     "tenure.v1.ListApiKeysRequest.all_tenants",

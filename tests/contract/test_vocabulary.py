@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.sources import PRODUCT, files_with, parse, texts
 
-FOLDERS = ("tenure", "services", "devstack", "checker", "bench", "examples", "spec", "protos")
+FOLDERS = ("tenure", "services", "edges", "devstack", "checker", "bench", "examples", "spec", "protos")
 
 # A variable that is named after the way it arrived does not say what it holds.
 BANNED_NAMES = {

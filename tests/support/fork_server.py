@@ -26,7 +26,13 @@ PRELOADED: Final = (
     "devstack.simulator.simulator",
     "tenure.cli.main",
     # What services import when they first need it: up to 1.3 s of processor time a process.
+    "edges.gateway",
     "services.gateway.http.server",
+    "edges.a2a.door",
+    "edges.answer_links.door",
+    "edges.chats.routes",
+    "edges.console.door",
+    "edges.mcp_server.door",
     "genai_prices.data",
     "tenure.model_providers.chat_stream",
     "tenure.model_providers.openai_models",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.answer_links import HEADERS, _arguments, _form
+from edges.answer_links.pages import HEADERS, _arguments, _form
 from tenure.domain.approvals import (
     LinkToken,
     StoredLink,

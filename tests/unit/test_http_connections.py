@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,13 @@ from unittest.mock import AsyncMock, Mock
 
 import httpx2
 import pytest
+from starlette.routing import BaseRoute
 
-from services.gateway.answer_links import AnswerPage
+from edges.answer_links.door import answer_routes
+from edges.answer_links.pages import AnswerPage
+from edges.gateway import http_edges
 from services.gateway.http import connections, server
+from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.origins import _is_this_machine
 from services.gateway.http.settings import HttpSettings
 from tenure.runtime.certificate_files import CertificateFiles
@@ -23,12 +27,13 @@ from tenure.runtime.tls import MutualTlsSettings
 from tests.support.certificates import issue
 from tests.support.patience import CALL_SECONDS
 
+NO_PEERS: Any = None
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @asynccontextmanager
 async def http_server(
-    folder: Path, *, tls: MutualTlsSettings | None = None, pages: Any = None, **settings: Any
+    folder: Path, *, tls: MutualTlsSettings | None = None, edges: Sequence[HttpEdge] | None = None, **settings: Any
 ) -> AsyncGenerator[int]:
     """Opens an HTTP server in front of nothing. Yields its port."""
     async with server.http_door(
@@ -39,7 +44,8 @@ async def http_server(
         tls or MutualTlsSettings(),
         is_authenticated=True,
         allow_insecure_network=False,
-        pages=pages,
+        peers=NO_PEERS,
+        edges=http_edges() if edges is None else edges,
     ) as address:
         yield int(address.rpartition(":")[2])
 
@@ -133,9 +139,14 @@ async def test_only_a_trusted_proxy_names_the_client(
     tmp_path: Path, trusted: tuple[str, ...], address: str, scheme: str
 ) -> None:
     pages = Mock(show=AsyncMock(return_value=AnswerPage(200, "")))
+
+    @asynccontextmanager
+    async def opened(_door: Door) -> AsyncGenerator[Sequence[BaseRoute]]:
+        yield answer_routes(pages)
+
     headers = {"X-Forwarded-For": "198.51.100.1, 203.0.113.5", "X-Forwarded-Proto": "https", "Host": "a.example"}
     async with (
-        http_server(tmp_path, pages=pages, trusted_proxies=trusted) as port,
+        http_server(tmp_path, edges=[HttpEdge(opened=opened)], trusted_proxies=trusted) as port,
         httpx2.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as http,
     ):
         response = await http.get(f"http://127.0.0.1:{port}/a/token", headers=headers)

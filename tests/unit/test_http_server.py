@@ -17,8 +17,9 @@ import httpx2
 import pytest
 from jsonschema import Draft202012Validator
 
+from edges.console.door import ConsoleFiles
+from edges.gateway import http_edges
 from services.gateway.http import body, server
-from services.gateway.http.console_pages import ConsoleFiles
 from services.gateway.http.openapi import openapi_document
 from services.gateway.http.problems import problem_of
 from services.gateway.http.requests import SubmitBody, TasksQuery
@@ -35,6 +36,8 @@ from tenure.wire.access import access_rules
 from tests.support.patience import CALL_SECONDS
 
 Open = Any
+NO_PEERS: Any = None
+ALL_ROUTES = [*ROUTES, *(route for edge in http_edges() for route in edge.api_routes)]
 
 
 @pytest.fixture
@@ -52,6 +55,8 @@ async def http_server(tmp_path: Path) -> AsyncIterator[Open]:
                     MutualTlsSettings(),
                     is_authenticated=is_authenticated,
                     allow_insecure_network=False,
+                    peers=NO_PEERS,
+                    edges=http_edges(),
                 )
             )
             return f"http://{address}"
@@ -83,7 +88,7 @@ def references(value: Any) -> set[str]:
 
 
 def test_the_document_is_valid_and_has_every_route() -> None:
-    document = openapi_document(ROUTES)
+    document = openapi_document(ALL_ROUTES)
     validator = Draft202012Validator(json.loads(OPENAPI_SCHEMA.read_text()))
     assert [error.message for error in validator.iter_errors(document)] == []
     schemas = document["components"]["schemas"]
@@ -91,13 +96,13 @@ def test_the_document_is_valid_and_has_every_route() -> None:
         Draft202012Validator.check_schema(schema)
     assert references(document) == {f"#/components/schemas/{name}" for name in schemas}
     documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert documented == {(route.method, route.path.replace(":path", "")) for route in ROUTES}
+    assert documented == {(route.method, route.path.replace(":path", "")) for route in ALL_ROUTES}
     names = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))
 
 
 def test_the_document_declares_request_ids_and_problem_fields() -> None:
-    document = openapi_document(ROUTES)
+    document = openapi_document(ALL_ROUTES)
     declared = {
         operation["operationId"]
         for methods in document["paths"].values()
@@ -115,14 +120,15 @@ def test_the_document_declares_request_ids_and_problem_fields() -> None:
 def test_every_route_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
     told = set(re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]*)", page))
-    assert {(route.method, route.path.replace(":path", "")) for route in ROUTES} - told == set()
+    assert {(route.method, route.path.replace(":path", "")) for route in ALL_ROUTES} - told == set()
 
 
 def test_every_method_without_a_route_is_in_the_documentation() -> None:
     folder = Path(__file__).parents[2]
     called = {
         name
-        for file in (folder / "services/gateway/http").glob("*.py")
+        for place in ("services/gateway/http", "edges/a2a", "edges/chats")
+        for file in (folder / place).glob("*.py")
         for name in re.findall(r"stubs\.\w+\.([A-Z]\w+)", file.read_text())
     }
     called |= {"WatchTask", "WatchTasks"}  # of the streams, whose stub has another name

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import descriptor_pool, message_factory
 from starlette.datastructures import QueryParams
 
-from services.gateway.http.a2a_list import TaskListQuery, _Position, _seal, _token
+from edges.a2a.listing import TaskListQuery, _Position, _seal, _token
 from services.gateway.page_tokens import SealedPages, validate_page
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import admin_service_pb2, task_pb2

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +16,12 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.gateway.answer_links import AnswerPages
-from services.gateway.http.answer_routes import answer_routes
 from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
 from services.gateway.http.call import open_stubs
 from services.gateway.http.connections import Acceptor, ConnectionLimits
-from services.gateway.http.mcp_door import mcp_routes
+from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.settings import HttpSettings
+from services.gateway.peers import Peers
 from tenure.domain.errors import TenureError
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
@@ -58,7 +58,8 @@ async def http_door(
     *,
     is_authenticated: bool,
     allow_insecure_network: bool,
-    pages: AnswerPages | None = None,
+    peers: Peers,
+    edges: Sequence[HttpEdge] = (),
 ) -> AsyncGenerator[str]:
     """Serves HTTP. Open it after the gateway's gRPC server, which listens on `local`. Yields the bound address.
 
@@ -71,9 +72,17 @@ async def http_door(
     read_in_one_pass()
     async with AsyncExitStack() as opened:
         stubs = await opened.enter_async_context(open_stubs(local, asks_for_keys=is_authenticated))
-        made = HttpApp(stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network)
-        mcp = await opened.enter_async_context(mcp_routes(stubs, settings, made.check_origin))
-        app = made.asgi([*mcp, *(answer_routes(pages) if pages is not None else ())])
+        made = HttpApp(
+            stubs,
+            settings,
+            stopping,
+            is_authenticated=is_authenticated,
+            any_name=allow_insecure_network,
+            edge_routes=[route for edge in edges for route in edge.api_routes],
+        )
+        door = Door(stubs, peers, settings, made.check, is_authenticated)
+        routes = [await opened.enter_async_context(edge.opened(door)) for edge in edges]
+        app = made.asgi(chain.from_iterable(routes))
         listener = _listener(address)
         config = uvicorn.Config(
             app,
