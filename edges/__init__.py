@@ -1,1 +1,1 @@
-"""The edges: protocols, formats and services of others that meet the core, which imports none of them. See README.md."""
+"""The edges: protocols and formats of others that meet the core, which imports none of them. See README.md."""

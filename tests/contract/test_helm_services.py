@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from edges.tools_config import read_config
 from services.checkpoint.traces.settings import TraceSettings
 from services.coordinator.pools import parse_pools
-from services.tools.config import read_config
 from tenure.domain.outbound import Networks
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.settings import load

@@ -89,7 +89,7 @@ def test_only_duties_and_operators_use_another_tenant() -> None:
         "services/coordinator/claims/close_out.py",
         "services/coordinator/pruned_tasks.py",
         "services/coordinator/worker_agents.py",
-        "services/tools/providers/provider.py",
+        "edges/providers/provider.py",
         "services/worker/supervisor.py",
         "services/gateway/forwarding.py",
     }
