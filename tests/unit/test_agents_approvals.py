@@ -14,7 +14,7 @@ from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tests.support.approval_agents import AGENT, CELLS, PYDANTIC, Cell, build
 from tests.support.journal_work import JournalWork
-from tests.unit.test_agents_openai import Script, call, text_message
+from tests.edges.openai_agents.test_agents_openai import Script, call, text_message
 
 RUNS = {"allow": ["5"], "edit": ["7"], "deny": [], "nobody": []}
 DECISION = {"allow": '{"decision": "approve"}', "deny": '{"decision": "deny"}'}

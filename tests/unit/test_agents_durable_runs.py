@@ -37,7 +37,7 @@ from tenure.control.failures import NotReplayable, TryAgain
 from tenure.runtime.settings import ConfigurationError
 from tests.support.journal_work import JournalWork
 from tests.support.patience import PATIENCE_SECONDS
-from tests.unit import test_agents_openai as sdk
+from tests.edges.openai_agents import test_agents_openai as sdk
 from tests.unit.test_agents_pydantic_ai import Script, call, text_response
 
 UNKNOWN = EffectUnknown("the bank hung up")
