@@ -76,7 +76,7 @@ async def test_an_answer_of_any_parts_is_bounded(server: PlatformServer, kind: s
     server.body = b"".join(map(written, [START, *HUGE[kind], *ended, {"type": "message_stop"}]))
     async with client_of(server) as client:
         failure = await failure_of(client)
-    assert failure.error_class is FailureClass.BROKEN_STREAM
+    assert failure.error_class is FailureClass.UNUSABLE_ANSWER
     assert "more than" in failure.message
     assert failure.usage.input_tokens == 7
 

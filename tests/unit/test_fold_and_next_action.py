@@ -16,10 +16,11 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import (
+    CONTINUE_PROMPT,
     MAX_TRUNCATIONS,
+    AskAgain,
     CallModel,
     CloseOut,
-    ContinueTruncated,
     ExecuteTools,
     JoinModelCall,
     next_action,
@@ -129,7 +130,7 @@ def test_a_paused_turn_goes_on_with_the_same_messages() -> None:
 
 def test_truncated_answer_is_continued() -> None:
     cut = ledger((1, attempt()), (1, answer(text("so f"), stop="max_tokens")))
-    assert next_action(fold(cut)) == ContinueTruncated(1)
+    assert next_action(fold(cut)) == AskAgain(1, CONTINUE_PROMPT)
     nudged = [*cut, facts.Entry(len(cut) + 1, 1, facts.UserMessage("go on"))]
     assert next_action(fold(nudged)) == CallModel(2, 1)
 
@@ -181,7 +182,7 @@ def test_fork_ignores_earlier_validations() -> None:
     forked = (0, facts.Forked("t", 9, len(bodies)))
     begin = (MAX_TRUNCATIONS, facts.Transition(TaskState.QUEUED, "FORKED"))
     entries = [facts.Entry(n, step, body) for n, (step, body) in enumerate([START[0], forked, *bodies, begin], start=1)]
-    assert next_action(fold(entries)) == ContinueTruncated(MAX_TRUNCATIONS)
+    assert next_action(fold(entries)) == AskAgain(MAX_TRUNCATIONS, CONTINUE_PROMPT)
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])
