@@ -50,7 +50,7 @@ outside
   sender_leases.py      which webhooks a replica sends for
   notifications.py      the text for people of each event type
   slack.py              that text as a message to Slack
-  mail.py               that text as an e-mail, and accepted addresses
+  mail.py               that text as an e-mail; email_addresses.py: accepted addresses
   outbound.py           URLs and addresses of untrusted sources
 errors.py               every error that Tenure raises
 

@@ -13,12 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tenure.domain.email_addresses import is_email_address
 from tenure.domain.errors import NotFound, PermissionDenied, WrongState
-from tenure.domain.mail import is_email_address
-from tenure.domain.notifications import AnswerLink
 from tenure.domain.outbound import is_clear_text
 from tenure.domain.waits import ALLOW, APPROVE, CONTINUE, DENY, EDIT, MAX_WAIT_SECONDS, Wait, WaitKind, is_for_person
 
@@ -206,6 +205,23 @@ def decisions_by_link(wait: Wait) -> tuple[str, ...]:
 def label_of(decision: str) -> str:
     """Returns the text of the button for a decision."""
     return _PRESELECTED.get(decision, decision)
+
+
+class AnswerLink(NamedTuple):
+    """A link that answers a wait. `decision`: the one that its page preselects; "": none."""
+
+    label: str
+    decision: str
+    url: str
+
+
+def body_with_links(body: str, links: tuple[AnswerLink, ...]) -> str:
+    """Returns the body of a signed request with the links, in `data.answer_links`."""
+    if not links:
+        return body
+    event = json.loads(body)
+    event["data"]["answer_links"] = [link._asdict() for link in links]
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
 
 
 def links_of(public_url: str, token: str, wait: Wait) -> tuple[AnswerLink, ...]:

@@ -1,4 +1,4 @@
-"""E-mail: the addresses that are accepted, and the message of a notification."""
+"""The e-mail of a notification."""
 
 from __future__ import annotations
 
@@ -11,41 +11,15 @@ from email.policy import SMTP
 from email.utils import format_datetime
 from typing import Final
 
+from tenure.domain.email_addresses import domain_of
 from tenure.domain.notifications import Notification
 
-MAX_EMAIL_ADDRESSES: Final = 20
-MAX_ADDRESS_CHARACTERS: Final = 254
-MAX_LOCAL_CHARACTERS: Final = 64
-EMAIL_ADDRESS_RULE: Final = (
-    f"must be local@domain in ASCII, at most {MAX_ADDRESS_CHARACTERS} characters, without quotes, comments and names"
-)
-
-_ATOM: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-_LABEL: Final = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_ADDRESS: Final = re.compile(rf"(?P<local>{_ATOM}(\.{_ATOM})*)@(?P<domain>{_LABEL}(\.{_LABEL})*)")
 _TASK_ID: Final = re.compile(r"[0-9a-f-]{36}")
 _HEADERS: Final = HeaderRegistry()
 # As a text, a long id would be encoded, and so be another one. The registry makes a BaseHeader of the type.
 _HEADERS.map_to_type("references", MessageIDHeader)  # type: ignore[arg-type]
 _POLICY: Final = SMTP.clone(header_factory=_HEADERS)
 _SUBJECT_PREFIX: Final = "[Tenure] "
-
-
-def is_email_address(text: str) -> bool:
-    """Whether the text is an address that can stand in a header and in an SMTP command as it is.
-
-    Quoted local parts, comments, display names, address literals and characters beyond ASCII are refused: mail servers
-    read them in different ways.
-    """
-    if len(text) > MAX_ADDRESS_CHARACTERS or not text.isascii():
-        return False
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and len(match["local"]) <= MAX_LOCAL_CHARACTERS
-
-
-def domain_of(address: str) -> str:
-    """Returns the domain of a valid address, in lower case."""
-    return address.rpartition("@")[2].lower()
 
 
 def message_id_of(delivery_id: str, sender: str) -> str:

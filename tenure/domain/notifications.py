@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from tenure.domain.approvals import AnswerLink
 from tenure.domain.budget import money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import result_text
@@ -44,14 +45,6 @@ class NotificationSection(NamedTuple):
     text: str
 
 
-class AnswerLink(NamedTuple):
-    """A link that answers a wait. `decision`: the one that its page preselects; "": none."""
-
-    label: str
-    decision: str
-    url: str
-
-
 @dataclass(frozen=True, slots=True)
 class Notification:
     """A text for people. `facts` are (label, value) on one line each; `commands` are lines for a shell.
@@ -73,15 +66,6 @@ def notification_of(body: str, links: tuple[AnswerLink, ...] = ()) -> Notificati
     event = _Event(json.loads(body))
     template = _TEMPLATES.get(event.type, _other)
     return replace(template(event), links=links)
-
-
-def body_with_links(body: str, links: tuple[AnswerLink, ...]) -> str:
-    """Returns the body of a signed request with the links, in `data.answer_links`."""
-    if not links:
-        return body
-    event = json.loads(body)
-    event["data"]["answer_links"] = [link._asdict() for link in links]
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
 
 
 def wait_of(body: str) -> str | None:

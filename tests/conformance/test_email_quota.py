@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services.checkpoint.webhooks.sending import WebhookSettings
+from tenure.domain.email_addresses import MAX_EMAIL_ADDRESSES
 from tenure.domain.errors import InvalidRequest, LimitReached
-from tenure.domain.mail import MAX_EMAIL_ADDRESSES
 from tenure.domain.quotas import LONGEST_HOLD_SECONDS
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tenant_service_pb2 as tenants

@@ -35,9 +35,9 @@ from tenure.agents.pydantic_ai.durability import _repeated_discovery
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, TryAgain
 from tenure.runtime.settings import ConfigurationError
+from tests.edges.openai_agents import test_agents_openai as sdk
 from tests.support.journal_work import JournalWork
 from tests.support.patience import PATIENCE_SECONDS
-from tests.edges.openai_agents import test_agents_openai as sdk
 from tests.unit.test_agents_pydantic_ai import Script, call, text_response
 
 UNKNOWN = EffectUnknown("the bank hung up")

@@ -12,8 +12,10 @@ import pytest
 
 from edges.answer_links.pages import HEADERS, _arguments, _form
 from tenure.domain.approvals import (
+    AnswerLink,
     LinkToken,
     StoredLink,
+    body_with_links,
     decisions_by_link,
     is_approver,
     is_member,
@@ -31,7 +33,7 @@ from tenure.domain.approvals import (
 from tenure.domain.budget import BudgetRequest
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.mail import mail_of
-from tenure.domain.notifications import AnswerLink, body_with_links, notification_of, wait_of
+from tenure.domain.notifications import notification_of, wait_of
 from tenure.domain.slack import slack_message
 from tenure.domain.waits import Wait, WaitKind
 from tenure.v1 import approval_service_pb2 as pb

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tenure.domain.email_addresses import is_email_address
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.mail import is_email_address, mail_of
+from tenure.domain.mail import mail_of
 from tenure.domain.notifications import MAX_TITLE_CHARACTERS, Notification, NotificationSection, notification_of
 from tenure.domain.outbound import origin_only
 from tenure.domain.slack import MAX_HEADER, MAX_SECTION, escape, slack_message

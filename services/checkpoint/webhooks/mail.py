@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiosmtplib
 
-from tenure.domain.approvals import without_tokens
+from tenure.domain.approvals import AnswerLink, without_tokens
+from tenure.domain.email_addresses import domain_of, is_email_address
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.mail import domain_of, is_email_address, mail_of
-from tenure.domain.notifications import AnswerLink, notification_of, one_line
+from tenure.domain.mail import mail_of
+from tenure.domain.notifications import notification_of, one_line
 from tenure.domain.webhooks import FailureKind, WebhookResponse, smtp_failure
 from tenure.runtime.outbound_http import tls_context
 from tenure.runtime.settings import Secret, setting

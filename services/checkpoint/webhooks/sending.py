@@ -19,8 +19,9 @@ from services.checkpoint.webhooks.mail import (
     SmtpSettings,
     printable,
 )
+from tenure.domain.approvals import AnswerLink, body_with_links
 from tenure.domain.errors import Unavailable
-from tenure.domain.notifications import AnswerLink, body_with_links, notification_of
+from tenure.domain.notifications import notification_of
 from tenure.domain.outbound import Networks, UrlRefused, parse_url
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.slack import slack_message
