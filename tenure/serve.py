@@ -19,6 +19,7 @@ SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "models", "w
 PROGRAMS: Final = {
     **{name: f"services.{name}.main" for name in SERVICES},
     "gateway": "edges.gateway",
+    "checkpoint": "edges.checkpoint",
     "tools": "edges.tools",
     "all": "devstack.all_services",
     "simulator": "devstack.simulator.__main__",

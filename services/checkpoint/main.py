@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -51,13 +52,14 @@ from services.checkpoint.watch.change_stream import ChangeStream
 from services.checkpoint.watch.hub import Hub
 from services.checkpoint.watch.notifications import ReplicaNotifications
 from services.checkpoint.watch.task_stream import EntryWatch
-from services.checkpoint.webhooks.mail import PREFIX as SMTP_PREFIX
-from services.checkpoint.webhooks.mail import SmtpSettings
+from services.checkpoint.webhooks.notifier import OpenNotifier
 from services.checkpoint.webhooks.sealing import seal_again
 from services.checkpoint.webhooks.sender_lease import WebhookDispatcher
 from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
 from services.checkpoint.webhooks.servicer import WebhookServicer
+from services.checkpoint.webhooks.smtp_settings import PREFIX as SMTP_PREFIX
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.access import Role
 from tenure.domain.budget import MAX_NANO_USD, NANO_USD
 from tenure.domain.fairness import FLOOR_SLOTS
@@ -174,12 +176,12 @@ class CheckpointSettings:
         return round(1 / self.lower_tier_share) if self.lower_tier_share else 0
 
 
-async def compose(process: Process, settings: CheckpointSettings) -> None:
+async def compose(process: Process, settings: CheckpointSettings, open_notifier: OpenNotifier) -> None:
     """Assembles the process and serves until it is stopped."""
-    await serve(process, await assemble(process, settings))
+    await serve(process, await assemble(process, settings, open_notifier))
 
 
-async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
+async def assemble(process: Process, settings: CheckpointSettings, open_notifier: OpenNotifier) -> RpcServer:
     """Opens everything in the order of dependency and returns the server, not yet opened."""
     security = Security.load(settings.common, Role.CHECKPOINT, settings.listen, access_rules)
     tokens = TokenChecker(Verifier(settings.verifying_keys_file), Audience.CHECKPOINT, settings.common.tls.installation)
@@ -223,7 +225,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    policy = _send(duties, pool, settings, due)
+    policy = _send(duties, pool, settings, due, open_notifier)
     _retain(duties, pool, settings)
     audit = await process.open(refusal_log(pool, security.identity).opened())
     server = RpcServer(
@@ -330,7 +332,9 @@ def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
     duties.start("retention lag", cleaner.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
-def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork) -> WebhookPolicy:
+def _send(
+    duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork, open_notifier: OpenNotifier
+) -> WebhookPolicy:
     """Starts the duties that send the ledger's news elsewhere: to webhooks, and to a collector of traces.
 
     Returns what the installation allows of webhooks.
@@ -341,6 +345,7 @@ def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork
         settings.webhook.max_per_tenant,
         settings.webhook.max_pending,
         SecretBox(settings.encryption_keys_file),
+        open_notifier,
         settings.webhook.allow_insecure,
         has_links=bool(settings.answer_link.public_url),
     )
@@ -427,7 +432,7 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
         await Rights.of("services.checkpoint").give(settings.postgres_dsn, settings.service_role)
 
 
-def main() -> int:
+def main(open_notifier: OpenNotifier) -> int:
     """Runs the service and returns the exit code."""
     commands = {
         "migrate": migrate_only,
@@ -437,4 +442,5 @@ def main() -> int:
         "compare-records": print_findings,
         "compare-model-calls": print_model_findings,
     }
-    return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)
+    composing = partial(compose, open_notifier=open_notifier)
+    return run_service(NAME, CheckpointSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)

@@ -48,9 +48,7 @@ access
 outside
   webhooks.py           event types, request bodies, responses
   sender_leases.py      which webhooks a replica sends for
-  notifications.py      the text for people of each event type
-  slack.py              that text as a message to Slack
-  mail.py               that text as an e-mail; email_addresses.py: accepted addresses
+  email_addresses.py    the e-mail addresses that are accepted
   outbound.py           URLs and addresses of untrusted sources
 errors.py               every error that Tenure raises
 

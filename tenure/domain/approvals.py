@@ -13,13 +13,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tenure.domain.email_addresses import is_email_address
 from tenure.domain.errors import NotFound, PermissionDenied, WrongState
 from tenure.domain.outbound import is_clear_text
+from tenure.domain.states import TaskState
 from tenure.domain.waits import ALLOW, APPROVE, CONTINUE, DENY, EDIT, MAX_WAIT_SECONDS, Wait, WaitKind, is_for_person
+from tenure.domain.webhooks import WAIT_ESCALATED_EVENT, state_event
 
 # Who may answer.
 
@@ -190,6 +192,7 @@ def link_url(public_url: str, token: str, decision: str = "") -> str:
 
 _PRESELECTED: Final = {ALLOW: "Approve", APPROVE: "Approve", DENY: "Reject", CONTINUE: "Continue"}
 _OPEN: Final = "Open"
+_WAIT_EVENTS: Final = (state_event(TaskState.WAITING_USER), WAIT_ESCALATED_EVENT)
 
 
 def takes_links(kind: WaitKind) -> bool:
@@ -222,6 +225,19 @@ def body_with_links(body: str, links: tuple[AnswerLink, ...]) -> str:
     event = json.loads(body)
     event["data"]["answer_links"] = [link._asdict() for link in links]
     return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+
+
+def wait_of(body: str) -> str | None:
+    """Returns the id of the wait that the event of a delivery reports, or None for an event of another kind.
+
+    An event whose large task was left out reports a wait without an id: "".
+    """
+    found: Any = json.loads(body)
+    if not isinstance(found, dict) or found.get("type") not in _WAIT_EVENTS:
+        return None
+    for name in ("data", "task", "wait", "wait_id"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def links_of(public_url: str, token: str, wait: Wait) -> tuple[AnswerLink, ...]:

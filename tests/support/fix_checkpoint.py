@@ -28,13 +28,14 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from edges.notifications.notifier import PeopleNotifier
 from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
 from services.checkpoint.standby import StandbySettings
 from services.checkpoint.traces.settings import TraceSettings
-from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import Claims
 from tenure.runtime.process import Process
@@ -385,7 +386,7 @@ async def _start_here(
     if stopping is not None:
         process.stopping = stopping
     stack.push_async_callback(process.close)
-    server = await process.open(await assemble(process, settings))
+    server = await process.open(await assemble(process, settings, PeopleNotifier))
     return server.address
 
 

@@ -27,6 +27,7 @@ PRELOADED: Final = (
     "tenure.cli.main",
     # What services import when they first need it: up to 1.3 s of processor time a process.
     "edges.gateway",
+    "edges.checkpoint",
     "edges.tools",
     "services.gateway.http.server",
     "edges.a2a.door",

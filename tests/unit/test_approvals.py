@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from edges.answer_links.pages import HEADERS, _arguments, _form
+from edges.notifications.mail import mail_of
+from edges.notifications.slack import slack_message
+from edges.notifications.texts import notification_of
 from tenure.domain.approvals import (
     AnswerLink,
     LinkToken,
@@ -28,13 +31,11 @@ from tenure.domain.approvals import (
     refuse_other_view,
     shown_digest,
     verify_link,
+    wait_of,
     without_tokens,
 )
 from tenure.domain.budget import BudgetRequest
 from tenure.domain.errors import NotFound, WrongState
-from tenure.domain.mail import mail_of
-from tenure.domain.notifications import notification_of, wait_of
-from tenure.domain.slack import slack_message
 from tenure.domain.waits import Wait, WaitKind
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2

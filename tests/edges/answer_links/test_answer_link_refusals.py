@@ -10,9 +10,9 @@ import pytest
 from tenure.runtime.security import Security
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tests.conformance.test_ledger_waits import leave_of_a_person, say, waiting
-from tests.conformance.test_notifications import ANN
 from tests.conformance.webhook_client import WebhookClient
 from tests.edges.answer_links.test_answer_links import HOME, Desk, _desk, _settings, desk, sent_to, token_in  # noqa: F401
+from tests.edges.notifications.test_notifications import ANN
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint
 from tests.support.fix_mail import MakeMailServer
 from tests.support.fix_webhooks import MakeReceiver

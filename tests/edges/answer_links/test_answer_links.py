@@ -36,8 +36,8 @@ from tests.conformance.test_ledger_waits import (
     say,
     waiting,
 )
-from tests.conformance.test_notifications import ANN, BOB, smtp
 from tests.conformance.webhook_client import HERE, WebhookClient
+from tests.edges.notifications.test_notifications import ANN, BOB, smtp
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, reserve
 from tests.support.fix_mail import MailServer, MakeMailServer
 from tests.support.fix_webhooks import MakeReceiver, Receiver, Reply

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from edges.notifications.mail import mail_of
+from edges.notifications.slack import MAX_HEADER, MAX_SECTION, escape, slack_message
+from edges.notifications.texts import MAX_TITLE_CHARACTERS, Notification, NotificationSection, notification_of
 from tenure.domain.email_addresses import is_email_address
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.mail import mail_of
-from tenure.domain.notifications import MAX_TITLE_CHARACTERS, Notification, NotificationSection, notification_of
 from tenure.domain.outbound import origin_only
-from tenure.domain.slack import MAX_HEADER, MAX_SECTION, escape, slack_message
 from tenure.domain.webhooks import KNOWN_EVENTS
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.validators import validate

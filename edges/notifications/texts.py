@@ -18,6 +18,7 @@ from tenure.domain.approvals import AnswerLink
 from tenure.domain.budget import money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import result_text
+from tenure.domain.visible_text import one_line, shortened
 from tenure.domain.webhooks import (
     BUDGET_WARNING_EVENT,
     CANCEL_REQUESTED_EVENT,
@@ -68,30 +69,10 @@ def notification_of(body: str, links: tuple[AnswerLink, ...] = ()) -> Notificati
     return replace(template(event), links=links)
 
 
-def wait_of(body: str) -> str | None:
-    """Returns the id of the wait that the event of a delivery reports, or None for an event of another kind.
-
-    An event whose large task was left out reports a wait without an id: "".
-    """
-    event = _Event(json.loads(body))
-    if event.type not in {state_event(TaskState.WAITING_USER), WAIT_ESCALATED_EVENT}:
-        return None
-    return event.wait("wait_id")
-
-
-def one_line(text: str, most: int) -> str:
-    """Returns at most `most` characters on one line, without characters that cannot be shown."""
-    return _shortened(" ".join("".join(one if one.isprintable() else " " for one in text).split()), most)
-
-
 def paragraphs(text: str, most: int) -> str:
     """Returns at most `most` characters; keeps line breaks, and no other character that cannot be shown."""
     shown = "".join(one if one.isprintable() or one == "\n" else " " for one in text[: 4 * most])
-    return _shortened(re.sub(r"\n{3,}", "\n\n", shown).strip(), most)
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+    return shortened(re.sub(r"\n{3,}", "\n\n", shown).strip(), most)
 
 
 class _Event:

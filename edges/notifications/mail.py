@@ -11,8 +11,8 @@ from email.policy import SMTP
 from email.utils import format_datetime
 from typing import Final
 
+from edges.notifications.texts import Notification
 from tenure.domain.email_addresses import domain_of
-from tenure.domain.notifications import Notification
 
 _TASK_ID: Final = re.compile(r"[0-9a-f-]{36}")
 _HEADERS: Final = HeaderRegistry()

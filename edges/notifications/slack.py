@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, Final
 
-from tenure.domain.notifications import Notification
+from edges.notifications.texts import Notification
 from tenure.domain.waits import ALLOW, APPROVE, DENY
 
 MAX_TEXT: Final = 3900

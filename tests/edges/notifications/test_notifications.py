@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.errors import AlreadyExists, InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import ledger_pb2, task_pb2

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.checkpoint.webhooks.mail import MailSender, OutgoingMail, SmtpSettings
+from edges.notifications.smtp import MailSender, OutgoingMail
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.webhooks import FailureKind, WebhookResponse
 from tenure.runtime.settings import ConfigurationError, Secret, load
 from tests.support.certificates import issue

@@ -6,101 +6,21 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiosmtplib
 
-from tenure.domain.approvals import AnswerLink, without_tokens
-from tenure.domain.email_addresses import domain_of, is_email_address
-from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.mail import mail_of
-from tenure.domain.notifications import notification_of, one_line
+from edges.notifications.mail import mail_of
+from edges.notifications.texts import notification_of
+from services.checkpoint.webhooks.notifier import NO_LINKS, LinksByAddressee
+from services.checkpoint.webhooks.sending import printable
+from services.checkpoint.webhooks.smtp_settings import IMPLICIT, NO_TLS, PREFIX, QUIT_SECONDS, STARTTLS, SmtpSettings
+from tenure.domain.approvals import without_tokens
 from tenure.domain.webhooks import FailureKind, WebhookResponse, smtp_failure
-from tenure.runtime.outbound_http import tls_context
-from tenure.runtime.settings import Secret, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-PREFIX: Final = "TENURE_CHECKPOINT_SMTP_"
-STARTTLS: Final = "starttls"
-IMPLICIT: Final = "implicit"
-NO_TLS: Final = "none"
-_PORTS: Final = {STARTTLS: 587, IMPLICIT: 465, NO_TLS: 25}
-_LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmtpSettings:
-    """TENURE_CHECKPOINT_SMTP_…"""
-
-    host: str = setting("SMTP server for e-mail; empty: no e-mail", default="")
-    port: int = setting("its port; 0: 587 for starttls, 465 for implicit, 25", default=0, minimum=0, maximum=65535)
-    tls: str = setting("none: only for localhost", default=STARTTLS, choices=(STARTTLS, IMPLICIT, NO_TLS))
-    ca_file: Path | None = setting("PEM of a further authority for its certificate", default=None)
-    user: str = setting("login name; empty: no login", default="")
-    password: Secret = setting("password of the login", default=Secret(""))
-    from_address: str = setting("address of the sender; required with a host", default="")
-    recipient_domains: tuple[str, ...] = setting("domains that e-mail may go to; empty: any", default=())
-    timeout_seconds: float = setting("how long one e-mail may take", default=10.0, minimum=0.1, maximum=60)
-    max_connections: int = setting("most connections of this process", default=10, minimum=1, maximum=100)
-
-    def problems(self) -> Iterator[str]:
-        """Yields violated relations between the settings."""
-        if not self.host:
-            if self.from_address or self.user:
-                yield f"{PREFIX}HOST is missing: e-mail needs a server"
-            return
-        if not is_email_address(self.from_address):
-            yield f"{PREFIX}FROM_ADDRESS must be an e-mail address, such as tenure@example.com"
-        if self.tls == NO_TLS and self.host not in _LOCAL_HOSTS:
-            yield f"{PREFIX}TLS=none is only for localhost: anybody on the way could read and change the e-mail"
-        if bool(self.password.reveal()) != bool(self.user):
-            yield f"{PREFIX}USER needs {PREFIX}PASSWORD or {PREFIX}PASSWORD_FILE, and these need it"
-        try:
-            self.tls_context()
-        except OSError as error:
-            yield f"{PREFIX}CA_FILE: {self.ca_file} has no certificates: {error}"
-
-    def tls_context(self) -> ssl.SSLContext | None:
-        """Returns the context that verifies the server; None: without TLS. Raises OSError for an invalid `ca_file`."""
-        if not self.host or self.tls == NO_TLS:
-            return None
-        return tls_context(str(self.ca_file) if self.ca_file is not None else None)
-
-    @property
-    def longest_seconds(self) -> float:
-        """The longest time that an e-mail takes; 0: this process sends none."""
-        return self.timeout_seconds + _QUIT_SECONDS if self.host else 0.0
-
-    def check_recipients(self, addresses: Sequence[str]) -> None:
-        """Raises WrongState (SMTP_NOT_CONFIGURED) without a server, and InvalidRequest for a domain that is not
-        allowed.
-        """
-        if not self.host:
-            raise WrongState(
-                f"this installation sends no e-mail: its operator has to set {PREFIX}HOST and {PREFIX}FROM_ADDRESS",
-                reason="SMTP_NOT_CONFIGURED",
-                metadata={"setting": f"{PREFIX}HOST"},
-            )
-        refused = [address for address in addresses if not self.allows(address)]
-        if refused:
-            allowed = ", ".join(self.recipient_domains)
-            raise InvalidRequest(violations=[("email_addresses", f"{refused[0]}: e-mail may only go to {allowed}")])
-
-    def allows(self, address: str) -> bool:
-        """Whether e-mail may go to the address."""
-        return not self.recipient_domains or domain_of(address) in {one.lower() for one in self.recipient_domains}
-
-
-LinksByAddressee = Mapping[str, tuple[AnswerLink, ...]]
-"""The links of one delivery: for each e-mail address, or for the webhook."""
-NO_LINKS: Final[LinksByAddressee] = MappingProxyType({})
+    from collections.abc import Sequence
 
 
 class OutgoingMail(NamedTuple):
@@ -127,18 +47,10 @@ class OutgoingMail(NamedTuple):
 
 
 _log: Final = logging.getLogger(__name__)
-_QUIT_SECONDS: Final = 1.0
-MAX_PROBLEM_CHARACTERS: Final = 300
+_PORTS: Final = {STARTTLS: 587, IMPLICIT: 465, NO_TLS: 25}
 _SHOWN_REFUSALS: Final = 3
 # A lookup of the own name could block for long.
 _LOCAL_HOSTNAME: Final = socket.gethostname() if "." in socket.gethostname() else "[127.0.0.1]"
-
-
-def printable(text: str) -> str:
-    """Returns the text on one line, with characters that Postgres and terminals can show, and without tokens of links,
-    which an endpoint may repeat.
-    """
-    return one_line(without_tokens(text), MAX_PROBLEM_CHARACTERS)
 
 
 class MailSender:
@@ -148,11 +60,6 @@ class MailSender:
         self._settings = settings
         self._free = asyncio.Semaphore(settings.max_connections)
         self._tls = settings.tls_context()
-
-    @property
-    def longest_seconds(self) -> float:
-        """The longest time that `send` takes."""
-        return self._settings.longest_seconds
 
     async def send(self, mail: OutgoingMail) -> WebhookResponse:
         """Sends an e-mail to its remaining recipients. Returns the replies; raises nothing that a server can cause."""
@@ -208,7 +115,7 @@ class MailSender:
         response = await (self._submit_each(client, mail, accepted) if mail.links else self._submit(client, mail))
         limit.reschedule(None)  # the answer is known: nothing after it may turn it into a failure
         with suppress(TimeoutError, aiosmtplib.SMTPException, OSError):
-            async with asyncio.timeout(_QUIT_SECONDS):
+            async with asyncio.timeout(QUIT_SECONDS):
                 await client.quit()
         return response
 
