@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
-from tenure.model_providers.dialects import OTHER, Dialect
+from tenure.model_providers.dialects import OTHER, ChatDialect
 
 REASONING: Final = "reasoning"
 EXTRA_CONTENT: Final = "extra_content"
@@ -48,7 +48,7 @@ def _plain(block: ContentBlock) -> ContentBlock:
     return {key: value for key, value in block.items() if key != EXTRA_CONTENT}
 
 
-def chat_messages(system: str, messages: Iterable[Message], dialect: Dialect = OTHER) -> list[dict[str, Any]]:
+def chat_messages(system: str, messages: Iterable[Message], dialect: ChatDialect = OTHER) -> list[dict[str, Any]]:
     """Returns the chat messages of a conversation, after the system prompt unless it is "".
 
     Each result follows the message with its call, as the servers demand. Does not change the argument.
@@ -76,7 +76,7 @@ def chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _of_assistant(blocks: Sequence[ContentBlock], dialect: Dialect) -> Iterator[dict[str, Any]]:
+def _of_assistant(blocks: Sequence[ContentBlock], dialect: ChatDialect) -> Iterator[dict[str, Any]]:
     """Yields one message, or none if nothing of the answer can be sent."""
     text = "\n\n".join(block["text"] for block in blocks if block["type"] == "text" and block["text"])
     calls = [
@@ -100,7 +100,7 @@ def _of_assistant(blocks: Sequence[ContentBlock], dialect: Dialect) -> Iterator[
         yield {"role": "assistant", "content": text, **thoughts}
 
 
-def _extra_content(block: ContentBlock, dialect: Dialect) -> dict[str, Any]:
+def _extra_content(block: ContentBlock, dialect: ChatDialect) -> dict[str, Any]:
     kept = dialect.returns_extra_content and EXTRA_CONTENT in block
     return {EXTRA_CONTENT: block[EXTRA_CONTENT]} if kept else {}
 

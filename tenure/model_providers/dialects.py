@@ -18,7 +18,7 @@ OLD_LIMIT: Final = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ChatDialect:
     """One row. `hosts`: the ends of host names. `models`: a pattern of model names at other hosts.
 
     `limit_name`: the member for the limit of output. `thoughts`: the member in which the server wants its thoughts
@@ -33,20 +33,20 @@ class Dialect:
     returns_extra_content: bool = True
 
 
-OTHER: Final = Dialect("other")
+OTHER: Final = ChatDialect("other")
 DIALECTS: Final = (
     # OpenAI's reasoning models refuse the old name of the limit, wherever they are; older servers ignore the new one
-    Dialect("openai", (".openai.com", ".azure.com"), limit_name=NEW_LIMIT, returns_extra_content=False),
-    Dialect("openai-models", models=r"(.*/)?(o[1-9]|gpt-5)", limit_name=NEW_LIMIT),
+    ChatDialect("openai", (".openai.com", ".azure.com"), limit_name=NEW_LIMIT, returns_extra_content=False),
+    ChatDialect("openai-models", models=r"(.*/)?(o[1-9]|gpt-5)", limit_name=NEW_LIMIT),
     # refused without the thoughts of the same turn: "The reasoning_content in the thinking mode must be passed back"
-    Dialect("deepseek", (".deepseek.com",), r"(.*[/.])?deepseek", thoughts="reasoning_content"),
-    Dialect("moonshot", (".moonshot.ai", ".moonshot.cn"), r"(.*/)?kimi", thoughts="reasoning_content"),
+    ChatDialect("deepseek", (".deepseek.com",), r"(.*[/.])?deepseek", thoughts="reasoning_content"),
+    ChatDialect("moonshot", (".moonshot.ai", ".moonshot.cn"), r"(.*/)?kimi", thoughts="reasoning_content"),
     # refused without the signature of a call, in extra_content.google.thought_signature
-    Dialect("gemini", (".googleapis.com",), r"(.*/)?gemini"),
+    ChatDialect("gemini", (".googleapis.com",), r"(.*/)?gemini"),
 )
 
 
-def dialect_of(host: str, model: str) -> Dialect:
+def dialect_of(host: str, model: str) -> ChatDialect:
     """Returns the row for a model at a host."""
     for dialect in DIALECTS:
         if f".{host}".endswith(dialect.hosts):
