@@ -52,11 +52,11 @@ def mcp(
 
     A client such as an editor or another agent starts this program. Its tools submit tasks, read, cancel and answer
     them. The program keeps nothing: a task goes on when it ends, and the next one finds it. Needs the extra: pip
-    install 'tenure[server]'.
+    install 'tenure[mcp]'.
     """
     if agent and model:
         raise click.UsageError("the code of an agent in Python chooses its model: give --agent or --model")
-    with server_packages("`tenure mcp`", extra="server"):
+    with server_packages("`tenure mcp`", extra="mcp"):
         from edges.mcp_server.main import serve_stdio
         from edges.mcp_server.settings import McpServerSettings
         from tenure.sdk.client import Client

@@ -133,6 +133,7 @@ def test_the_command_works_without_extras(base: Environment, tmp_path: Path) -> 
     [
         (("serve", "gateway"), "server"),
         (("serve", "all"), "server"),
+        (("mcp",), "mcp"),
         (("dev",), "dev"),
         (("dev", "--replicas", "2"), "dev"),
         (("demo",), "dev"),
