@@ -170,5 +170,5 @@ def test_mcp_and_provider_descriptions_are_equal(description: str, schema: dict[
 
 
 def test_the_protocol_is_imported_only_with_a_server() -> None:
-    program = "import sys, services.tools.main; sys.exit('mcp' in sys.modules or 'mcp_types' in sys.modules)"
+    program = "import sys, edges.tools; sys.exit('mcp' in sys.modules or 'mcp_types' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
