@@ -232,12 +232,12 @@ def wait_of(body: str) -> str | None:
 
     An event whose large task was left out reports a wait without an id: "".
     """
-    found: Any = json.loads(body)
-    if not isinstance(found, dict) or found.get("type") not in _WAIT_EVENTS:
+    value: Any = json.loads(body)
+    if not isinstance(value, dict) or value.get("type") not in _WAIT_EVENTS:
         return None
     for name in ("data", "task", "wait", "wait_id"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else ""
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def links_of(public_url: str, token: str, wait: Wait) -> tuple[AnswerLink, ...]:
