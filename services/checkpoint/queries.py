@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "ledger"
 QUERIES: Final = Queries.load("services.checkpoint", parts=PARTS)
+LISTS: Final = Queries.load("services.checkpoint", "sql/lists.sql")
 FORKS: Final = Queries.load("services.checkpoint", "sql/forks.sql")
 USAGE_REPORTS: Final = Queries.load("services.checkpoint", "sql/usage_reports.sql")
 QUEUE: Final = Queries.load("services.checkpoint", "sql/queue.sql")

@@ -11,7 +11,7 @@ from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.page_tokens import read_token, write_token
-from services.checkpoint.queries import FORKS, OUTPUTS, QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.rows import TaskSnapshot
 from services.checkpoint.standby import LedgerReads
 from tenure.domain.budget import Budget
@@ -163,18 +163,18 @@ async def list_tasks(
 def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tuple[str, str]]:
     """Returns the statement with the matching index, and the position before its first row."""
     if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
-        return QUERIES.list_waits, _SOONEST
+        return LISTS.list_waits, _SOONEST
     if request.filter.forked_from_task_id:
-        return FORKS.list_forks, _NEWEST
+        return LISTS.list_forks, _NEWEST
     output = request.filter.output
     if output.kind or output.uri_prefix:
-        return (OUTPUTS.list_output_kind if output.kind else OUTPUTS.list_output_uri), _NEWEST
+        return (LISTS.list_output_kind if output.kind else LISTS.list_output_uri), _NEWEST
     source = request.filter.source
     if source.source_run_id:
-        return QUERIES.list_source_run, _NEWEST
+        return LISTS.list_source_run, _NEWEST
     if source.source_id:
-        return QUERIES.list_source, _NEWEST
-    return (QUERIES.list_source_kind if request.filter.HasField("source") else QUERIES.list_tasks), _NEWEST
+        return LISTS.list_source, _NEWEST
+    return (LISTS.list_source_kind if request.filter.HasField("source") else LISTS.list_tasks), _NEWEST
 
 
 async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> tuple[list[task_pb2.Task], str]:
