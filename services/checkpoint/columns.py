@@ -89,9 +89,14 @@ def _unwrapped(hint: Any) -> tuple[type, frozenset[Any], bool]:
 
 
 def select_list(row_class: type, alias: str) -> str:
-    """Returns the columns that a statement reads for a row, of the table `alias`."""
-    fields = (field for field in _fields(row_class) if UNLISTED not in field.marks)
-    return ", ".join(f"{alias}.{field.name}{field.sql_type.read if field.sql_type else ''}" for field in fields)
+    """Returns the columns that a statement reads for a row, of the table `alias`. Raises ValueError when one of them
+    comes after an unlisted field: the row would get its values in another order.
+    """
+    fields = list(_fields(row_class))
+    listed = [field for field in fields if UNLISTED not in field.marks]
+    if fields[: len(listed)] != listed:
+        raise ValueError(f"{row_class.__name__}: a listed column comes after an unlisted field")
+    return ", ".join(f"{alias}.{field.name}{field.sql_type.read if field.sql_type else ''}" for field in listed)
 
 
 def insert_parts(row_classes: Iterable[type], mark: str) -> dict[str, str]:

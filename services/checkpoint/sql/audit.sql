@@ -21,29 +21,24 @@ insert into audit_records (number, record_id, recorded_at, tenant, subject, peer
 values (%(number)b, %(record_id)b, %(recorded_at)b, %(tenant)b, %(subject)b, %(peer)b, %(method)b, %(target)b,
         %(decision)b, %(reason)b, %(count)b, %(hash)b, %(recorder)b);
 
--- part: read
--- The columns of AuditRow.
+-- name: list_newest
+-- Records before a number, the newest first; by the primary key, or by the index of a filter.
 select number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason, count, hash,
        recorder
   from audit_records
-
--- part: filter
--- What both lists select by.
-(%(tenant)b::text = '' or tenant = %(tenant)b) and (%(subject)b::text = '' or subject = %(subject)b)
-   and (%(method)b::text = '' or method = %(method)b) and (%(decision)b::text = '' or decision = %(decision)b)
-
--- name: list_newest
--- Records before a number, the newest first; by the primary key, or by the index of a filter.
-{read}
  where number < %(position)b
-   and {filter}
+   and (%(tenant)b::text = '' or tenant = %(tenant)b) and (%(subject)b::text = '' or subject = %(subject)b)
+   and (%(method)b::text = '' or method = %(method)b) and (%(decision)b::text = '' or decision = %(decision)b)
  order by number desc
  limit %(limit)b;
 
 -- name: list_oldest
 -- Records after a number, the oldest first.
-{read}
+select number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason, count, hash,
+       recorder
+  from audit_records
  where number > %(position)b
-   and {filter}
+   and (%(tenant)b::text = '' or tenant = %(tenant)b) and (%(subject)b::text = '' or subject = %(subject)b)
+   and (%(method)b::text = '' or method = %(method)b) and (%(decision)b::text = '' or decision = %(decision)b)
  order by number
  limit %(limit)b;

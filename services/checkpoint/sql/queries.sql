@@ -198,29 +198,28 @@ select {snapshot}, f.body,
  where t.tenant = any(%(tenants)b::text[])
  order by asked.place;
 
--- name: page_of_entries
--- The entries after one sequence up to another, limited by a sum of bytes, at least one. Lengths are read from the
--- rows' pointers, so that entries beyond the limit are not read.
+-- part: entries_after
+-- The entries after one sequence up to another. Lengths are read from the rows' pointers, so that entries beyond the
+-- limit are not read.
 select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
   from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
           from entries e
          where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
+
+-- part: page
+-- Limited by a sum of bytes, at least one.
          order by e.sequence
          limit %(page_size)b) p
  where bytes_before < %(page_bytes)b
- order by sequence;
+ order by sequence
+
+-- name: page_of_entries
+-- Entries of all kinds.
+{entries_after} {page};
 
 -- name: page_of_kinds
--- As page_of_entries, of some kinds. A statement of its own: the other one is read at each open.
-select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
-  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
-          from entries e
-         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
-           and e.kind = any(%(kinds)b::smallint[])
-         order by e.sequence
-         limit %(page_size)b) p
- where bytes_before < %(page_bytes)b
- order by sequence;
+-- Of some kinds. A statement of its own: the other one is read at each open.
+{entries_after} and e.kind = any(%(kinds)b::smallint[]) {page};
 
 -- name: foreign_entries
 -- Entries of several tasks at once: external entries for their owners, and the first pages of opened tasks. The caller
