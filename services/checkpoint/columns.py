@@ -11,7 +11,7 @@ A class has the fields in the order of the columns that a statement reads. The f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -129,7 +129,7 @@ class RowArrays:
         numbers = [field for field in fields if field.is_number]
         arrays = [field for field in fields if not field.is_number]
         self._numbers_name, self._numbers_of = f"{prefix}numbers", attrgetter(*(field.path for field in numbers))
-        self._arrays = [(prefix + field.name, *_packing(field)) for field in arrays]
+        self._arrays = [(prefix + field.name, _packing(field)) for field in arrays]
         places = {field.name: place for place, field in enumerate(numbers, 1)}
         values = {field.name: _unpacked(field, places.get(field.name, 0)) for field in fields}
         added = {field.name for field in fields if ADDED in field.marks}
@@ -147,7 +147,7 @@ class RowArrays:
 
     def of(self, rows: Sequence[Any]) -> dict[str, Column[Any]]:
         """Returns the parameters by name."""
-        arrays: dict[str, Column[Any]] = {name: column(map(value, rows)) for name, column, value in self._arrays}
+        arrays: dict[str, Column[Any]] = {name: packing(rows) for name, packing in self._arrays}
         arrays[self._numbers_name] = Numbers(map(self._numbers_of, rows))
         return arrays
 
@@ -157,13 +157,14 @@ def _array_type(field: _Field) -> str:
     return f"{cast}::{field.sql_type.name}[]" if field.sql_type else cast
 
 
-def _packing(field: _Field) -> tuple[type[Column[Any]], Any]:
+def _packing(field: _Field) -> Callable[[Sequence[Any]], Column[Any]]:
     value_of = attrgetter(field.path)
     if field.plain is datetime:
-        return Texts, lambda row: moment.isoformat() if (moment := value_of(row)) else ""
+        return lambda rows: Texts(moment.isoformat() if moment else "" for moment in map(value_of, rows))
     if field.plain is tuple:
-        return Texts, lambda row: SEPARATOR.join(value_of(row))
-    return (Byteas if field.plain is bytes else Texts), value_of
+        return lambda rows: Texts(map(SEPARATOR.join, map(value_of, rows)))
+    column = Byteas if field.plain is bytes else Texts
+    return lambda rows: column(map(value_of, rows))
 
 
 def _unpacked(field: _Field, place: int) -> str:

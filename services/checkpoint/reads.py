@@ -99,7 +99,7 @@ async def read_tasks_of(
         connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenants": list(tenants)}
     )
     return [
-        _task(TaskSnapshot(*columns[:-_BUDGET_COLUMNS], budget=Budget(*columns[-_BUDGET_COLUMNS:]))) for columns in rows
+        _task(TaskSnapshot(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:])))) for columns in rows
     ]
 
 

@@ -32,7 +32,7 @@ class Row(NamedTuple):
     key: Created[Uuid]
     parent: Created[Uuid | None]
     name: str
-    count: Stepped[int]
+    uses: Stepped[int]
     open: Stepped[bool]
     calls: Stepped[tuple[str, ...]]
     ends_at: Stepped[datetime | None]
@@ -47,7 +47,7 @@ class Bill(NamedTuple):
 
 
 def test_a_statement_reads_the_listed_columns_in_the_order_of_the_fields() -> None:
-    expected = "t.key::text, t.parent::text, t.name, t.count, t.open, t.calls, t.ends_at, t.labels::text"
+    expected = "t.key::text, t.parent::text, t.name, t.uses, t.open, t.calls, t.ends_at, t.labels::text"
     assert select_list(Row, "t") == expected
 
 
@@ -70,7 +70,7 @@ def test_an_insert_writes_the_marked_columns() -> None:
 def test_an_update_sets_each_column_from_its_place() -> None:
     arrays = RowArrays("steps", Row, mark=STEP, key="key")
     assert arrays.parts["steps.set"] == (
-        "count = n[i][1], open = n[i][2] = 1, calls = string_to_array(c.calls, e'\\x1f'), "
+        "uses = n[i][1], open = n[i][2] = 1, calls = string_to_array(c.calls, e'\\x1f'), "
         "ends_at = nullif(c.ends_at, '')::timestamptz, extra = extra + n[i][3]"
     )
     assert arrays.parts["steps.names"] == "key, calls, ends_at"

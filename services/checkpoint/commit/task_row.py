@@ -78,5 +78,5 @@ async def lock_tasks(
         row = TaskRow(*columns[:_TASK_COLUMNS])
         tasks[row.task_id] = row
         if row.root_task_id not in budgets:
-            budgets[row.root_task_id] = BudgetRow(*columns[_TASK_COLUMNS:], root_task_id=row.root_task_id)
+            budgets[row.root_task_id] = BudgetRow(*(*columns[_TASK_COLUMNS:], row.root_task_id))
     return tasks, budgets
