@@ -219,7 +219,7 @@ select %(n)s::int * 3
         assert await (await postgres.execute(queries.doubled, {"n": 21})).fetchone() == (42,)
 
 
-def test_statements_share_the_parts_of_their_file_and_of_the_caller() -> None:
+def test_statements_share_parts() -> None:
     text = """
 -- part: live
 -- Tasks that have not ended.

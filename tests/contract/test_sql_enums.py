@@ -156,7 +156,7 @@ async def test_no_index_covers_a_column_that_a_step_changes(ledger: Any) -> None
     assert changed & covered == set()
 
 
-async def test_lock_reads_the_columns_in_the_order_of_the_rows(ledger: Any) -> None:
+async def test_lock_reads_the_columns_in_order(ledger: Any) -> None:
     cursor = await ledger.execute(QUERIES.lock, {"task_ids": []})
     names = [column.name for column in cursor.description]
     task, budget = ([field.name for field in fields(row)] for row in (TaskRow, BudgetRow))

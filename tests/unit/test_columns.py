@@ -46,12 +46,12 @@ class Bill(NamedTuple):
     usage: Usage
 
 
-def test_a_statement_reads_the_listed_columns_in_the_order_of_the_fields() -> None:
+def test_select_lists_the_columns_in_order() -> None:
     expected = "t.key::text, t.parent::text, t.name, t.uses, t.open, t.calls, t.ends_at, t.labels::text"
     assert select_list(Row, "t") == expected
 
 
-def test_a_listed_column_after_an_unlisted_field_is_refused() -> None:
+def test_column_after_unlisted_field_is_refused() -> None:
     class Swapped(NamedTuple):
         now: Unlisted[int]
         name: str
@@ -60,14 +60,14 @@ def test_a_listed_column_after_an_unlisted_field_is_refused() -> None:
         select_list(Swapped, "t")
 
 
-def test_an_insert_writes_the_marked_columns() -> None:
+def test_insert_writes_the_marked_columns() -> None:
     parts = insert_parts([Row], CREATE)
     assert parts["new.columns"] == "key, parent, labels"
     uuids = "%(key)b::text::uuid, nullif(%(parent)b::text, '')::uuid"
     assert parts["new.values"] == f"{uuids}, %(labels)b::text::jsonb"
 
 
-def test_an_update_sets_each_column_from_its_place() -> None:
+def test_update_sets_each_column() -> None:
     arrays = RowArrays("steps", Row, mark=STEP, key="key")
     assert arrays.parts["steps.set"] == (
         "uses = n[i][1], open = n[i][2] = 1, calls = string_to_array(c.calls, e'\\x1f'), "
@@ -88,7 +88,7 @@ def test_an_update_sets_each_column_from_its_place() -> None:
     }
 
 
-def test_an_insert_of_many_rows_reaches_into_the_values_of_a_row() -> None:
+def test_insert_reads_nested_values() -> None:
     arrays = RowArrays("bills", Bill, prefix="bill_")
     assert (arrays.parts["bills.columns"], arrays.parts["bills.values"]) == (
         "model, lost, tokens",
