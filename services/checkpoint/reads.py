@@ -12,7 +12,7 @@ from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.page_tokens import read_token, write_token
 from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, ledger_connection
-from services.checkpoint.rows import TaskSnapshot
+from services.checkpoint.rows import ShownTask
 from services.checkpoint.standby import LedgerReads
 from tenure.domain.budget import Budget
 from tenure.domain.errors import InvalidRequest
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _BUDGET_COLUMNS: Final = len(fields(Budget))
 
 
-def _task(row: TaskSnapshot) -> task_pb2.Task:
+def _task(row: ShownTask) -> task_pb2.Task:
     return task_pb2.Task(
         task_id=row.task_id,
         tenant=row.tenant,
@@ -80,7 +80,7 @@ def _task(row: TaskSnapshot) -> task_pb2.Task:
     )
 
 
-def _forked_from(row: TaskSnapshot) -> task_pb2.ForkedFrom | None:
+def _forked_from(row: ShownTask) -> task_pb2.ForkedFrom | None:
     if row.forked_from_task_id is None:
         return None
     return task_pb2.ForkedFrom(task_id=row.forked_from_task_id, sequence=row.forked_from_sequence or 0)
@@ -98,9 +98,7 @@ async def read_tasks_of(
     rows: list[tuple[Any, ...]] = await fetch_all(
         connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenants": list(tenants)}
     )
-    return [
-        _task(TaskSnapshot(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:])))) for columns in rows
-    ]
+    return [_task(ShownTask(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:])))) for columns in rows]
 
 
 async def read_task(connection: Connection, tenant: str, task_id: str) -> task_pb2.Task:

@@ -1,6 +1,6 @@
 """The rows of a task: each column once, with its type and the statements that read and write it.
 
-The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads TaskSnapshot. `create_task` writes what is
+The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads ShownTask. `create_task` writes what is
 Created, `write` what is Stepped, `move` what is Moved; see columns.py.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _ReadColumns:
-    """The columns that both TaskRow and TaskSnapshot read."""
+    """The columns that both TaskRow and ShownTask read."""
 
     task_id: Created[Uuid]
     tenant: Created[str]
@@ -74,7 +74,7 @@ class _ReadColumns:
 
 
 @dataclass(slots=True)
-class TaskSnapshot(_ReadColumns):
+class ShownTask(_ReadColumns):
     """A task as callers see it. `submitted`: the body of its first entry, `outputs`: their bodies."""
 
     result: bytes
@@ -351,11 +351,11 @@ ENTRIES: Final = RowArrays("entries", NewEntryRow, prefix="entry_")
 BILLS: Final = RowArrays("bills", BillRow, prefix="bill_")
 BUDGETS: Final = RowArrays("budgets", BudgetRow, mark=STEP, key="root_task_id", prefix="budget_")
 PARTS: Final = {
-    **insert_parts((TaskRow, TaskSnapshot, _SubmitColumns), CREATE),
+    **insert_parts((TaskRow, ShownTask, _SubmitColumns), CREATE),
     **{name: sql for arrays in (STEPS, MOVES, ENTRIES, BILLS, BUDGETS) for name, sql in arrays.parts.items()},
     "locked": select_list(TaskRow, "held"),
     "locked_budget": select_list(BudgetRow, "money"),
-    "snapshot": select_list(TaskSnapshot, "t"),
+    "shown": select_list(ShownTask, "t"),
     "budget": select_list(Budget, "b"),
 }
 """The places of these names in sql/queries.sql."""

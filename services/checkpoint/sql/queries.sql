@@ -187,7 +187,7 @@ select o.task_id::text
 
 -- name: tasks_by_id
 -- Task rows in the order of the ids. The spec comes from the first entry, its only place.
-select {snapshot}, f.body,
+select {shown}, f.body,
        array(select o.body from task_outputs o where o.task_id = t.task_id and o.kind <> ''
               order by split_part(o.call_id, '.', 1)::bigint, split_part(o.call_id, '.', 2)::bigint),
        {budget}
