@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import pytest
@@ -57,8 +59,11 @@ pytestmark = pytest.mark.timeout(0 if "TENURE_BULK_TASKS" in os.environ else 600
 def statements(package: str) -> dict[str, bytes]:
     files = sorted((ROOT / package.replace(".", "/") / "sql").glob("*.sql"))
     files = [file for file in files if file.name != "rights.sql"]  # a template of migrate, not of a running service
-    loaded = [(file.name, Queries.load(package, f"sql/{file.name}")) for file in files]
-    return {f"{file}: {name}": getattr(queries, name) for file, queries in loaded for name in queries}
+    names = [module.name for module in walk_packages(import_module(package).__path__, f"{package}.")]
+    modules = [import_module(name) for name in names if not name.endswith("__main__")]
+    loaded = {value.source: value for module in modules for value in vars(module).values() if type(value) is Queries}
+    assert set(loaded) == {f"{package}/sql/{file.name}" for file in files}
+    return {f"{Path(source).name}: {name}": getattr(one, name) for source, one in loaded.items() for name in one}
 
 
 async def connect(dsn: str, schema: str, settings: tuple[tuple[str, str], ...]) -> BoundedConnection:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.checkpoint.queries import FORKS, QUERIES, prepare_connection
+from services.checkpoint.queries import LISTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -87,12 +87,12 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 @pytest.mark.parametrize(
     ("statement", "index", "place"),
     [
-        (QUERIES.list_waits, "tasks_waits", "-infinity"),
-        (QUERIES.list_tasks, "tasks_newest", "infinity"),
-        (FORKS.list_forks, "tasks_forks", "infinity"),
-        (QUERIES.list_source_kind, "tasks_source_kind", "infinity"),
-        (QUERIES.list_source, "tasks_source", "infinity"),
-        (QUERIES.list_source_run, "tasks_source_run", "infinity"),
+        (LISTS.list_waits, "tasks_waits", "-infinity"),
+        (LISTS.list_tasks, "tasks_newest", "infinity"),
+        (LISTS.list_forks, "tasks_forks", "infinity"),
+        (LISTS.list_source_kind, "tasks_source_kind", "infinity"),
+        (LISTS.list_source, "tasks_source", "infinity"),
+        (LISTS.list_source_run, "tasks_source_run", "infinity"),
     ],
     ids=["list_waits", "list_tasks", "list_forks", "list_source_kind", "list_source", "list_source_run"],
 )
@@ -109,7 +109,7 @@ async def test_each_list_comes_in_the_order_of_its_index(
         "states": ["WAITING_USER"],
         "queue": "",
         "root_task_id": "",
-        "forked_from_task_id": NOBODY if statement == FORKS.list_forks else "",
+        "forked_from_task_id": NOBODY if statement == LISTS.list_forks else "",
         **dict.fromkeys(("source_kind", "source_id", "source_run_id"), "MANUAL" if "source" in index else ""),
         **dict.fromkeys(("output_kind", "output_from", "output_until"), ""),
     }

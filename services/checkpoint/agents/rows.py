@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from tenure.domain.agents import Routing, reference
 from tenure.domain.errors import NotFound
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
     from tenure.domain.agents import AgentKind
     from tenure.runtime.postgres import Connection
 
-AGENTS: Final = Queries.load("services.checkpoint", "sql/agents.sql")
-
 
 class AgentRow(NamedTuple):
-    """The columns of `lock`, `read` and `list`, in their order. `definition`: of the current revision, if read."""
+    """An agent. `definition`: of the current revision, if read."""
 
     tenant: str
     name: str
@@ -35,7 +34,7 @@ class AgentRow(NamedTuple):
     updated_at: datetime
     actor: str
     reason: str
-    definition: bytes
+    definition: Unlisted[bytes]
 
     @property
     def routing(self) -> Routing:
@@ -55,6 +54,9 @@ class AgentRow(NamedTuple):
             actor=self.actor,
             reason=self.reason,
         )
+
+
+AGENTS: Final = Queries.load("services.checkpoint", "sql/agents.sql", {"agent": select_list(AgentRow, "a")})
 
 
 class RevisionRow(NamedTuple):

@@ -15,8 +15,9 @@ from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.external_entries import ExternalRange, read_external_entries
 from services.checkpoint.commit.outputs import open_output, write_outputs
-from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.tenants.quotas import NO_QUOTAS, CallQuotas, LimitedTenants
 from services.checkpoint.waits.budget_waits import end_budget_wait, with_figures
@@ -45,9 +46,9 @@ from tenure.wire.task import budget_request_to_domain, budget_request_to_wire, b
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.draft import NewEntryRow
     from services.checkpoint.commit.prepared import PreparedCommit, PreparedTransition
     from services.checkpoint.prices import PriceList
+    from services.checkpoint.rows import NewEntryRow
     from tenure.domain.budget import Budget, BudgetRequest, Granted, ReserveRequest
     from tenure.domain.waits import Wait
     from tenure.runtime.postgres import Connection

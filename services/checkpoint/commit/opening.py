@@ -26,7 +26,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from services.checkpoint.commit.task_row import BudgetRow, TaskRow
+    from services.checkpoint.rows import BudgetRow, TaskRow
     from tenure.domain.fencing import Claims
     from tenure.runtime.postgres import Connection, Pool
 

@@ -22,7 +22,7 @@ from tenure.wire.ledger import operator_request_to_domain
 
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
-    from services.checkpoint.commit.task_row import TaskRow
+    from services.checkpoint.rows import TaskRow
     from tenure.domain.budget import Budget
     from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection

@@ -26,7 +26,7 @@ from tenure.wire.task import reported_call_to_domain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.task_row import TaskRow
+    from services.checkpoint.rows import TaskRow
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 

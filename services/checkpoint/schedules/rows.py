@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+from services.checkpoint.columns import Unlisted, Uuid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, check_cron, read_zone, run_id_of
@@ -16,20 +18,16 @@ from tenure.v1 import task_pb2
 from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, STATES, duration, timestamp
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from tenure.runtime.postgres import Connection
 
-SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql")
 RUNS_KEPT: Final = 100
 ACTIVE_AT_ONCE: Final = 100
 
 
 class ScheduleRow(NamedTuple):
-    """The columns of `find`, `lock`, `lock_due` and `list`, in their order. `now` is the database's time."""
+    """A schedule. `now` is the database's time, `waiting_runs` a count."""
 
-    now: datetime
-    schedule_id: str
+    schedule_id: Uuid
     tenant: str
     name: str
     request_hash: bytes
@@ -47,11 +45,12 @@ class ScheduleRow(NamedTuple):
     started_runs: int
     skipped_runs: int
     failed_runs: int
-    waiting_runs: int
     problem: str
     created_at: datetime
     updated_at: datetime
     revision: int
+    now: Unlisted[datetime]
+    waiting_runs: Unlisted[int]
 
     @property
     def times(self) -> Times:
@@ -103,6 +102,9 @@ class ScheduleRow(NamedTuple):
             update_time=timestamp(self.updated_at),
             revision=self.revision,
         )
+
+
+SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql", {"schedule": select_list(ScheduleRow, "s")})
 
 
 class _Run(NamedTuple):

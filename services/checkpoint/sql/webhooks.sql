@@ -17,37 +17,27 @@ select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(kin
        %(event_types)b::text[], %(filter)b, %(secret)b, %(answer_links)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
   from change_feed f;
 
+-- part: read
+-- The columns of WebhookRow.
+select {webhook}, case when w.old_secret_until > clock_timestamp() then w.old_secret end
+  from webhooks w
+
 -- name: find
 -- One webhook of a tenant, by its id or its name.
-select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
-       case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
-       w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
-       w.answer_links
-  from webhooks w
+{read}
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''));
 
 -- name: lock
 -- The same, locked.
-select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
-       case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
-       w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
-       w.answer_links
-  from webhooks w
+{read}
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''))
    for no key update;
 
 -- name: list
 -- A page by name.
-select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
-       case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
-       w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
-       w.answer_links
-  from webhooks w
+{read}
  where w.tenant = %(tenant)b and w.name > %(after_name)b
  order by w.name
  limit %(page_size)b;
@@ -286,8 +276,7 @@ delete from webhook_deliveries
 
 -- name: deliveries
 -- A page, the newest first.
-select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses, d.hold_reason
+select {delivery}
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.ordinal < %(before)b
    and (cardinality(%(states)b::text[]) = 0 or d.state = any(%(states)b::text[]))
@@ -296,8 +285,7 @@ select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state
 
 -- name: delivery
 -- One delivery.
-select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses, d.hold_reason
+select {delivery}
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.delivery_id = %(delivery_id)b::text::uuid;
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from services.checkpoint.columns import Unlisted, Uuid, Xid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.outbound import origin_only
@@ -17,20 +19,18 @@ from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KI
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     from tenure.runtime.postgres import Connection
 
-WEBHOOKS: Final = Queries.load("services.checkpoint", "sql/webhooks.sql")
 GAPS_SHOWN: Final = 10
 NO_TASK: Final = "webhook/"
 """The prefix of the lines of deliveries that concern no task."""
 
 
 class WebhookRow(NamedTuple):
-    """The columns of `find`, `lock` and `list`, in their order."""
+    """A webhook. `old_secret`: None after the overlap."""
 
-    webhook_id: str
+    webhook_id: Uuid
     tenant: str
     name: str
     request_hash: bytes
@@ -38,14 +38,13 @@ class WebhookRow(NamedTuple):
     event_types: list[str]
     filter: bytes
     secret: bytes
-    old_secret: bytes | None
     old_secret_until: datetime | None
     paused: bool
     pause_code: str
     pause_reason: str
     pause_actor: str
-    feed_id: str
-    xid: int
+    feed_id: Uuid
+    xid: Xid
     position: int
     read_at: datetime
     turn: int
@@ -60,6 +59,7 @@ class WebhookRow(NamedTuple):
     kind: str
     email_addresses: list[str]
     answer_links: bool
+    old_secret: Unlisted[bytes | None]
 
     def webhook(self, gaps: Sequence[pb.WebhookGap], held: int) -> pb.Webhook:
         """Returns the webhook as callers see it, without its secrets."""
@@ -91,10 +91,10 @@ class WebhookRow(NamedTuple):
 
 
 class DeliveryRow(NamedTuple):
-    """The columns of `deliveries` and `delivery`, in their order."""
+    """A delivery."""
 
     ordinal: int
-    delivery_id: str
+    delivery_id: Uuid
     event_type: str
     line: str
     sequence: int
@@ -127,6 +127,13 @@ class DeliveryRow(NamedTuple):
             accepted_addresses=self.accepted_addresses,
             hold_reason=self.hold_reason,
         )
+
+
+WEBHOOKS: Final = Queries.load(
+    "services.checkpoint",
+    "sql/webhooks.sql",
+    {"webhook": select_list(WebhookRow, "w"), "delivery": select_list(DeliveryRow, "d")},
+)
 
 
 async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, lock: bool = False) -> WebhookRow:
