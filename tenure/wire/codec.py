@@ -24,9 +24,9 @@ from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Union, U
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from tenure.domain.budget import NANO_USD
-from tenure.v1 import task_pb2
 from tenure.wire.common import EnumMap, duration, moment, seconds, timestamp, unix_seconds
 
 V = TypeVar("V")
@@ -55,15 +55,11 @@ def _base64(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-def allowlist_to_wire(names: tuple[str, ...]) -> task_pb2.ToolAllowlist:
-    return task_pb2.ToolAllowlist(names=names)
-
-
-_REGISTERED: Final[dict[tuple[Any, str], _Functions]] = {
+_READ_SCALARS: Final[dict[Any, Convert]] = {Any: json_of, Decimal: dollars}
+FUNCTIONS: Final[dict[tuple[Any, str], _Functions]] = {
     (float, "google.protobuf.Duration"): (duration, seconds),
     (float, "google.protobuf.Timestamp"): (lambda unix: timestamp(datetime.fromtimestamp(unix, UTC)), unix_seconds),
     (datetime, "google.protobuf.Timestamp"): (timestamp, moment),
-    (tuple[str, ...], "tenure.v1.ToolAllowlist"): (allowlist_to_wire, lambda allowed: tuple(allowed.names)),
 }
 """The functions of each pair, by the type of the value and the full name of the message."""
 
@@ -74,10 +70,10 @@ CODECS: Final[list[Codec[Any, Any]]] = []
 class Options(TypedDict, total=False):
     """How a pair differs from the rules.
 
-    `rename`: fields of the message by those of the value; when reading, also a path such as "spec.goal". `within`: parts
-    of the message whose fields belong to the value. `skip`: fields of either side that the pair leaves out. `convert`:
-    the two functions of a field. `given`: fields of the value that a function reads from the message. `defaults`: an
-    unset field takes its default, and a part that has only defaults is not written. `known`: reads an enum.
+    `rename`: fields of the message by those of the value; for a reader also a path such as "spec.goal". `within`: parts
+    of the message whose fields belong to the value. `skip`: fields of either side that are left out. `convert`: the two
+    functions of a field. `given`: fields of the value that a function reads from the message. `defaults`: an unset
+    field takes its default, and a part that has only defaults is not written. `known`: reads an enum.
     """
 
     rename: Mapping[str, str]
@@ -89,31 +85,34 @@ class Options(TypedDict, total=False):
     known: Callable[[EnumMap[Any, Any], int], Enum]
 
 
-def pair(
-    value: type[V], message: type[M], **options: Unpack[Options]
-) -> tuple[Callable[[V], M], Callable[[M], V]]:
+def pair(value: type[V], message: type[M], **options: Unpack[Options]) -> tuple[Callable[[V], M], Callable[[M], V]]:
     """Returns the functions to the wire and to the domain. Fields of this type in later pairs use them."""
-    codec = Codec(value, message, options)
+    codec = Codec(value, message, options, "writer reader")
     register(value, message, codec.to_wire, codec.to_domain)
     return codec.to_wire, codec.to_domain
 
 
 def reader(value: type[V], message: type[M], **options: Unpack[Options]) -> Callable[[M], V]:
     """Returns the function from a message to its value, for a value that is never sent."""
-    codec = Codec(value, message, options)
+    codec = Codec(value, message, options, "reader")
     register(value, message, None, codec.to_domain)
     return codec.to_domain
 
 
+def writer(value: type[V], message: type[M], **options: Unpack[Options]) -> Callable[[V], M]:
+    """Returns the function from a value to its message, for a value that is never read, such as a row."""
+    return Codec(value, message, options, "writer").to_wire
+
+
 def register(value: Any, message: type[Message], to_wire: Convert | None, to_domain: Convert | None) -> None:
     """Makes functions that were written by hand known to the fields of later pairs."""
-    _REGISTERED[value, message.DESCRIPTOR.full_name] = (to_wire, to_domain)
+    FUNCTIONS[value, message.DESCRIPTOR.full_name] = (to_wire, to_domain)
 
 
 def union(kinds: Any, message: type[Message]) -> tuple[Convert, Convert]:
     """Returns the functions of a union whose kinds are the fields of the message's only oneof."""
-    oneof, *_ = message.DESCRIPTOR.oneofs_by_name
-    part, to_domain = _union(kinds, message.DESCRIPTOR, oneof)
+    descriptor = typing.cast("Descriptor", message.DESCRIPTOR)
+    part, to_domain = _union(kinds, descriptor, *descriptor.oneofs_by_name)
 
     def to_wire(value: Any) -> Message:
         return message(**part(value))
@@ -127,9 +126,9 @@ def _union(kinds: Any, message: Descriptor, oneof: str) -> tuple[Convert, Conver
     writes, reads = dict[Any, tuple[str, Convert]](), dict[str, Convert]()
     for field in message.oneofs_by_name[oneof].fields:
         [(kind, functions)] = [
-            (kind, _REGISTERED[kind, field.message_type.full_name])
+            (kind, FUNCTIONS[kind, field.message_type.full_name])
             for kind in typing.get_args(kinds)
-            if field.message_type is not None and (kind, field.message_type.full_name) in _REGISTERED
+            if field.message_type is not None and (kind, field.message_type.full_name) in FUNCTIONS
         ]
         write, reads[field.name] = typing.cast("tuple[Convert, Convert]", functions)
         writes[kind] = field.name, write
@@ -150,7 +149,7 @@ def _union(kinds: Any, message: Descriptor, oneof: str) -> tuple[Convert, Conver
 
 
 def _wire_names(name: str) -> Iterator[str]:
-    """Yields the names that a field of the message may have for a field of the value, such as create_time of created_at."""
+    """Yields the names that the message may have for a field of the value, such as create_time for created_at."""
     yield name
     yield name.removesuffix("_seconds")
     yield f"{name}_json"
@@ -182,26 +181,30 @@ class _Mapped(NamedTuple):
     field: FieldDescriptor | None
 
 
-_STUB: Final = (lambda argument: compile_and_call(argument)).__code__  # type: ignore[name-defined]  # noqa: F821
+def _stub(argument: Any) -> Any:
+    return compile_and_call(argument)  # type: ignore[name-defined]  # noqa: F821  a global of each pair
 
 
 class Codec(Generic[V, M]):
     """The two functions of a pair. Each compiles itself when it is first called."""
 
-    def __init__(self, value: type[V], message: type[M], options: Options) -> None:
-        self.value, self.message, self.options = value, message, options
+    def __init__(self, value: type[V], message: type[M], options: Options, directions: str) -> None:
+        self.value, self.message, self.options, self._directions = value, message, options, directions
+        self._descriptor: Final = typing.cast("Descriptor", message.DESCRIPTOR)
+        self._places: Final = ("", *options.get("within", ()))
         self._skipped: Final = set(options.get("skip", "").split())
         self.to_wire: Callable[[V], M] = self._compiled_at_first_call("to_wire", self._writer)
         self.to_domain: Callable[[M], V] = self._compiled_at_first_call("to_domain", self._reader)
         CODECS.append(self)
 
     def source(self) -> str:
-        """Returns the source of both functions. Raises TypeError for a field that nobody maps."""
-        return self._reader({}) if self.options.get("given") else self._writer({}) + self._reader({})
+        """Returns the source of the functions. Raises TypeError for a field that nobody maps."""
+        made = {"writer": self._writer, "reader": self._reader}
+        return "".join(made[direction]({}) for direction in self._directions.split())
 
     def _compiled_at_first_call(self, name: str, source_of: Callable[[dict[str, Any]], str]) -> Any:
         space: dict[str, Any] = {"Value": self.value, "Message": self.message}
-        function = FunctionType(_STUB, space, name)
+        function = FunctionType(_stub.__code__, space, name)
 
         def compile_and_call(argument: Any) -> Any:
             source, file = source_of(space), f"<{name} of {self.value.__name__}>"
@@ -215,8 +218,11 @@ class Codec(Generic[V, M]):
 
     def _writer(self, space: dict[str, Any]) -> str:
         """Returns the source of the function to the wire, and puts what the source uses into `space`."""
-        names = [name for name in self.message.DESCRIPTOR.fields_by_name if self._is_property(name)]
-        parts = [*(self._written(mapped, space) for mapped in self.mapped()), *(f"{name}=value.{name}" for name in names)]
+        names = [name for name in self._descriptor.fields_by_name if self._is_property(name)]
+        parts = [
+            *(self._written(mapped, space) for mapped in self.mapped()),
+            *(f"{name}=value.{name}" for name in names),
+        ]
         return _function("value", [], "Message", parts)
 
     def _written(self, mapped: _Mapped, space: dict[str, Any]) -> str:
@@ -250,7 +256,12 @@ class Codec(Generic[V, M]):
         """Returns the source of the function to the domain, and puts what the source uses into `space`."""
         mapped = list(self.mapped())
         paths = dict.fromkeys(part for each in mapped for part in _parents(each.path))
-        parts = [f"{each.name}={self._read(each, space)}" for each in mapped]
+        own = _positional_fields(self.value)
+        parts = [
+            # A call with positional arguments is faster. A field that is left out makes those after it keywords.
+            ("" if own[number : number + 1] == [each.name] else f"{each.name}=") + self._read(each, space)
+            for number, each in enumerate(mapped)
+        ]
         for name, read in self.options.get("given", {}).items():
             space[f"read_{name}"] = read
             parts.append(f"{name}=read_{name}(message)")
@@ -269,12 +280,13 @@ class Codec(Generic[V, M]):
         value = sent if function is None else f"{read}({sent})"
         parent, _, leaf = mapped.path.rpartition(".")
         is_set = f"{_variable(parent)}.HasField({leaf!r})" if field.has_presence else sent
+        defaults = self.options.get("defaults", False)
+        if not mapped.optional and not (defaults and mapped.default):
+            return value
         default = "None" if mapped.optional else f"default_{mapped.name}"
         space[default] = mapped.default
-        if self.options.get("defaults") and mapped.hint is float and field.message_type:
-            return f"{value} or {default}"
-        takes_default = mapped.optional or (self.options.get("defaults") and mapped.default)
-        return f"{value} if {is_set} else {default}" if takes_default else value
+        is_number = mapped.hint is float and field.message_type is not None
+        return f"{value} or {default}" if defaults and is_number else f"{value} if {is_set} else {default}"
 
     def _functions(self, mapped: _Mapped) -> _Functions:
         """Returns the functions of a field, or of one element of a repeated field."""
@@ -282,20 +294,28 @@ class Codec(Generic[V, M]):
         if mapped.name in self.options.get("convert", {}):
             return self.options["convert"][mapped.name]
         if field is None:
-            return _union(hint, self.message.DESCRIPTOR, mapped.path)
+            return _union(hint, self._descriptor, mapped.path)
         if field.is_repeated:
             hint = typing.get_args(hint)[0]
         if field.enum_type is not None:
             return self._enum(hint, field.enum_type, optional=mapped.optional)
         if field.message_type is not None and not _is_map(field):
-            return _REGISTERED[hint, field.message_type.full_name]
+            return self._part(hint, field.message_type)
         if hint is str and field.type == FieldDescriptor.TYPE_BYTES:
             return None, _base64
-        return None, {Any: json_of, Decimal: dollars}.get(hint)
+        return None, _READ_SCALARS.get(hint)
+
+    def _part(self, hint: Any, message: Descriptor) -> _Functions:
+        if hint is bytes:
+            return GetMessageClass(message).FromString, None
+        if (hint, message.full_name) not in FUNCTIONS:
+            raise TypeError(f"{self.value.__name__} has a {hint}, which has no pair with {message.full_name}")
+        return FUNCTIONS[hint, message.full_name]
 
     def _enum(self, hint: Any, enum: EnumDescriptor, *, optional: bool) -> _Functions:
         if hint is str:
-            return None, _EnumNames(enum).__getitem__
+            names = _EnumNames(enum)
+            return {name: number for number, name in names.items()}.__getitem__, names.__getitem__
         values = EnumMap.of[hint]
         if optional:
             return values.to_wire, values.find
@@ -305,34 +325,43 @@ class Codec(Generic[V, M]):
     def mapped(self) -> Iterator[_Mapped]:
         """Yields the fields of the value. Raises TypeError for a field, of either side, that nobody maps."""
         hints, paths = typing.get_type_hints(self.value), set[str]()
+        own = dict(fields_of(self.value))
         apart = self._skipped | set(self.options.get("given", {}))
-        for name, default in _fields(self.value):
+        for name, default in own.items():
             if name not in apart:
                 path, field = self._counterpart(name)
                 paths.update((path, *_parents(path)))
                 kinds = typing.get_args(hints[name])
                 optional = NoneType in kinds
-                hint = Union[tuple(kind for kind in kinds if kind is not NoneType)] if optional else hints[name]
+                hint = Union[tuple(kind for kind in kinds if kind is not NoneType)] if optional else hints[name]  # noqa: UP007
                 yield _Mapped(name, hint, optional, default, path, field)
-        for within in ("", *self.options.get("within", ())):
-            for field in _descriptor(self.message.DESCRIPTOR, within).fields:
-                path = f"{within}.{field.name}" if within else field.name
-                oneof = field.containing_oneof.name if field.containing_oneof else ""
-                if not {path, oneof} & paths and field.name not in self._skipped and not self._is_property(field.name):
-                    raise TypeError(f"{self.value.__name__} has no field for {self.message.__name__}.{path}: {_ADVICE}")
+        sent = dict(self._sent_fields())
+        names = f"{self.value.__name__}-{self.message.__name__}"
+        if unknown := self._skipped - set(own) - {field.name for field in sent.values()}:
+            raise TypeError(f"{names} skips {', '.join(sorted(unknown))}, which neither has")
+        for path, field in sent.items():
+            oneof = field.containing_oneof.name if field.containing_oneof else ""
+            if not {path, oneof} & paths and field.name not in apart and not self._is_property(field.name):
+                raise TypeError(f"{self.value.__name__} has no field for {self.message.__name__}.{path}: {_ADVICE}")
+
+    def _sent_fields(self) -> Iterator[tuple[str, FieldDescriptor]]:
+        """Yields the fields of the message and of its parts that belong to the value, each with its path."""
+        for place in self._places:
+            for field in _part_at(self._descriptor, place).fields:
+                yield f"{place}.{field.name}".removeprefix("."), field
 
     def _counterpart(self, name: str) -> tuple[str, FieldDescriptor | None]:
         renamed = self.options.get("rename", {}).get(name)
         if renamed is not None:
             parent, _, leaf = renamed.rpartition(".")
-            return renamed, _descriptor(self.message.DESCRIPTOR, parent).fields_by_name[leaf]
-        if name in self.message.DESCRIPTOR.oneofs_by_name:
+            return renamed, _part_at(self._descriptor, parent).fields_by_name[leaf]
+        if name in self._descriptor.oneofs_by_name:
             return name, None
         for wire_name in _wire_names(name):
-            for within in ("", *self.options.get("within", ())):
-                field = _descriptor(self.message.DESCRIPTOR, within).fields_by_name.get(wire_name)
+            for place in self._places:
+                field = _part_at(self._descriptor, place).fields_by_name.get(wire_name)
                 if field is not None:
-                    return f"{within}.{wire_name}" if within else wire_name, field
+                    return f"{place}.{wire_name}".removeprefix("."), field
         raise TypeError(f"{self.message.__name__} has no field for {self.value.__name__}.{name}: {_ADVICE}")
 
     def _is_property(self, name: str) -> bool:
@@ -342,21 +371,28 @@ class Codec(Generic[V, M]):
 _ADVICE: Final = "map it, or add it to `skip` of the pair"
 
 
-def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the fields of a dataclass or a NamedTuple, each with its default."""
     if not dataclasses.is_dataclass(value):
         yield from ((name, value._field_defaults.get(name)) for name in value._fields)
         return
     for field in dataclasses.fields(value):
         if field.init:
-            default = None if field.default is dataclasses.MISSING else field.default
-            has_factory = field.default_factory is not dataclasses.MISSING
-            yield field.name, field.default_factory() if has_factory else default  # type: ignore[misc]
+            made = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+            yield field.name, made if field.default is dataclasses.MISSING else field.default
 
 
-def _descriptor(message: Descriptor, path: str) -> Descriptor:
+def _positional_fields(value: Any) -> list[str]:
+    is_keyword_only = dataclasses.is_dataclass(value) and any(field.kw_only for field in dataclasses.fields(value))
+    return [] if is_keyword_only else [name for name, _ in fields_of(value)]
+
+
+def _part_at(message: Descriptor, path: str) -> Descriptor:
+    """Returns the type of the part at a path; of the message itself for ""."""
     for name in path.split(".") if path else ():
-        message = message.fields_by_name[name].message_type
+        part = message.fields_by_name[name].message_type
+        assert part is not None, f"{path} is a path to a message"
+        message = part
     return message
 
 

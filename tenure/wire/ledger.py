@@ -13,9 +13,9 @@ from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
 from tenure.domain.waits import BeginWait
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.codec import pair, register, union
-from tenure.wire.common import STATES
 from tenure.wire import tenant_service, tool  # noqa: F401  their pairs are parts of entries
+from tenure.wire.codec import pair, reader, register, union
+from tenure.wire.common import STATES
 from tenure.wire.task import usage_to_domain
 
 # The content blocks of an answer: JSON of a model provider or of a loop outside of this project.
@@ -100,7 +100,7 @@ pair(domain.WaitEscalated, ledger_pb2.WaitEscalated)
 body_to_wire: Callable[[domain.Body], ledger_pb2.EntryBody]
 body_to_domain: Callable[[ledger_pb2.EntryBody], domain.Body]
 body_to_wire, body_to_domain = union(domain.Body, ledger_pb2.EntryBody)
-_, entry_to_domain = pair(Entry, ledger_pb2.Entry, skip="record_time")
+entry_to_domain = reader(Entry, ledger_pb2.Entry, skip="record_time")
 
 
 def entry_for_ending(entry: ledger_pb2.Entry) -> domain.Entry | None:
@@ -138,6 +138,7 @@ def entry_for_trace(entry: ledger_pb2.Entry, *, with_content: bool) -> domain.En
         read = entry_to_domain(bare)
     except ValueError:
         return None
+    assert isinstance(read.body, domain.AssistantMessage)
     content = readable_content_of(entry.body.assistant_message) if with_content else ()
     return replace(read, body=replace(read.body, content=content))
 

@@ -122,7 +122,12 @@ register(EscalationStep, task_pb2.EscalationStep, escalation_step_to_wire, escal
 # Policies. An absent timeout stays absent: the phase, or the settings of a service, have the default. An unknown action
 # of a newer peer becomes the default of the phase.
 
-pair(RetryPolicy, task_pb2.RetryPolicy, rename={"initial_seconds": "initial_backoff", "cap_seconds": "max_backoff"}, defaults=True)
+pair(
+    RetryPolicy,
+    task_pb2.RetryPolicy,
+    rename={"initial_seconds": "initial_backoff", "cap_seconds": "max_backoff"},
+    defaults=True,
+)
 pair(PhaseTimeout, task_pb2.PhaseTimeout, defaults=True)
 pair(Timeouts, task_pb2.Timeouts, defaults=True)
 pair(SubAgentLimits, task_pb2.SubAgentLimits, defaults=True)
@@ -133,6 +138,14 @@ policy_to_wire, policy_to_domain = pair(TaskPolicy, task_pb2.TaskPolicy, default
 
 pin_to_wire, pin_to_domain = pair(AgentPin, task_pb2.AgentPin)
 source_to_wire, source_to_domain = pair(Source, task_pb2.Source)
+
+
+def allowlist_to_wire(names: tuple[str, ...] | None) -> task_pb2.ToolAllowlist | None:
+    """Converts an allowlist. None (all tools) becomes an absent message, an empty tuple (no tools) a present one."""
+    return None if names is None else task_pb2.ToolAllowlist(names=names)
+
+
+register(tuple[str, ...], task_pb2.ToolAllowlist, allowlist_to_wire, lambda allowed: tuple(allowed.names))
 pair(ControlWork, task_pb2.ControlWork)
 pair(AgentSpec, task_pb2.AgentSpec, defaults=True)
 pair(Limits, task_pb2.Limits, defaults=True)

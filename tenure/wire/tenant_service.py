@@ -5,12 +5,13 @@ from __future__ import annotations
 from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, QuotaUse, QuotaWarning
 from tenure.v1 import ledger_pb2
 from tenure.v1 import tenant_service_pb2 as pb
-from tenure.wire.codec import pair
+from tenure.wire.codec import pair, writer
 from tenure.wire.common import EnumMap, duration
 
 KINDS = EnumMap(QuotaKind, dict(pb.QuotaKind.items()), "QUOTA_KIND", None)
 POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", None)
 
+quota_to_wire = writer(Quota, pb.Quota, skip="no_limit")
 quota_warning_to_wire, _ = pair(QuotaWarning, ledger_pb2.QuotaWarning)
 
 
@@ -18,10 +19,6 @@ def quota_to_domain(quota: pb.Quota) -> Quota:
     """Converts a quota that has a cap."""
     kind = KINDS.to_domain(quota.kind)
     return Quota(kind, quota.most, POLICIES.find(quota.policy) or DEFAULT_POLICY[kind])
-
-
-def quota_to_wire(quota: Quota) -> pb.Quota:
-    return pb.Quota(kind=KINDS.to_wire(quota.kind), most=quota.most, policy=POLICIES.to_wire(quota.policy))
 
 
 def describe_use(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
