@@ -15,6 +15,7 @@ import anthropic
 import httpx2
 
 from tenure.domain.conversation import Message
+from tenure.model_providers.chat_messages import without_chat_parts
 from tenure.model_providers.client import (
     LibraryErrors,
     ModelCall,
@@ -67,11 +68,8 @@ def _with_mark(message: Message) -> Message:
 
 def written_messages(messages: Sequence[Message], request: ModelRequest) -> list[str]:
     """Returns the messages as JSON. Writes only those that are not the request's own: the marked ones."""
-    own = zip(request.messages, request.texts, strict=True) if request.texts else ((None, ""),) * len(messages)
-    return [
-        text if message is own_message else as_json(message)
-        for message, (own_message, text) in zip(messages, own, strict=True)
-    ]
+    own = dict(zip(map(id, request.messages), request.texts, strict=True)) if request.texts else {}
+    return [own.get(id(message)) or as_json(message) for message in messages]
 
 
 def written_tools(tools: Sequence[Mapping[str, Any]], request: ModelRequest) -> list[str]:
@@ -93,7 +91,8 @@ _STATUS_OF_TYPE: Final = {
     "request_too_large": 413,
 }
 _TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
-"""The provider has no error type for it, only this text."""
+_NO_CREDIT: Final = re.compile(r"credit balance is too low|spend(ing)? limit|usage limits? ", re.IGNORECASE)
+"""The provider has no error types for these, only texts of an invalid request."""
 
 
 class AnthropicProvider:
@@ -160,7 +159,7 @@ class AnthropicProvider:
 
     def _payload(self, request: ModelRequest) -> dict[str, Any]:
         """Returns the body for the library: written, or as an object where the library changes it for a platform."""
-        prompt = Prompt(request.system, request.tools, request.messages)
+        prompt = Prompt(request.system, request.tools, without_chat_parts(request.messages))
         system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
         head = {"model": request.model, "max_tokens": request.max_output_tokens, "stream": True}
         head |= {"system": system} if system else {}
@@ -174,7 +173,7 @@ class AnthropicProvider:
         """Returns the provider's count of the request's input in tokens, unchecked."""
         counted = await self._client.messages.count_tokens(
             model=request.model,
-            messages=cast("Any", request.messages),
+            messages=cast("Any", without_chat_parts(request.messages)),
             system=request.system or anthropic.omit,
             tools=cast("Any", request.tools) or anthropic.omit,
         )
@@ -186,6 +185,8 @@ class AnthropicProvider:
         kind, own_message = (text_in(error, "type"), text_in(error, "message")) if isinstance(error, dict) else ("", "")
         status = status if status >= 400 else _STATUS_OF_TYPE.get(kind, 500)
         message = own_message or message
+        if status == 400 and _NO_CREDIT.search(message):
+            status = 402
         is_too_long = status == 400 and _TOO_LONG.search(message) is not None
         return refused(status, message, retry_after_seconds, is_too_long=is_too_long)
 
