@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -15,6 +15,7 @@ from services.tools.pins import Held
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime import metrics
 from tenure.v1 import tool_pb2
+from tenure.wire.codec import writer
 from tenure.wire.common import TOOL_SOURCES, timestamp
 
 MAX_PROBLEMS: Final = 20
@@ -24,6 +25,7 @@ SHORTEST_SECRET: Final = 8
 
 _LINKED_TO: Final = frozenset({ToolSourceKind.MCP, ToolSourceKind.PROVIDER})
 _URL_REST: Final = re.compile(r"(?<=://)(?:[^/\s@]*@)?([^/?#\s'\"]+)[^\s'\"]*")
+_held_to_wire = writer(Held, tool_pb2.HeldTool, skip="text")
 
 
 def _now() -> datetime:
@@ -86,12 +88,7 @@ class SourceStatus:
         )
 
     def _held_tool(self, held: Held) -> tool_pb2.HeldTool:
-        return tool_pb2.HeldTool(
-            name=held.name,
-            sha256=held.sha256,
-            accepted_sha256=held.accepted_sha256,
-            difference=_without(self.secrets, held.difference),
-        )
+        return _held_to_wire(replace(held, difference=_without(self.secrets, held.difference)))
 
     def _link(self, *, is_linked: bool) -> None:
         if self.is_linked != is_linked:

@@ -13,7 +13,7 @@ from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, Ag
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
-from tenure.sdk.from_wire import change_event, json_of, task_page
+from tenure.sdk.from_wire import change_event, task_page
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
 from tenure.sdk.submit_request import (
@@ -33,6 +33,7 @@ from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
 from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.wire.codec import json_of
 from tenure.wire.task import policy_to_wire
 from tenure.wire.tool import tool_to_domain
 

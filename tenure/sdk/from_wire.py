@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.message import Message
 
-from tenure.domain.budget import NANO_USD
+import tenure.wire.task
+import tenure.wire.tool  # noqa: F401  tasks and events have parts of these modules
 from tenure.domain.states import Reason
 from tenure.domain.task import result_text
 from tenure.sdk import events
@@ -28,22 +26,11 @@ from tenure.sdk.task_info import (
 )
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.common import (
-    MONEY_CAPS,
-    OUTCOME_STATUSES,
-    PRIORITIES,
-    STATES,
-    WAIT_ANSWERS,
-    WAIT_DEADLINES,
-    WAIT_KINDS,
-    EnumMap,
-    moment,
-    seconds,
-    to_dict,
-)
-from tenure.wire.task import policy_to_domain, source_to_domain, usage_to_domain
-from tenure.wire.tool import output_to_domain, tool_to_domain
+from tenure.wire.codec import Options, json_of, reader
+from tenure.wire.common import PRIORITIES, EnumMap, to_dict
 
+V = TypeVar("V")
+M = TypeVar("M", bound=Message)
 D = TypeVar("D", bound=Enum)
 
 
@@ -57,28 +44,10 @@ def _known(values: EnumMap[D, Any], number: int) -> D:
     return member
 
 
-def dollars(nano_usd: int) -> Decimal:
-    """Returns an exact amount of US dollars."""
-    return Decimal(nano_usd) / NANO_USD
-
-
-def _cap(nano_usd: int) -> Decimal | None:
-    return dollars(nano_usd) if nano_usd else None
-
-
-def optional_time(message: Timestamp) -> datetime | None:
-    """Returns the moment; None for an absent one."""
-    return moment(message) if message.seconds or message.nanos else None
-
-
-def json_of(text: str) -> Any:
-    """Returns the value of a JSON text; None for an empty one, and the text itself if it is no JSON."""
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def public(value: type[V], message: type[M], **options: Unpack[Options]) -> Callable[[M], V]:
+    """Returns the function from a message to its public form."""
+    options["known"] = _known
+    return reader(value, message, **options)
 
 
 # Tasks.
@@ -89,330 +58,165 @@ def result_json_of(ended: task_pb2.Task | ledger_pb2.StateTransition) -> str:
     return ended.result_json or (ended.result if ended.reason == Reason.FUNCTION_RETURNED else "")
 
 
-def task_page(page: api.ListTasksResponse) -> TaskPage:
-    """Returns a page of tasks. Raises ServerFailed for a state that only a newer gateway knows."""
-    as_of = optional_time(page.as_of_time) if page.HasField("as_of_time") else None
-    return TaskPage(tuple(map(task_info, page.tasks)), page.next_page_token, as_of)
+def _calls_in_doubt(ended: task_pb2.Task | ledger_pb2.StateTransition) -> tuple[str, ...]:
+    return tuple(call.call_id for call in ended.calls_in_doubt)
 
 
-def task_info(task: task_pb2.Task) -> TaskInfo:
-    """Returns a task. Raises ServerFailed for a state that only a newer gateway knows."""
-    spec, agent = task.spec, task.spec.agent
-    return TaskInfo(
-        task_id=task.task_id,
-        tenant=task.tenant,
-        state=_known(STATES, task.state),
-        reason=task.reason,
-        message=task.message,
-        goal=spec.goal,
-        model=agent.model,
-        system=agent.system,
-        tools=tuple(agent.tools.names) if agent.HasField("tools") else None,
-        approve_tools=tuple(agent.approve_tools),
-        max_output_tokens=agent.max_output_tokens,
-        loop=agent.loop,
-        function=_function(spec),
-        agent=spec.agent_pin.agent,
-        agent_revision=spec.agent_pin.revision or None,
-        result_schema=json_of(spec.result_schema_json),
-        limits=limits_info(spec.limits),
-        policy=policy_to_domain(spec.policy),
-        priority=PRIORITIES.to_domain(task.priority or spec.priority),
-        queue=task.queue or spec.queue,
-        labels=dict(sorted(spec.labels.items())),
-        source=source_to_domain(spec.source),
-        attempt=task.attempt,
-        step=task.step,
-        sequence=task.sequence,
-        worker=task.owner,
-        claim_count=task.claim_count,
-        cancel_requested=task.cancel_requested,
-        wait=task_wait(task.wait) if task.HasField("wait") else None,
-        calls_in_doubt=tuple(call.call_id for call in task.calls_in_doubt),
-        usage=usage_to_domain(task.usage),
-        cost_usd=dollars(task.used_nano_usd),
-        budget=task_budget(task.budget),
-        result=result_text(task.result, task.reason),
-        result_data=json_of(result_json_of(task)),
-        outputs=tuple(output_to_domain(output) for output in task.outputs),
-        parent_task_id=task.parent_task_id,
-        root_task_id=task.root_task_id,
-        depth=task.depth,
-        forked_from_task_id=task.forked_from.task_id,
-        forked_from_sequence=task.forked_from.sequence,
-        created_at=optional_time(task.create_time),
-        updated_at=optional_time(task.update_time),
-        start_at=optional_time(spec.start_time),
-        started_at=optional_time(task.start_time),
-        ended_at=optional_time(task.end_time),
-        next_retry_at=optional_time(task.next_retry_time),
-        deadline_at=optional_time(task.deadline_time),
-    )
-
-
-def limits_info(limits: task_pb2.Limits) -> TaskLimits:
-    return TaskLimits(
-        max_tokens=limits.max_tokens,
-        max_cost_usd=_cap(limits.max_nano_usd),
-        money_cap=MONEY_CAPS.find(limits.money_cap),
-        max_steps=limits.max_steps,
-        timeout_seconds=seconds(limits.timeout),
-    )
-
-
-def _function(spec: task_pb2.TaskSpec) -> FunctionCall | None:
-    return FunctionCall(spec.control.function, json_of(spec.control.input_json)) if spec.HasField("control") else None
-
-
-def task_budget(budget: task_pb2.BudgetStatus) -> TaskBudget:
-    return TaskBudget(
-        max_tokens=budget.max_tokens,
-        used_tokens=budget.used_tokens,
-        reserved_tokens=budget.reserved_tokens,
-        max_cost_usd=_cap(budget.max_nano_usd),
-        used_cost_usd=dollars(budget.used_nano_usd),
-        reserved_cost_usd=dollars(budget.reserved_nano_usd),
-        unpriced_calls=budget.unpriced_calls,
-    )
-
-
-def task_wait(wait: task_pb2.Wait) -> TaskWait:
-    """Returns a wait. Raises ServerFailed for a kind that only a newer gateway knows."""
-    return TaskWait(
-        wait_id=wait.wait_id,
-        kind=_known(WAIT_KINDS, wait.kind),
-        question=wait.question,
-        options=tuple(wait.options),
-        context=wait.context,
-        reference=wait.reference,
-        call_id=wait.call_id,
-        tool=wait.tool,
-        arguments=json_of(wait.arguments_json),
-        call_digest=wait.call_digest,
-        correlation_id=wait.correlation_id,
-        assignee=wait.assignee,
-        begun_at=optional_time(wait.begin_time),
-        deadline_at=optional_time(wait.deadline_time),
-        at_deadline=WAIT_DEADLINES.to_domain(wait.at_deadline),
-        sub_agent_task_ids=tuple(wait.sub_agent_task_ids),
-        budget_need=_budget_need(wait.budget_request) if wait.HasField("budget_request") else None,
-        approvers=tuple(wait.approvers),
-    )
-
-
-def _budget_need(request: task_pb2.BudgetRequest) -> BudgetNeed:
-    return BudgetNeed(
-        limit=request.limit,
-        own_cap=request.own_cap,
-        needed_tokens=request.needed_tokens,
-        needed_cost_usd=dollars(request.needed_nano_usd),
-        suggested_tokens=request.suggested_tokens,
-        suggested_cost_usd=dollars(request.suggested_nano_usd),
-    )
-
-
-def task_file(file: workspace_pb2.WorkspaceFile) -> TaskFile:
-    kind = workspace_pb2.FileKind.Name(file.kind).removeprefix("FILE_KIND_")
-    return TaskFile(path=file.path, kind=kind, size_bytes=file.size_bytes, modified_at=optional_time(file.modified_at))
+public(FunctionCall, task_pb2.ControlWork, rename={"name": "function"})
+public(TaskLimits, task_pb2.Limits, skip="no_money_cap")
+public(TaskBudget, task_pb2.BudgetStatus)
+public(BudgetNeed, task_pb2.BudgetRequest, skip="budget")
+public(
+    TaskWait,
+    task_pb2.Wait,
+    rename={"begun_at": "begin_time", "budget_need": "budget_request"},
+    skip="next_step next_step_time steps_taken",
+)
+task_info = public(
+    TaskInfo,
+    task_pb2.Task,
+    within=("spec", "spec.agent"),
+    rename={
+        "function": "spec.control",
+        "agent": "spec.agent_pin.agent",
+        "agent_revision": "spec.agent_pin.revision",
+        "start_at": "spec.start_time",
+        "worker": "owner",
+        "cost_usd": "used_nano_usd",
+        "forked_from_task_id": "forked_from.task_id",
+        "forked_from_sequence": "forked_from.sequence",
+    },
+    given={
+        "priority": lambda task: PRIORITIES.to_domain(task.priority or task.spec.priority),
+        "queue": lambda task: task.queue or task.spec.queue,
+        "calls_in_doubt": _calls_in_doubt,
+        "result": lambda task: result_text(task.result, task.reason),
+        "result_data": lambda task: json_of(result_json_of(task)),
+    },
+    skip="epoch spawn_call_id spawn_index result_json context_window_tokens",
+)
+task_page = public(TaskPage, api.ListTasksResponse, rename={"as_of": "as_of_time"})
+task_file = public(TaskFile, workspace_pb2.WorkspaceFile, skip="link_target unreadable_name")
+_change = public(
+    events.TaskChangeEvent,
+    api.WatchTasksResponse,
+    within=("change",),
+    given={"kind": lambda _: "change"},
+    skip="heartbeat",
+)
+_heartbeat = public(
+    events.HeartbeatEvent,
+    api.WatchTasksResponse,
+    rename={"sent_at": "heartbeat.time"},
+    given={"kind": lambda _: "heartbeat"},
+    skip="change",
+)
 
 
 def change_event(message: api.WatchTasksResponse) -> events.TaskChangeEvent | events.HeartbeatEvent:
     """Returns a message of the stream of all tasks."""
-    if message.WhichOneof("event") != "change":
-        return events.HeartbeatEvent(
-            kind="heartbeat", cursor=message.cursor, sent_at=optional_time(message.heartbeat.time)
-        )
-    change = message.change
-    return events.TaskChangeEvent(
-        kind="change",
-        cursor=message.cursor,
-        task_id=change.task_id,
-        sequence=change.sequence,
-        state=_known(STATES, change.state),
-        reason=change.reason,
-        cancel_requested=change.cancel_requested,
-        changed_at=optional_time(change.change_time),
-        task=task_info(change.task),
-    )
+    return _change(message) if message.HasField("change") else _heartbeat(message)
 
 
 # Entries.
 
 
-def entry_event(entry: ledger_pb2.Entry) -> events.Event:
-    """Returns an entry of the ledger. A kind of a newer gateway becomes an OtherEvent."""
-    kind = entry.body.WhichOneof("body") or "unknown"
-    envelope: dict[str, Any] = {
-        "kind": kind,
-        "sequence": entry.sequence,
-        "step": entry.step,
-        "attempt": entry.attempt,
-        "actor": entry.actor,
-        "recorded_at": optional_time(entry.record_time),
-    }
-    if kind == "transition":
-        envelope["epoch"] = entry.epoch
-    body = getattr(entry.body, kind, None)
-    if kind in _BODIES:
-        event_type, convert = _BODIES[kind]
-        return event_type(**envelope, **convert(body))
-    return events.OtherEvent(**envelope, data={} if body is None else to_dict(body))
+def _event(
+    kind: type[events.Event],
+    body: str,
+    *inside: str,
+    rename: Mapping[str, str] | None = None,
+    given: Mapping[str, Callable[[Any], Any]] | None = None,
+    skip: str = "epoch",
+) -> Callable[[ledger_pb2.Entry], events.Event]:
+    """Returns the function from an entry to its event. `rename` and `given` are about the entry's body."""
+
+    def of_body(read: Callable[[Any], Any]) -> Callable[[ledger_pb2.Entry], Any]:
+        return lambda entry: read(getattr(entry.body, body))
+
+    return public(
+        kind,
+        ledger_pb2.Entry,
+        within=(f"body.{body}", *(f"body.{body}.{part}" for part in inside)),
+        rename={name: f"body.{body}.{path}" for name, path in (rename or {}).items()},
+        given={"kind": lambda _: body, **{name: of_body(read) for name, read in (given or {}).items()}},
+        skip=f"claim_id {skip}",
+    )
 
 
-def _submitted(body: ledger_pb2.TaskSubmitted) -> dict[str, Any]:
-    return {
-        "goal": body.spec.goal,
-        "model": body.spec.agent.model,
-        "request_id": body.request_id,
-        "parent_task_id": body.spawned_by.task_id,
-    }
-
-
-def _transition(body: ledger_pb2.StateTransition) -> dict[str, Any]:
-    return {
-        "from_state": STATES.find(body.from_state),
-        "state": _known(STATES, body.to_state),
-        "reason": body.reason,
-        "message": body.message,
-        "wait": task_wait(body.wait) if body.HasField("wait") else None,
-        "calls_in_doubt": tuple(call.call_id for call in body.calls_in_doubt),
-        "result": result_text(body.result, body.reason),
-        "result_data": json_of(result_json_of(body)),
-        "next_retry_at": optional_time(body.next_retry_time),
-        "budget": task_budget(body.budget) if body.HasField("budget") else None,
-    }
-
-
-def _tools_defined(body: ledger_pb2.ToolsDefined) -> dict[str, Any]:
-    return {
-        "tools": tuple(tool_to_domain(tool) for tool in body.tools),
-        "unknown_names": tuple(body.unknown_names),
-    }
-
-
-def _model_attempt(body: ledger_pb2.ModelAttempt) -> dict[str, Any]:
-    return {
-        "attempt_number": body.attempt_number,
-        "model": body.model,
-        "reserved_tokens": body.reserved_tokens,
-        "reserved_cost_usd": dollars(body.reserved_nano_usd),
-        "budget": task_budget(body.budget) if body.HasField("budget") else None,
-        "outlives_worker": body.outlives_worker,
-    }
-
-
-def _model_failure(body: ledger_pb2.ModelFailure) -> dict[str, Any]:
-    return {
-        "attempt_number": body.attempt_number,
-        "error_class": body.error_class,
-        "message": body.message,
-        "status_code": body.status_code,
-        "retryable": body.retryable,
-        "retry_after_seconds": seconds(body.retry_after) if body.HasField("retry_after") else None,
-        "usage": usage_to_domain(body.usage),
-    }
-
-
-def _attempt_lost(body: ledger_pb2.AttemptLost) -> dict[str, Any]:
-    return {"attempt_number": body.attempt_number, "usage": usage_to_domain(body.usage)}
-
-
-def _assistant_message(body: ledger_pb2.AssistantMessage) -> dict[str, Any]:
+def _texts(body: ledger_pb2.AssistantMessage) -> str:
     content = json_of(body.content_json)
     blocks = content if isinstance(content, list) else []
     texts = (block.get("text", "") for block in blocks if isinstance(block, dict) and block.get("type") == "text")
-    return {
-        "attempt_number": body.attempt_number,
-        "text": "\n\n".join(texts),
-        "content": content,
-        "model": body.model,
-        "stop_reason": body.stop_reason,
-        "usage": usage_to_domain(body.usage),
-        "usage_estimated": body.usage_estimated,
-        "latency_seconds": seconds(body.latency),
-    }
+    return "\n\n".join(texts)
 
 
-def _tool_intent(body: ledger_pb2.ToolIntent) -> dict[str, Any]:
-    return {"call_id": body.call_id, "tool": body.tool, "arguments": json_of(body.arguments_json)}
+def _failure_text(body: ledger_pb2.ControlStep) -> str:
+    return f"{body.failure.error_class}: {body.failure.message}" if body.HasField("failure") else ""
 
 
-def _tool_outcome(body: ledger_pb2.ToolOutcome) -> dict[str, Any]:
-    outcome = body.outcome
-    return {
-        "call_id": body.call_id,
-        "status": OUTCOME_STATUSES.to_domain(outcome.status),
-        "content": outcome.content,
-        "truncated": outcome.truncated,
-        "detail": outcome.detail,
-        "call_attempt": outcome.call_attempt,
-        "output_path": outcome.output_path,
-        "duration_seconds": seconds(outcome.duration),
-    }
-
-
-def _wait_resolution(body: ledger_pb2.WaitResolution) -> dict[str, Any]:
-    return {
-        "wait_id": body.wait_id,
-        "call_id": body.call_id,
-        "wait_kind": WAIT_KINDS.find(body.wait_kind),
-        "answer_kind": WAIT_ANSWERS.find(body.answer_kind),
-        "answer": body.answer,
-        "comment": body.comment,
-        "edited_arguments": json_of(body.edited_arguments_json),
-        "extra_tokens": body.extra_budget_tokens,
-        "extra_cost_usd": dollars(body.extra_budget_nano_usd),
-        "request_id": body.request_id,
-        "addressee": body.addressee,
-        "shown_digest": body.shown_digest,
-    }
-
-
-def _control_step(body: ledger_pb2.ControlStep) -> dict[str, Any]:
-    failure = body.failure
-    return {
-        "name": body.name,
-        "result": json_of(body.result_json),
-        "error": f"{failure.error_class}: {failure.message}" if body.HasField("failure") else "",
-        "duration_seconds": seconds(body.duration),
-        "result_path": body.kept.path,
-    }
-
-
-def _sub_agents_spawned(body: ledger_pb2.SubAgentsSpawned) -> dict[str, Any]:
-    return {
-        "call_id": body.call_id,
-        "task_ids": tuple(body.task_ids),
-        "max_tokens": body.max_tokens,
-        "deadline_at": optional_time(body.deadline_time),
-    }
-
-
-_BODIES: Final[dict[str, tuple[type[events.Event], Callable[[Any], dict[str, Any]]]]] = {
-    "submitted": (events.SubmittedEvent, _submitted),
-    "transition": (events.TransitionEvent, _transition),
-    "tools_defined": (events.ToolsDefinedEvent, _tools_defined),
-    "model_attempt": (events.ModelAttemptEvent, _model_attempt),
-    "model_failure": (events.ModelFailureEvent, _model_failure),
-    "attempt_lost": (events.AttemptLostEvent, _attempt_lost),
-    "assistant_message": (events.AssistantMessageEvent, _assistant_message),
-    "tool_intent": (events.ToolIntentEvent, _tool_intent),
-    "tool_outcome": (events.ToolOutcomeEvent, _tool_outcome),
-    "user_message": (
-        events.UserMessageEvent,
-        lambda body: {"text": body.text, "request_id": body.request_id},
+_EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
+    "submitted": _event(
+        events.SubmittedEvent,
+        "submitted",
+        rename={"goal": "spec.goal", "model": "spec.agent.model", "parent_task_id": "spawned_by.task_id"},
+        skip="epoch traceparent",
     ),
-    "cancel_request": (events.CancelRequestEvent, lambda body: {"reason": body.reason}),
-    "wait_resolution": (events.WaitResolutionEvent, _wait_resolution),
-    "control_step": (events.ControlStepEvent, _control_step),
-    "control_failure": (
-        events.ControlFailureEvent,
-        lambda body: {"error_class": body.error_class, "message": body.message, "retryable": body.retryable},
+    "transition": _event(
+        events.TransitionEvent,
+        "transition",
+        rename={"state": "to_state"},
+        given={
+            "calls_in_doubt": _calls_in_doubt,
+            "result": lambda body: result_text(body.result, body.reason),
+            "result_data": lambda body: json_of(result_json_of(body)),
+        },
+        skip="error_class result_json outputs",
     ),
-    "result_rejected": (events.ResultRejectedEvent, lambda body: {"violations": tuple(body.violations)}),
-    "budget_warning": (
-        events.BudgetWarningEvent,
-        lambda body: {"limit": body.limit, "budget": task_budget(body.budget)},
+    "tools_defined": _event(events.ToolsDefinedEvent, "tools_defined"),
+    "model_attempt": _event(
+        events.ModelAttemptEvent,
+        "model_attempt",
+        skip="epoch input_tokens max_output_tokens summary_through_step prices",
     ),
-    "sub_agents_spawned": (events.SubAgentsSpawnedEvent, _sub_agents_spawned),
+    "model_failure": _event(events.ModelFailureEvent, "model_failure", skip="epoch provider_request_id"),
+    "attempt_lost": _event(events.AttemptLostEvent, "attempt_lost"),
+    "assistant_message": _event(
+        events.AssistantMessageEvent, "assistant_message", given={"text": _texts}, skip="epoch provider_request_id"
+    ),
+    "tool_intent": _event(events.ToolIntentEvent, "tool_intent", skip="epoch tool_use_id"),
+    "tool_outcome": _event(events.ToolOutcomeEvent, "tool_outcome", "outcome", skip="epoch usage output"),
+    "user_message": _event(events.UserMessageEvent, "user_message"),
+    "cancel_request": _event(events.CancelRequestEvent, "cancel_request"),
+    "wait_resolution": _event(
+        events.WaitResolutionEvent,
+        "wait_resolution",
+        rename={"extra_tokens": "extra_budget_tokens", "extra_cost_usd": "extra_budget_nano_usd"},
+        skip="epoch client_address",
+    ),
+    "control_step": _event(
+        events.ControlStepEvent,
+        "control_step",
+        rename={"result_path": "kept.path"},
+        given={"error": _failure_text},
+        skip="epoch failure",
+    ),
+    "control_failure": _event(events.ControlFailureEvent, "control_failure", skip="epoch retry_after"),
+    "result_rejected": _event(events.ResultRejectedEvent, "result_rejected", skip="epoch text"),
+    "budget_warning": _event(events.BudgetWarningEvent, "budget_warning", skip="epoch own"),
+    "sub_agents_spawned": _event(events.SubAgentsSpawnedEvent, "sub_agents_spawned", skip="epoch tools"),
 }
+_other = public(
+    events.OtherEvent,
+    ledger_pb2.Entry,
+    given={
+        "kind": lambda entry: entry.body.WhichOneof("body") or "unknown",
+        "data": lambda entry: to_dict(getattr(entry.body, kind)) if (kind := entry.body.WhichOneof("body")) else {},
+    },
+    skip="claim_id epoch body",
+)
+
+
+def entry_event(entry: ledger_pb2.Entry) -> events.Event:
+    """Returns an entry of the ledger. A kind of a newer gateway becomes an OtherEvent."""
+    return _EVENTS.get(entry.body.WhichOneof("body") or "", _other)(entry)

@@ -10,10 +10,13 @@ from google.protobuf import json_format
 
 from tenure.domain.agents import AgentContent, AgentKind, ToolContent
 from tenure.v1 import agent_service_pb2 as pb
-from tenure.v1 import task_pb2, tool_pb2
-from tenure.wire.common import EFFECT_CLASSES, EnumMap, duration
+from tenure.v1 import task_pb2
+from tenure.wire.codec import writer
+from tenure.wire.common import EnumMap
 
 KINDS: Final = EnumMap(AgentKind, dict(pb.AgentKind.items()), "AGENT_KIND", None)
+
+_tool_to_wire = writer(ToolContent, pb.AgentTool, rename={"effect": "effect_class"})
 
 
 def digest_of(definition: pb.AgentDefinition) -> str:
@@ -36,16 +39,4 @@ def definition_to_wire(content: AgentContent, build: str) -> pb.AgentDefinition:
         input_schema_json=content.input_schema_json,
         output_schema_json=content.output_schema_json,
         code_version=content.code_version(build),
-    )
-
-
-def _tool_to_wire(tool: ToolContent) -> pb.AgentTool:
-    unset = tool_pb2.EFFECT_CLASS_UNSPECIFIED
-    return pb.AgentTool(
-        name=tool.name,
-        description=tool.description,
-        input_schema_json=tool.input_schema_json,
-        effect_class=unset if tool.effect is None else EFFECT_CLASSES.to_wire(tool.effect),
-        needs_approval=tool.needs_approval,
-        timeout=None if tool.timeout_seconds is None else duration(tool.timeout_seconds),
     )

@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.audit import MAX_TARGET, AuditRecord, ChainedRecord, Decision
 from tenure.v1 import audit_service_pb2 as pb
+from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, moment, timestamp
 
 DECISIONS: Final = EnumMap(Decision, dict(pb.AuditDecision.items()), "AUDIT_DECISION", None)
@@ -93,41 +94,13 @@ def _plain(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-def record_to_wire(record: AuditRecord) -> pb.AuditRecord:
-    """Returns the record for AppendAuditRecords."""
-    return pb.AuditRecord(
-        record_id=record.record_id,
-        tenant=record.tenant,
-        subject=record.subject,
-        peer=record.peer,
-        method=record.method,
-        target=record.target,
-        decision=DECISIONS.to_wire(record.decision),
-        reason=record.reason,
-        count=record.count,
-        recorder=record.recorder,
-    )
+# A decision of a newer version is a ValueError.
+record_to_wire, record_from_wire = pair(AuditRecord, pb.AuditRecord, skip="number record_time hash")
 
 
 def append_request(records: Iterable[AuditRecord]) -> pb.AppendAuditRecordsRequest:
     """Returns the request that appends the records."""
     return pb.AppendAuditRecordsRequest(records=[record_to_wire(record) for record in records])
-
-
-def record_from_wire(message: pb.AuditRecord) -> AuditRecord:
-    """Returns the record of AppendAuditRecords. Raises ValueError for a decision of a newer version."""
-    return AuditRecord(
-        message.record_id,
-        message.tenant,
-        message.subject,
-        message.peer,
-        message.method,
-        message.target,
-        DECISIONS.to_domain(message.decision),
-        message.reason,
-        message.count,
-        message.recorder,
-    )
 
 
 def chained_to_wire(chained: ChainedRecord) -> pb.AuditRecord:

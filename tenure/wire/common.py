@@ -5,9 +5,10 @@ An enum value that only a newer peer knows becomes the default, if the contract 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
@@ -68,30 +69,37 @@ D = TypeVar("D", bound=Enum)
 P = TypeVar("P", bound=int)
 
 
+class _Numbers(dict[int, D]):
+    """The domain values of an enum by their numbers."""
+
+    default: D | None
+
+    def __missing__(self, number: int) -> D:
+        if self.default is None:
+            raise ValueError(f"value {number} is unspecified or unknown")
+        return self.default
+
+
 class EnumMap(Generic[D, P]):
     """Maps one enum between the wire and the domain: PREFIX_NAME on the wire is NAME in the domain.
 
     A test checks that both sides have the same names. `default`: the domain value of unspecified and unknown numbers.
+    `to_domain` raises ValueError for an unspecified or unknown number without a default.
     """
 
+    of: Final[dict[type[Enum], EnumMap[Any, Any]]] = {}
+
     def __init__(self, domain: type[D], values: dict[str, P], prefix: str, default: D | None) -> None:
-        self._to_wire = {member: values[f"{prefix}_{member.name}"] for member in domain}
-        self._to_domain = {int(number): member for member, number in self._to_wire.items()}
-        self._default = default
-
-    def to_wire(self, member: D) -> P:
-        return self._to_wire[member]
-
-    def to_domain(self, number: int) -> D:
-        """Returns the domain value. Raises ValueError for an unspecified or unknown number without a default."""
-        member = self.find(number)
-        if member is None:
-            raise ValueError(f"value {number} is unspecified or unknown")
-        return member
+        wire = {member: values[f"{prefix}_{member.name}"] for member in domain}
+        self._numbers = _Numbers({int(number): member for member, number in wire.items()})
+        self._numbers.default = default
+        self.to_wire: Callable[[D], P] = wire.__getitem__
+        self.to_domain: Callable[[int], D] = self._numbers.__getitem__
+        EnumMap.of[domain] = self
 
     def find(self, number: int) -> D | None:
         """Returns the domain value; for an unspecified or unknown number, the default or None."""
-        return self._to_domain.get(number, self._default)
+        return self._numbers.get(number, self._numbers.default)
 
 
 STATES = EnumMap(TaskState, dict(task_pb2.TaskState.items()), "TASK_STATE", None)

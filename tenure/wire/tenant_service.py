@@ -5,10 +5,14 @@ from __future__ import annotations
 from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, QuotaUse, QuotaWarning
 from tenure.v1 import ledger_pb2
 from tenure.v1 import tenant_service_pb2 as pb
+from tenure.wire.codec import pair, writer
 from tenure.wire.common import EnumMap, duration
 
 KINDS = EnumMap(QuotaKind, dict(pb.QuotaKind.items()), "QUOTA_KIND", None)
 POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", None)
+
+quota_to_wire = writer(Quota, pb.Quota, skip="no_limit")
+quota_warning_to_wire, _ = pair(QuotaWarning, ledger_pb2.QuotaWarning)
 
 
 def quota_to_domain(quota: pb.Quota) -> Quota:
@@ -17,25 +21,12 @@ def quota_to_domain(quota: pb.Quota) -> Quota:
     return Quota(kind, quota.most, POLICIES.find(quota.policy) or DEFAULT_POLICY[kind])
 
 
-def quota_to_wire(quota: Quota) -> pb.Quota:
-    return pb.Quota(kind=KINDS.to_wire(quota.kind), most=quota.most, policy=POLICIES.to_wire(quota.policy))
-
-
 def describe_use(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
     """Returns how much of a quota is used, as text. Works for a kind that only a newer peer knows."""
     known = KINDS.find(kind)
     if known is None:
         return f"{used:,} of {most:,}"
     return QuotaUse(Quota(known, most, DEFAULT_POLICY[known]), used).describe()
-
-
-def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> QuotaWarning:
-    return QuotaWarning(KINDS.find(message.kind), message.used, message.most)
-
-
-def quota_warning_to_wire(warning: QuotaWarning) -> ledger_pb2.QuotaWarning:
-    kind = pb.QUOTA_KIND_UNSPECIFIED if warning.kind is None else KINDS.to_wire(warning.kind)
-    return ledger_pb2.QuotaWarning(kind=kind, used=warning.used, most=warning.most)
 
 
 def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:

@@ -13,25 +13,20 @@ from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.access_control import current_principal
 from tenure.runtime.signing import DigestCache, SignedBytes, Signer, Verifier
 from tenure.v1 import token_pb2
+from tenure.wire import task  # noqa: F401  its allowlist is a part of the claims
+from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, timestamp
-from tenure.wire.task import allowlist_to_wire
 
 AUDIENCES = EnumMap(Audience, dict(token_pb2.TokenAudience.items()), "TOKEN_AUDIENCE", None)
+_claims_to_wire, _claims_to_domain = pair(
+    Claims, token_pb2.TokenClaims, convert={"audiences": (AUDIENCES.to_wire, AUDIENCES.find)}, skip="issue_time"
+)
 
 
 def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb2.FencingToken:
     """Returns a signed token for a registered claim."""
-    message = token_pb2.TokenClaims(
-        resource=claims.resource,
-        tenant=claims.tenant,
-        epoch=claims.epoch,
-        claim_id=claims.claim_id,
-        holder=claims.holder,
-        tools=allowlist_to_wire(claims.tools),
-        issue_time=timestamp(issued_at),
-        audiences=[AUDIENCES.to_wire(audience) for audience in claims.audiences if audience],
-        installation=claims.installation,
-    )
+    message = _claims_to_wire(claims)
+    message.issue_time.CopyFrom(timestamp(issued_at))
     signed = signer.sign(message.SerializeToString())
     return token_pb2.FencingToken(claims=signed.claims, key_id=signed.key_id, signature=signed.signature)
 
@@ -54,16 +49,7 @@ def read_claims(token: token_pb2.FencingToken) -> Claims:
         message = token_pb2.TokenClaims.FromString(token.claims)
     except DecodeError as error:
         raise Unauthenticated("the fencing token's claims cannot be read", reason="INVALID_TOKEN") from error
-    return Claims(
-        resource=message.resource,
-        tenant=message.tenant,
-        epoch=message.epoch,
-        claim_id=message.claim_id,
-        holder=message.holder,
-        tools=tuple(message.tools.names) if message.HasField("tools") else None,
-        audiences=tuple(AUDIENCES.find(number) for number in message.audiences),
-        installation=message.installation,
-    )
+    return _claims_to_domain(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from tenure.domain.errors import NotFound
 from tenure.runtime.sql import Queries
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.wire.agent_service import KINDS
+from tenure.wire.codec import writer
 from tenure.wire.common import optional_timestamp, timestamp
 
 if TYPE_CHECKING:
@@ -42,18 +43,12 @@ class AgentRow(NamedTuple):
         return Routing(self.current_revision, self.ramp_revision, self.ramp_basis_points)
 
     def message(self) -> pb.Agent:
-        return pb.Agent(
-            name=self.name,
-            kind=pb.AgentDefinition.FromString(self.definition).kind,
-            current_revision=self.current_revision,
-            ramp_revision=self.ramp_revision,
-            ramp_basis_points=self.ramp_basis_points,
-            newest_revision=self.newest_revision,
-            create_time=timestamp(self.created_at),
-            update_time=timestamp(self.updated_at),
-            actor=self.actor,
-            reason=self.reason,
-        )
+        message = _agent_to_wire(self)
+        message.kind = pb.AgentDefinition.FromString(self.definition).kind
+        return message
+
+
+_agent_to_wire = writer(AgentRow, pb.Agent, skip="tenant definition kind")
 
 
 AGENTS: Final = Queries.load("services.checkpoint", "sql/agents.sql", {"agent": select_list(AgentRow, "a")})

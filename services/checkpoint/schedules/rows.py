@@ -10,12 +10,10 @@ from uuid import UUID
 from services.checkpoint.columns import Unlisted, Uuid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound, WrongState
-from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, check_cron, read_zone, run_id_of
-from tenure.domain.states import TaskState
+from tenure.domain.schedules import RunOutcome, RunReason, Times, check_cron, read_zone, run_id_of
 from tenure.runtime.sql import Queries
 from tenure.v1 import schedule_service_pb2 as pb
-from tenure.v1 import task_pb2
-from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, STATES, duration, timestamp
+from tenure.wire.codec import writer
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
@@ -78,30 +76,15 @@ class ScheduleRow(NamedTuple):
 
     def schedule(self) -> pb.Schedule:
         """Returns the schedule as callers see it."""
-        next_due_at = None if self.paused else self.next_due_at
-        return pb.Schedule(
-            schedule_id=self.schedule_id,
-            name=self.name,
-            spec=task_pb2.TaskSpec.FromString(self.spec),
-            cron=self.cron,
-            time_zone=self.time_zone,
-            overlap_policy=OVERLAP_POLICIES.to_wire(OverlapPolicy(self.overlap_policy)),
-            catch_up_window=duration(self.catch_up_seconds),
-            start_time=None if self.starts_at is None else timestamp(self.starts_at),
-            end_time=None if self.ends_at is None else timestamp(self.ends_at),
-            paused=self.paused,
-            pause_reason=self.pause_reason,
-            pause_actor=self.pause_actor,
-            next_due_time=None if next_due_at is None else timestamp(next_due_at),
-            started_runs=self.started_runs,
-            skipped_runs=self.skipped_runs,
-            failed_runs=self.failed_runs,
-            waiting_runs=self.waiting_runs,
-            problem=self.problem,
-            create_time=timestamp(self.created_at),
-            update_time=timestamp(self.updated_at),
-            revision=self.revision,
-        )
+        return _schedule_to_wire(self._replace(next_due_at=None) if self.paused else self)
+
+
+_schedule_to_wire = writer(
+    ScheduleRow,
+    pb.Schedule,
+    rename={"starts_at": "start_time", "ends_at": "end_time", "catch_up_seconds": "catch_up_window"},
+    skip="now tenant request_hash",
+)
 
 
 SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql", {"schedule": select_list(ScheduleRow, "s")})
@@ -120,19 +103,8 @@ class _Run(NamedTuple):
     task_state: str
     recorded_at: datetime
 
-    def run(self) -> pb.ScheduleRun:
-        state = STATES.to_wire(TaskState(self.task_state)) if self.task_state else task_pb2.TASK_STATE_UNSPECIFIED
-        return pb.ScheduleRun(
-            source_run_id=self.source_run_id,
-            due_time=timestamp(self.due_at),
-            outcome=RUN_OUTCOMES.to_wire(RunOutcome(self.outcome)),
-            reason=self.reason,
-            message=self.message,
-            due_times=self.due_times,
-            task_id=self.task_id,
-            task_state=state,
-            record_time=timestamp(self.recorded_at),
-        )
+
+_run_to_wire = writer(_Run, pb.ScheduleRun)
 
 
 @dataclass(slots=True)
@@ -193,7 +165,7 @@ async def read_runs(connection: Connection, schedule_id: str, limit: int) -> lis
     rows: list[tuple[Any, ...]] = await fetch_all(
         connection, SCHEDULES.runs, {"schedule_id": schedule_id, "limit": limit}
     )
-    return [_Run(*columns).run() for columns in rows]
+    return [_run_to_wire(_Run(*columns)) for columns in rows]
 
 
 def _named(id_or_name: str) -> dict[str, str]:

@@ -15,7 +15,8 @@ from tenure.runtime.sql import Queries
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
 from tenure.wire.access import PERMISSIONS
-from tenure.wire.common import moment, optional_timestamp, timestamp
+from tenure.wire.codec import writer
+from tenure.wire.common import moment
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
@@ -42,16 +43,10 @@ class ApiKeyRow(NamedTuple):
 
     def message(self) -> pb.ApiKey:
         """Returns the key without its digest."""
-        return pb.ApiKey(
-            key_id=self.key_id,
-            name=self.name,
-            tenant=self.tenant,
-            permissions=[PERMISSIONS.to_wire(Permission(permission)) for permission in self.permissions],
-            creator=self.creator,
-            create_time=timestamp(self.created_at),
-            expire_time=optional_timestamp(self.expires_at),
-            revoke_time=optional_timestamp(self.revoked_at),
-        )
+        return _key_to_wire(self)
+
+
+_key_to_wire = writer(ApiKeyRow, pb.ApiKey, rename={"expires_at": "expire_time"}, skip="digest is_valid")
 
 
 API_KEYS: Final = Queries.load("services.checkpoint", "sql/api_keys.sql", {"api_key": select_list(ApiKeyRow, "k")})

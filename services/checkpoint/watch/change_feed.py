@@ -12,19 +12,17 @@ import binascii
 import logging
 import random
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.errors import InvalidRequest, OutOfRange
-from tenure.domain.states import TaskState
 from tenure.runtime import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.v1 import task_pb2
-from tenure.wire.common import STATES, timestamp
+from tenure.wire.codec import writer
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from tenure.runtime.postgres import Connection, Pool
 
 
@@ -81,15 +79,13 @@ class RecordedChange(NamedTuple):
 
     def to_message(self, task: task_pb2.Task | None) -> task_pb2.TaskChange:
         """Returns the change as callers see it."""
-        return task_pb2.TaskChange(
-            task_id=self.task_id,
-            sequence=self.sequence,
-            state=STATES.to_wire(TaskState(self.state)),
-            reason=self.reason,
-            cancel_requested=self.cancel_requested,
-            change_time=timestamp(self.changed_at),
-            task=task,
-        )
+        message = _change_to_wire(self)
+        if task is not None:
+            message.task.CopyFrom(task)
+        return message
+
+
+_change_to_wire = writer(RecordedChange, task_pb2.TaskChange, skip="cursor task")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from services.checkpoint.columns import Unlisted, Uuid, Xid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.outbound import origin_only
-from tenure.domain.webhooks import DeliveryState, GapReason, WebhookKind
+from tenure.domain.webhooks import GapReason, WebhookKind
 from tenure.runtime.sql import Queries
-from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.common import optional_timestamp, timestamp
-from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KINDS
+from tenure.wire.codec import writer
+from tenure.wire.common import timestamp
+from tenure.wire.webhook_service import GAP_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,31 +63,26 @@ class WebhookRow(NamedTuple):
 
     def webhook(self, gaps: Sequence[pb.WebhookGap], held: int) -> pb.Webhook:
         """Returns the webhook as callers see it, without its secrets."""
-        return pb.Webhook(
-            webhook_id=self.webhook_id,
-            name=self.name,
+        shown = self._replace(
             url=origin_only(self.url) if self.kind == WebhookKind.SLACK else self.url,
-            event_types=self.event_types,
-            filter=task_pb2.TaskFilter.FromString(self.filter),
-            paused=self.paused,
-            pause_code=self.pause_code,
-            pause_reason=self.pause_reason,
-            pause_actor=self.pause_actor,
-            pending_deliveries=self.pending,
-            dead_deliveries=self.dead,
-            delivered=self.delivered,
-            last_delivered_time=optional_timestamp(self.last_delivered_at),
-            last_failed_time=optional_timestamp(self.last_failed_at),
-            problem=self.problem,
-            old_secret_until_time=None if self.old_secret is None else optional_timestamp(self.old_secret_until),
-            gaps=gaps,
-            create_time=timestamp(self.created_at),
-            update_time=timestamp(self.updated_at),
-            kind=WEBHOOK_KINDS.to_wire(WebhookKind(self.kind)),
-            email_addresses=self.email_addresses,
-            held_deliveries=held,
-            answer_links=self.answer_links,
+            old_secret_until=None if self.old_secret is None else self.old_secret_until,
         )
+        message = _webhook_to_wire(shown)
+        message.gaps.extend(gaps)
+        message.held_deliveries = held
+        return message
+
+
+_webhook_to_wire = writer(
+    WebhookRow,
+    pb.Webhook,
+    rename={
+        "pending": "pending_deliveries",
+        "dead": "dead_deliveries",
+        "old_secret_until": "old_secret_until_time",
+    },
+    skip="tenant request_hash secret old_secret feed_id xid position read_at turn gaps held_deliveries",
+)
 
 
 class DeliveryRow(NamedTuple):
@@ -111,22 +106,15 @@ class DeliveryRow(NamedTuple):
 
     def delivery(self) -> pb.WebhookDelivery:
         """Returns the delivery as callers see it."""
-        return pb.WebhookDelivery(
-            delivery_id=self.delivery_id,
-            event_type=self.event_type,
-            task_id="" if self.line.startswith(NO_TASK) else self.line,
-            sequence=self.sequence,
-            state=DELIVERY_STATES.to_wire(DeliveryState(self.state)),
-            attempts=self.attempts,
-            next_attempt_time=optional_timestamp(self.next_attempt_at),
-            last_attempt_time=optional_timestamp(self.last_attempt_at),
-            last_status_code=self.last_status,
-            last_error=self.last_error,
-            create_time=timestamp(self.created_at),
-            end_time=optional_timestamp(self.ended_at),
-            accepted_addresses=self.accepted_addresses,
-            hold_reason=self.hold_reason,
-        )
+        return _delivery_to_wire(self._replace(line="") if self.line.startswith(NO_TASK) else self)
+
+
+_delivery_to_wire = writer(
+    DeliveryRow,
+    pb.WebhookDelivery,
+    rename={"line": "task_id", "last_status": "last_status_code"},
+    skip="ordinal",
+)
 
 
 WEBHOOKS: Final = Queries.load(

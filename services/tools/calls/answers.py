@@ -11,10 +11,14 @@ from services.tools.calls.records import CallSummary
 from services.tools.calls.runs import Event, Output, RunHere, Started
 from tenure.domain.tools import cut
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
-from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, duration, timestamp
+from tenure.wire.codec import writer
+from tenure.wire.common import duration
 from tenure.wire.tool import outcome_to_wire
 
 MAX_CONTENT_BYTES: Final = 2 * 1024 * 1024
+
+refused_write = writer(StoredRefusal, token_pb2.RefusedWrite)
+_record_to_wire = writer(CallSummary, tool_pb2.CallRecord)
 
 
 def execute_response(event: Event) -> tool_service_pb2.ExecuteResponse:
@@ -63,30 +67,8 @@ def _order(call_id: str) -> tuple[int, int]:
 
 
 def _record(summary: CallSummary, left_bytes: int) -> tool_pb2.CallRecord:
-    record = tool_pb2.CallRecord(
-        call_id=summary.call_id,
-        tool=summary.tool,
-        effect_class=EFFECT_CLASSES.to_wire(summary.effect_class),
-        state=CALL_STATES.to_wire(summary.state),
-        call_attempt=summary.call_attempt,
-        epoch=summary.epoch,
-    )
-    if summary.started_at is not None:
-        record.start_time.CopyFrom(timestamp(summary.started_at))
-    if summary.outcome is not None:
-        content, was_truncated = cut(summary.outcome.content, max(0, left_bytes))
-        outcome = replace(summary.outcome, content=content, truncated=summary.outcome.truncated or was_truncated)
-        record.outcome.CopyFrom(outcome_to_wire(outcome))
-    return record
-
-
-def refused_write(refusal: StoredRefusal) -> token_pb2.RefusedWrite:
-    """Returns a stored refusal as a message."""
-    return token_pb2.RefusedWrite(
-        task_id=refusal.task_id,
-        method=refusal.method,
-        presented_epoch=refusal.presented_epoch,
-        current_epoch=refusal.current_epoch,
-        holder=refusal.holder,
-        refuse_time=timestamp(refusal.refused_at),
-    )
+    if summary.outcome is None:
+        return _record_to_wire(summary)
+    content, was_truncated = cut(summary.outcome.content, max(0, left_bytes))
+    outcome = replace(summary.outcome, content=content, truncated=summary.outcome.truncated or was_truncated)
+    return _record_to_wire(replace(summary, outcome=outcome))
