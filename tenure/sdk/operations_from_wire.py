@@ -20,7 +20,6 @@ from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as api_key_pb
 from tenure.v1 import approval_service_pb2 as approval_pb
 from tenure.v1 import audit_service_pb2 as audit_pb
-from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import schedule_service_pb2 as schedule_pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.v1 import webhook_service_pb2 as webhook_pb
@@ -363,7 +362,7 @@ def agent_registration(registered: agent_pb.RegisterAgentResponse) -> agents.Age
 # Workers.
 
 
-def worker_info(worker: coordinator_pb.Worker) -> info.WorkerInfo:
+def worker_info(worker: admin_pb.Worker) -> info.WorkerInfo:
     return info.WorkerInfo(
         worker_id=worker.worker_id,
         pool=worker.pool,
@@ -380,7 +379,7 @@ def worker_info(worker: coordinator_pb.Worker) -> info.WorkerInfo:
     )
 
 
-def claim_info(claim: coordinator_pb.Claim) -> info.ClaimInfo:
+def claim_info(claim: admin_pb.Claim) -> info.ClaimInfo:
     known = claim.renewals
     renewals = info.RenewalsInfo(known.count, optional_time(known.first_time), optional_time(known.last_time))
     return info.ClaimInfo(
@@ -474,7 +473,7 @@ def _source(source: tool_pb2.ToolSource) -> info.ToolSourceInfo:
     )
 
 
-def in_doubt_call_info(listed: admin_pb.AdminServiceListInDoubtCallsResponse.Listed) -> info.InDoubtCallInfo:
+def in_doubt_call_info(listed: admin_pb.ListInDoubtCallsResponse.Listed) -> info.InDoubtCallInfo:
     call = listed.call
     return info.InDoubtCallInfo(
         task_id=call.task_id,
@@ -516,12 +515,12 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     agent_pb.AgentRevision: agent_revision_info,
     agent_pb.GetAgentResponse: agent_details,
     agent_pb.RegisterAgentResponse: agent_registration,
-    coordinator_pb.Worker: worker_info,
-    coordinator_pb.Claim: claim_info,
+    admin_pb.Worker: worker_info,
+    admin_pb.Claim: claim_info,
     task_pb2.QueueDepth: queue_info,
     admin_pb.ListAgingTasksResponse.Aging: aging_task_info,
     tool_pb2.OfferedTool: tool_info,
     admin_pb.ListToolSourcesResponse: lambda seen: info.ToolSources(seen.instance, tuple(map(_source, seen.sources))),
-    admin_pb.AdminServiceListInDoubtCallsResponse.Listed: in_doubt_call_info,
+    admin_pb.ListInDoubtCallsResponse.Listed: in_doubt_call_info,
 }
 """The public form of each message that a command prints, besides those of `from_wire`."""

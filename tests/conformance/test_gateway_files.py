@@ -186,7 +186,7 @@ async def test_a_fork_whose_files_cannot_be_copied_is_refused(
 async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     """The gateway died between the copy and the fork, and the client does not repeat its request."""
     world.write("file")
-    request = ledger.CheckpointServiceForkTaskRequest(
+    request = api.ForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
     )
     prepare = ledger.PrepareForkRequest(fork=request)
