@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.gateway.forwarder import Forwarder
 from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, with_retries
@@ -155,6 +155,11 @@ class WebhookForwarder(Forwarder):
         return await with_retries(lambda: self._peers.webhooks.CreateWebhook(forwarded_request))
 
 
+_OfTenant = TypeVar(
+    "_OfTenant", tenant_pb.GetTenantRequest, tenant_pb.UpdateTenantLimitsRequest, tenant_pb.GetTenantUsageRequest
+)
+
+
 class TenantForwarder(Forwarder):
     """TenantService: limits each caller to its own tenant, except callers of the tenants in `operators`."""
 
@@ -163,19 +168,16 @@ class TenantForwarder(Forwarder):
         self._operators = frozenset(operators)
 
     async def GetTenant(self, request: tenant_pb.GetTenantRequest, _context: Any) -> tenant_pb.GetTenantResponse:
-        with self._acting_on(request.tenant):
-            return await with_retries(lambda: self._peers.tenants.GetTenant(tenant_pb.GetTenantRequest()))
+        with self._acting_on(request) as forwarded:
+            return await with_retries(lambda: self._peers.tenants.GetTenant(forwarded))
 
     async def UpdateTenantLimits(
         self, request: tenant_pb.UpdateTenantLimitsRequest, _context: Any
     ) -> tenant_pb.UpdateTenantLimitsResponse:
         """Updates quotas. A repeat finds the quotas as requested."""
         self._check_operator()
-        forwarded_request = tenant_pb.UpdateTenantLimitsRequest()
-        forwarded_request.CopyFrom(request)
-        forwarded_request.tenant = ""
-        with self._acting_on(request.tenant):
-            return await with_retries(lambda: self._peers.tenants.UpdateTenantLimits(forwarded_request))
+        with self._acting_on(request) as forwarded:
+            return await with_retries(lambda: self._peers.tenants.UpdateTenantLimits(forwarded))
 
     async def ListTenants(self, request: tenant_pb.ListTenantsRequest, _context: Any) -> tenant_pb.ListTenantsResponse:
         self._check_operator()
@@ -184,11 +186,8 @@ class TenantForwarder(Forwarder):
     async def GetTenantUsage(
         self, request: tenant_pb.GetTenantUsageRequest, _context: Any
     ) -> tenant_pb.GetTenantUsageResponse:
-        forwarded_request = tenant_pb.GetTenantUsageRequest()
-        forwarded_request.CopyFrom(request)
-        forwarded_request.tenant = ""
-        with self._acting_on(request.tenant):
-            return await with_retries(lambda: self._peers.tenants.GetTenantUsage(forwarded_request))
+        with self._acting_on(request) as forwarded:
+            return await with_retries(lambda: self._peers.tenants.GetTenantUsage(forwarded))
 
     def _check_operator(self) -> None:
         if not self._is_operator():
@@ -202,12 +201,18 @@ class TenantForwarder(Forwarder):
         return Permission.OPERATE in principal.permissions
 
     @contextmanager
-    def _acting_on(self, named: str) -> Iterator[None]:
-        """Makes the enclosed calls as the named tenant. Raises the same NotFound for existing and missing tenants."""
-        if named in {"", current_tenant()}:
-            yield
+    def _acting_on(self, request: _OfTenant) -> Iterator[_OfTenant]:
+        """Makes the enclosed calls as the tenant that the request names, and yields the request without that name.
+
+        Raises the same NotFound for existing and missing tenants.
+        """
+        forwarded = type(request)()
+        forwarded.CopyFrom(request)
+        forwarded.tenant = ""
+        if request.tenant in {"", current_tenant()}:
+            yield forwarded
             return
         if not self._is_operator():
-            raise NotFound(f"there is no tenant {named}", reason="TENANT_NOT_FOUND")
-        with as_tenant(named):
-            yield
+            raise NotFound(f"there is no tenant {request.tenant}", reason="TENANT_NOT_FOUND")
+        with as_tenant(request.tenant):
+            yield forwarded
