@@ -160,10 +160,11 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) ->
     assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
 
 
-async def test_a_client_chooses_neither_the_author_nor_the_id_of_a_fork(world: Any) -> None:
+async def test_a_client_does_not_choose_the_author_or_id_of_a_fork(world: Any) -> None:
     forged = str(uuid.uuid4())
     for number, without_files in enumerate((True, False)):
-        fork = await world.fork(f"r-{number}", actor="mallory", prepared_task_id=forged, without_files=without_files)
+        fields = {"message": "go on", "actor": "mallory", "prepared_task_id": forged, "without_files": without_files}
+        fork = await world.fork(f"r-{number}", **fields)
         assert fork.task.task_id != forged
         entries = await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=fork.task.task_id))
         assert {entry.actor for entry in entries.entries} & {"mallory", "tenant/default"} == {"tenant/default"}

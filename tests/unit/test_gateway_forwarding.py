@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from re import findall
 from typing import Any, cast
@@ -113,11 +114,11 @@ class RecordingPeers:
     def _method(self, method: MethodDescriptor) -> Any:
         answer = _answer_of(method)
 
-        async def call(request: Message, timeout: float | None = None) -> Message:
-            self.requests.append(type(request).FromString(request.SerializeToString()))
+        async def call(request: Message, timeout: float | None = None) -> Any:
+            self.requests.append(deepcopy(request))
             return answer
 
-        async def stream(_request: Message) -> AsyncIterator[Message]:
+        async def stream(_request: Message) -> AsyncIterator[Any]:
             await asyncio.Event().wait()
             yield answer
 
