@@ -44,7 +44,6 @@ _VARIANTS: Final[dict[type[Message], tuple[dict[str, Any], ...]]] = {
     admin.ListAgingTasksRequest: ({"view": task_pb2.AGING_VIEW_HELD},),
     ledger.ListAgingRequest: ({"view": task_pb2.AGING_VIEW_HELD},),
     tasks.ListTasksRequest: ({"order": task_pb2.TASK_ORDER_WAIT_DEADLINE},),
-    tasks.ListTasksRequest: ({"order": task_pb2.TASK_ORDER_WAIT_DEADLINE},),
     audit_service_pb2.ListAuditRecordsRequest: ({"oldest_first": True},),
     tenants.GetTenantUsageRequest: tuple(
         {"group_by": grouping}
@@ -67,7 +66,7 @@ class Rows:
 def requests_to(method: Method, rows: Rows) -> list[Any]:
     """Requests for the first page, with one row."""
     needed: dict[str, Any] = {"page_size": 1}
-    if method.request in {tasks.ListFilesRequest, tasks.ListFilesRequest}:
+    if method.request is tasks.ListFilesRequest:
         needed["task_id"] = rows.task_id
     if method.request is webhooks.ListWebhookDeliveriesRequest:
         needed["webhook"] = f"{rows.mark}-0"
