@@ -17,8 +17,8 @@ from html import escape
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
+from services.gateway.client_fields import new_id
 from services.gateway.peers import Peers, with_retries
-from services.gateway.tasks import new_id
 from tenure.domain.approvals import LinkToken, label_of, read_link_token
 from tenure.domain.budget import money_text
 from tenure.domain.call_limits import Rate

@@ -18,8 +18,8 @@ from tenure.domain.budget import Budget
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import PRIORITIES, SOURCES, STATES, optional_timestamp, timestamp
 from tenure.wire.task import budget_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
@@ -131,9 +131,7 @@ async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
         return await read_task(connection, tenant, task_id)
 
 
-async def list_tasks(
-    reads: LedgerReads, tenant: str, request: pb.CheckpointServiceListTasksRequest
-) -> pb.CheckpointServiceListTasksResponse:
+async def list_tasks(reads: LedgerReads, tenant: str, request: tasks_pb.ListTasksRequest) -> tasks_pb.ListTasksResponse:
     """Returns one page, which may be stale. Large specs may make it shorter: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
     listing, first = _listing(request)
@@ -153,12 +151,10 @@ async def list_tasks(
     (places, tasks, last_id), as_of = await reads.stale(read, fresh=request.fresh)
     more = len(places) == page_size or (bool(places) and last_id != places[-1][0])
     token = write_token(dict(places)[last_id], last_id) if more else ""
-    return pb.CheckpointServiceListTasksResponse(
-        tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of)
-    )
+    return tasks_pb.ListTasksResponse(tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of))
 
 
-def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tuple[str, str]]:
+def _listing(request: tasks_pb.ListTasksRequest) -> tuple[bytes, tuple[str, str]]:
     """Returns the statement with the matching index, and the position before its first row."""
     if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
         return LISTS.list_waits, _SOONEST
@@ -191,7 +187,9 @@ async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[st
     return tasks, task_ids[-1] if task_ids else ""
 
 
-async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
+async def list_entries(
+    reads: LedgerReads, tenant: str, request: tasks_pb.ListTaskEntriesRequest
+) -> tasks_pb.ListTaskEntriesResponse:
     """A page, oldest first. Raises NotFound."""
     place, entries = await entries_after(
         reads,
@@ -207,7 +205,7 @@ async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesR
         async with ledger_connection(reads.primary) as connection:
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
-    return pb.ListEntriesResponse(entries=entries, more=more)
+    return tasks_pb.ListTaskEntriesResponse(entries=entries, more=more)
 
 
 async def entries_after(

@@ -17,6 +17,7 @@ from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 from tenure.runtime.usage_reports import UsageReport
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS, usage_report_to_wire
 from tenure.wire.common import refusal_to_domain
@@ -92,8 +93,8 @@ class LedgerClient:
 
     async def entries_after(self, task_id: str, sequence: int) -> tuple[list[Entry], bool]:
         """Returns a page of the entries after a sequence, and whether more follow."""
-        request = pb.ListEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
-        page = await self._stub.ListEntries(request, timeout=LIST_TIMEOUT_SECONDS)
+        request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
+        page = await self._stub.ListTaskEntries(request, timeout=LIST_TIMEOUT_SECONDS)
         return read_entries(page.entries), page.more
 
     async def report_usage(self, report: UsageReport) -> None:

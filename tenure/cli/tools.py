@@ -244,7 +244,7 @@ def _pretty(schema_json: str) -> str:
 _MAX_ARGUMENT_LINES: Final = 12
 
 
-def show_call_in_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> None:
+def show_call_in_doubt(console: Console, listed: admin.ListInDoubtCallsResponse.Listed) -> None:
     """Prints one call in doubt, and the commands that resolve it, if its task waits for a resolution."""
     call = listed.call
     head = harmless(f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}")
@@ -267,7 +267,7 @@ def in_doubt_text(task: task_pb2.Task) -> str:
     return f"{f'{calls}: ' if calls else ''}tenure tools in-doubt --task {short_id(task.task_id)}"
 
 
-def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
+def _rows(console: Console, listed: admin.ListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
     call = listed.call
     cut = " (and more: tenure tasks entries)" if call.arguments_truncated else ""
     yield "arguments", one_line(arguments_text(call.arguments_json), _MAX_ARGUMENT_LINES * console.width) + cut
@@ -287,7 +287,7 @@ def _runner(call: tool_pb2.InDoubtCall) -> str:
     return "NOT proven gone: it may only be paused or cut off, and may still execute the call"
 
 
-def _task(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> str:
+def _task(listed: admin.ListInDoubtCallsResponse.Listed) -> str:
     if not listed.task_state:
         return "pruned; the call cannot be resolved any more"
     reason_text = why(listed.task_state, listed.task_reason, "")
@@ -297,7 +297,7 @@ def _task(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> str:
     return f"{reason_text}: {'this call is resolved' if waits else 'this call needs no resolution'}"
 
 
-def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[str]:
+def _commands(listed: admin.ListInDoubtCallsResponse.Listed) -> Iterator[str]:
     if not listed.resolvable:
         return
     call = listed.call

@@ -31,14 +31,14 @@ class InDoubtCalls:
 
     async def in_doubt(
         self, task_id: str = "", *, include_all: bool = False
-    ) -> AsyncGenerator[pb.AdminServiceListInDoubtCallsResponse.Listed]:
+    ) -> AsyncGenerator[pb.ListInDoubtCallsResponse.Listed]:
         """Yields the calls in doubt that wait for a resolution, the longest wait first. Raises NotFound.
 
         include_all: also yields the calls of tasks that ended or continued without a resolution.
         """
-        request = pb.AdminServiceListInDoubtCallsRequest(task_id=task_id, all=include_all)
+        request = pb.ListInDoubtCallsRequest(task_id=task_id, all=include_all)
         while True:
-            page: pb.AdminServiceListInDoubtCallsResponse = await self._call(self.admin.ListInDoubtCalls, request)
+            page: pb.ListInDoubtCallsResponse = await self._call(self.admin.ListInDoubtCalls, request)
             for listed in page.calls:
                 yield listed
             if not page.next_page_token:

@@ -297,9 +297,9 @@ class Client(
         """Returns the number of queued tasks of all tenants, by queue and priority."""
         return await self._call(self.admin.ListQueues, admin.ListQueuesRequest())
 
-    async def tools(self) -> admin.AdminServiceListToolsResponse:
+    async def tools(self) -> admin.ListOfferedToolsResponse:
         """Returns the tools that the tenant's tasks may call."""
-        return await self._call(self.admin.ListTools, admin.AdminServiceListToolsRequest())
+        return await self._call(self.admin.ListTools, admin.ListOfferedToolsRequest())
 
     async def tool_sources(self) -> admin.ListToolSourcesResponse:
         """Returns the tool sources and whether they are connected, as one replica of the tool service sees them."""
@@ -349,7 +349,7 @@ class Client(
 
     async def bills(self, task_id: str) -> AsyncGenerator[ledger_pb2.Bill]:
         """Yields the bills of a task, by step and model attempt."""
-        more, request = True, admin.AdminServiceListBillsRequest(task_id=task_id)
+        more, request = True, admin.ListBillsRequest(task_id=task_id)
         while more:
             page = await self._call(self.admin.ListBills, request)
             for bill in page.bills:
@@ -357,11 +357,11 @@ class Client(
                 request.after_step, request.after_attempt_number = bill.step, bill.attempt_number
             more = page.more
 
-    async def calls(self, task_id: str) -> AsyncGenerator[admin.AdminServiceListCallsResponse]:
+    async def calls(self, task_id: str) -> AsyncGenerator[admin.ListCallsResponse]:
         """Yields the call records of a task, page by page, each page with the tool service's fence."""
         more, after = True, ""
         while more:
-            request = admin.AdminServiceListCallsRequest(task_id=task_id, after_call_id=after)
+            request = admin.ListCallsRequest(task_id=task_id, after_call_id=after)
             page = await self._call(self.admin.ListCalls, request)
             yield page
             more = page.more

@@ -11,7 +11,7 @@ from google.protobuf.json_format import Parse, ParseError
 
 from tenure.domain.replay import Divergence, divergences
 from tenure.domain.task import REPLAY_LOOP
-from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.ledger import entries_to_domain
 
@@ -95,7 +95,7 @@ def replay_request(
 
 def record_for_worker(entries: Sequence[ledger_pb2.Entry]) -> bytes:
     """Returns the content of the file that TENURE_WORKER_RECORDED_CALLS_FILE names."""
-    return checkpoint_service_pb2.ListEntriesResponse(entries=entries).SerializeToString()
+    return api.ListTaskEntriesResponse(entries=entries).SerializeToString()
 
 
 def compare_runs(recorded: Sequence[ledger_pb2.Entry], replayed: Sequence[ledger_pb2.Entry]) -> list[Divergence]:

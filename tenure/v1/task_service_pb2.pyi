@@ -663,8 +663,12 @@ class ForkTaskRequest(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     OVERRIDES_FIELD_NUMBER: builtins.int
     WITHOUT_FILES_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The caller's id of this fork, as in a submit: unique in the tenant."""
+    """The caller's id of this fork, as in a submit: unique in the tenant, 1 to 128 characters, kept as long as the task.
+    Empty: the gateway creates one.
+    """
     task_id: builtins.str
     """The task to fork."""
     at_sequence: builtins.int
@@ -675,6 +679,10 @@ class ForkTaskRequest(message.Message):
     """The next message for the agent; at most 256 KiB. Empty: it continues by itself."""
     without_files: builtins.bool
     """Begin with an empty workspace."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
+    prepared_task_id: builtins.str
+    """For the ledger, cleared by the gateway: the fork's id, from PrepareFork; empty: any."""
     @builtins.property
     def overrides(self) -> task_pb2.ForkOverrides:
         """The fields in which the fork differs."""
@@ -689,10 +697,12 @@ class ForkTaskRequest(message.Message):
         message: builtins.str = ...,
         overrides: task_pb2.ForkOverrides | None = ...,
         without_files: builtins.bool = ...,
+        actor: builtins.str = ...,
+        prepared_task_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
     _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
@@ -712,7 +722,7 @@ class ForkTaskResponse(message.Message):
 
     @builtins.property
     def copied(self) -> workspace_pb2.CopiedFiles:
-        """The copied files; absent in an answer to a repeated request, or when there were no files to copy."""
+        """The copied files, which the ledger does not know; absent in an answer to a repeated request, or when there were no files to copy."""
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
 from tenure.runtime.postgres import BoundedConnection, PoolOptions, configure_session, open_pool
 from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_retention import ended
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase
@@ -167,7 +168,7 @@ async def test_ledger_plans_start_and_sweeps_stay_bounded(
         started = await checkpoint(dsn=grown.dsn)
         owner = await started.claim((await started.create()).task_id)
         await owner.commit(words())
-        request = pb.CheckpointServiceListTasksRequest(page_size=10)
+        request = tasks_pb.ListTasksRequest(page_size=10)
         assert (await started.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)).tasks
         watching = started.stub.WatchChanges(pb.WatchChangesRequest(), timeout=TIMEOUT_SECONDS)
         await anext(aiter(watching))

@@ -160,6 +160,16 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) ->
     assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
 
 
+async def test_a_client_does_not_choose_the_author_or_id_of_a_fork(world: Any) -> None:
+    forged = str(uuid.uuid4())
+    for number, without_files in enumerate((True, False)):
+        fields = {"message": "go on", "actor": "mallory", "prepared_task_id": forged, "without_files": without_files}
+        fork = await world.fork(f"r-{number}", **fields)
+        assert fork.task.task_id != forged
+        entries = await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=fork.task.task_id))
+        assert {entry.actor for entry in entries.entries} & {"mallory", "tenant/default"} == {"tenant/default"}
+
+
 async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
@@ -186,7 +196,7 @@ async def test_a_fork_whose_files_cannot_be_copied_is_refused(
 async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     """The gateway died between the copy and the fork, and the client does not repeat its request."""
     world.write("file")
-    request = ledger.CheckpointServiceForkTaskRequest(
+    request = api.ForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
     )
     prepare = ledger.PrepareForkRequest(fork=request)

@@ -12,6 +12,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_waits import waiting
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
@@ -24,7 +25,7 @@ async def listed(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list
     """All pages."""
     pages, token = [], ""
     while True:
-        request = pb.CheckpointServiceListTasksRequest(
+        request = tasks_pb.ListTasksRequest(
             filter=task_pb2.TaskFilter(**wanted), order=BY_DEADLINE, page_size=page_size, page_token=token
         )
         page = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
@@ -56,9 +57,7 @@ async def test_the_soonest_deadline_is_listed_first(
 
 async def test_an_unknown_order_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest):
-        await replica.stub.ListTasks(
-            pb.CheckpointServiceListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS
-        )
+        await replica.stub.ListTasks(tasks_pb.ListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS)
 
 
 async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint) -> None:
@@ -66,7 +65,7 @@ async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint
     oldest, *pruned = [(await replica.create()).task_id for _ in range(3)]
     for task_id in pruned:
         await replica.cancel(task_id)
-    request = pb.CheckpointServiceListTasksRequest(page_size=2)
+    request = tasks_pb.ListTasksRequest(page_size=2)
     async with await BoundedConnection.connect(replica.dsn) as postgres:
         await postgres.execute("lock table ledger.budgets in access exclusive mode")  # the ids are read without it
         listing = asyncio.ensure_future(replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))

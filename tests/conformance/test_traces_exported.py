@@ -21,6 +21,7 @@ from tenure.domain.traces import TracedTask
 from tenure.runtime import metrics
 from tenure.runtime.postgres import open_pool
 from tenure.runtime.settings import ConfigurationError, Secret, load
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.support.fix_checkpoint import (
@@ -299,7 +300,7 @@ async def test_traces_of_pruned_tasks_are_forgotten(checkpoint: MakeCheckpoint, 
     ledger = await checkpoint(traces=settings_of(collector))
     task_id = await worked_off(ledger, 1)
     await ended(collector, task_id)
-    request = pb.CheckpointServicePruneTasksRequest(task_id=task_id, actor="operator", reason="disk")
+    request = admin_pb.PruneTasksRequest(task_id=task_id, actor="operator", reason="disk")
     await ledger.stub.PruneTasks(request, timeout=CALL_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await ledger.query("select from ledger.traced_tasks"):

@@ -20,6 +20,7 @@ from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskS
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
 from tests.support.fix_simulator import REPOSITORY
@@ -179,7 +180,7 @@ async def test_a_resumed_function_has_its_sub_agents_once(
     task = await functions.bench.ended(task_id)
     assert state_name(task.state) == TaskState.SUCCEEDED, task.message
     [spawned] = await functions.bench.bodies(task_id, SubAgentsSpawned)
-    tree = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(root_task_id=task_id))
+    tree = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(root_task_id=task_id))
     tasks = (await functions.bench.ledger.ListTasks(tree, timeout=CALL_SECONDS)).tasks
     assert {one.task_id for one in tasks} == {task_id, *spawned.task_ids}
     below = [await functions.bench.task(one) for one in spawned.task_ids]

@@ -20,6 +20,7 @@ import pytest_asyncio
 from devstack import ServiceProcess, Stack
 from tenure.client import Client
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -303,9 +304,7 @@ async def test_renewals_are_listed_from_whichever_coordinator(install: Replicate
             await again.break_off()
 
 
-async def renewed(
-    install: Replicated, grant: coordinator_pb.Grant, count: int, after: int = 0
-) -> coordinator_pb.Renewals:
+async def renewed(install: Replicated, grant: coordinator_pb.Grant, count: int, after: int = 0) -> admin_pb.Renewals:
     """The renewals of the claim once there are so many, the newest after this moment."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

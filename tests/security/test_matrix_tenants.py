@@ -154,9 +154,9 @@ def of_tasks(things: Things) -> Mapping[str, Message]:
         "AdminService/CloseOutTask": admin.CloseOutTaskRequest(
             task_id=task, request_id=new, reason=WHY, to_state=task_pb2.TASK_STATE_FAILED
         ),
-        "AdminService/ListBills": admin.AdminServiceListBillsRequest(task_id=task),
-        "AdminService/ListCalls": admin.AdminServiceListCallsRequest(task_id=ended),
-        "AdminService/ListInDoubtCalls": admin.AdminServiceListInDoubtCallsRequest(task_id=task),
+        "AdminService/ListBills": admin.ListBillsRequest(task_id=task),
+        "AdminService/ListCalls": admin.ListCallsRequest(task_id=ended),
+        "AdminService/ListInDoubtCalls": admin.ListInDoubtCallsRequest(task_id=task),
         "AdminService/ListRefusals": admin.ListRefusalsRequest(task_id=task),
         "AdminService/PruneTasks": admin.PruneTasksRequest(task_id=ended, reason=WHY),
         "AdminService/RequeueTask": admin.RequeueTaskRequest(task_id=task, request_id=new, reason=WHY),

@@ -46,6 +46,7 @@ from tenure.runtime.signing import Signer, write_key_pair
 from tenure.serve import command_line
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.token import sign_task_claims
 from tests.support import forked
 from tests.support.fix_postgres import databases
@@ -133,8 +134,8 @@ class Checkpoint:
         return response.task
 
     async def get(self, task_id: str) -> task_pb2.Task:
-        request = pb.CheckpointServiceGetTaskRequest(task_id=task_id)
-        response: pb.CheckpointServiceGetTaskResponse = await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)
+        request = tasks_pb.GetTaskRequest(task_id=task_id)
+        response: tasks_pb.GetTaskResponse = await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)
         return response.task
 
     def sign(
@@ -208,8 +209,8 @@ class Checkpoint:
         entries: list[ledger_pb2.Entry] = []
         while True:
             after = entries[-1].sequence if entries else 0
-            request = pb.ListEntriesRequest(task_id=task_id, after_sequence=after)
-            page = await self.stub.ListEntries(request, timeout=TIMEOUT_SECONDS)
+            request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, after_sequence=after)
+            page = await self.stub.ListTaskEntries(request, timeout=TIMEOUT_SECONDS)
             entries.extend(page.entries)
             if not page.more:
                 return entries

@@ -32,6 +32,7 @@ from tenure.runtime.request_context import as_tenant
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer, write_key_pair
 from tenure.serve import command_line
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_task_claims
@@ -205,14 +206,14 @@ def execute_request(
 async def listed_sources(tools: ToolClient, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
     """Returns the sources of tools that the replica lists for this tenant, by name."""
     with as_tenant(tenant):
-        list_sources = await tools.stub.ListSources(tool_service_pb2.ListSourcesRequest(), timeout=CALL_SECONDS)
+        list_sources = await tools.stub.ListToolSources(admin_pb.ListToolSourcesRequest(), timeout=CALL_SECONDS)
     return {source.name: source for source in list_sources.sources}
 
 
 async def offered(tools: ToolClient, tenant: str) -> list[tool_pb2.OfferedTool]:
     """The tools that tasks of this tenant may be given, as the replica lists them without a token."""
     with as_tenant(tenant):
-        answer = await tools.stub.ListOfferedTools(tool_service_pb2.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
+        answer = await tools.stub.ListOfferedTools(admin_pb.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
     return list(answer.tools)
 
 

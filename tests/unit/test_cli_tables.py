@@ -66,8 +66,8 @@ def tool_sources() -> list[tool_pb2.ToolSource]:
 
 
 def test_tables_of_tools_are_the_golden_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def tools(_client: Client) -> admin_service_pb2.AdminServiceListToolsResponse:
-        return admin_service_pb2.AdminServiceListToolsResponse(tools=offered_tools())
+    async def tools(_client: Client) -> admin_service_pb2.ListOfferedToolsResponse:
+        return admin_service_pb2.ListOfferedToolsResponse(tools=offered_tools())
 
     async def sources(_client: Client) -> admin_service_pb2.ListToolSourcesResponse:
         return admin_service_pb2.ListToolSourcesResponse(sources=tool_sources(), instance="tools-1")

@@ -22,7 +22,7 @@ from tenure.validators import schemas_in
 
 SPEC = task_pb2.TaskSpec(result_schema_json="{}")
 OVERRIDES = task_pb2.ForkOverrides(result_schema_json="{}")
-FORK = ledger.CheckpointServiceForkTaskRequest(overrides=OVERRIDES)
+FORK = api.ForkTaskRequest(overrides=OVERRIDES)
 
 
 def everything(*schemas: str) -> Any:

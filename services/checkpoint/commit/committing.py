@@ -82,7 +82,7 @@ async def commit_batch(
             results.append(verdict)
         elif index in external.cut:
             message = (
-                f"too many external entries after sequence {commit.known_sequence}: read them with ListEntries and "
+                f"too many external entries after sequence {commit.known_sequence}: read them with ListTaskEntries and "
                 "commit again"
             )
             results.append(SequenceConflict(message, reason=TOO_MUCH_APPENDED))

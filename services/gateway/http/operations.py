@@ -207,7 +207,7 @@ async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.
 
 
 async def in_doubt(call: HttpCall, query: req.InDoubtQuery, _body: None) -> answers.InDoubtPage:
-    request = admin.AdminServiceListInDoubtCallsRequest(
+    request = admin.ListInDoubtCallsRequest(
         task_id=query.task_id, all=query.all, page_size=query.page_size, page_token=query.page_token
     )
     page = await call.one(call.stubs.admin.ListInDoubtCalls, request)
@@ -237,7 +237,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 
 
 async def tools(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.ToolList:
-    listed = await call.one(call.stubs.admin.ListTools, admin.AdminServiceListToolsRequest())
+    listed = await call.one(call.stubs.admin.ListTools, admin.ListOfferedToolsRequest())
     return answers.ToolList(tuple(map(convert.tool_info, listed.tools)))
 
 

@@ -10,7 +10,8 @@ import pytest
 from tenure.domain.in_doubt import DidNotHappen, Resolution
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.request_context import as_tenant
-from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_pb2
 from tenure.wire.tool import outcome_to_domain, resolution_to_wire
 from tests.support.fix_mcp import Configure, McpServers, offered
 from tests.support.fix_tools import (
@@ -76,11 +77,11 @@ async def test_runner_exit_does_not_prove_the_end_of_a_server_call(
     assert await tools_database("select ended_at is not null from runners") == [(True,)]
 
     again = await tool_service()
-    inner_request = tool_service_pb2.ListInDoubtCallsRequest(task_id=owner.task_id)
+    inner_request = admin_pb.ListInDoubtCallsRequest(task_id=owner.task_id)
     with as_tenant("default"):
         (listed,) = (await again.stub.ListInDoubtCalls(inner_request, timeout=CALL_SECONDS)).calls
-    assert (listed.runner_gone, listed.acts_elsewhere) == (False, True)
-    assert "was asked to stop" in listed.note
+    assert (listed.call.runner_gone, listed.call.acts_elsewhere) == (False, True)
+    assert "was asked to stop" in listed.call.note
     successor = grants.claim(owner.task_id, epoch=owner.epoch + 1)
     request = execute_request(successor, "1.0", "bank__wait", '{"file": "waits"}')
     word = Resolution(1, DidNotHappen(runner_proven_gone=True), "I looked", "olga")
