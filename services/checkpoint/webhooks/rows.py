@@ -48,7 +48,7 @@ class WebhookRow(NamedTuple):
     xid: int
     position: int
     read_at: datetime
-    turn: int
+    lease_number: int
     pending: int
     dead: int
     delivered: int

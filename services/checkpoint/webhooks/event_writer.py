@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.reads import filter_parameters, read_tasks
-from services.checkpoint.watch.change_feed import ChangeCursor, RecordedChange, read_changes
+from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.reads import read_tasks
+from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader, RecordedChange
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, gap_message
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
@@ -36,12 +36,12 @@ class SenderLeaseKey(NamedTuple):
 
     webhook_id: str
     tenant: str
-    turn: int
+    lease_number: int
 
     @property
     def key(self) -> dict[str, Any]:
         """The key as parameters of the statements."""
-        return {"webhook_id": self.webhook_id, "turn": self.turn}
+        return {"webhook_id": self.webhook_id, "lease": self.lease_number}
 
 
 class WebhookEvent(NamedTuple):
@@ -54,7 +54,7 @@ class WebhookEvent(NamedTuple):
     body: str
 
 
-class FeedReader(NamedTuple):
+class EventWriter(NamedTuple):
     """Reads the feed for one webhook. `patterns`: of event types. `webhook_name`: reminders name webhooks."""
 
     pool: Pool
@@ -66,9 +66,10 @@ class FeedReader(NamedTuple):
     async def read_on(self, cursor: ChangeCursor) -> bool:
         """Reads the next page of changes. Returns whether more may be readable at once."""
         pool, lease_key = self.pool, self.lease_key
-        if await _note_gap(pool, lease_key, cursor):
+        page = await FeedReader.of_tenant(pool, lease_key.tenant, self.task_filter).read(cursor)
+        if isinstance(page, FeedGap):
+            await _note_gap(pool, lease_key, cursor, page)
             return True
-        page = await read_changes(pool, lease_key.tenant, filter_parameters(self.task_filter), cursor)
         wanted = [change for change in page.changes if wants(self.patterns, _event(change))]
         wanted = await self._without_reminders_of_others(wanted)
         for start in range(0, len(wanted), EVENTS_A_WRITE):
@@ -154,43 +155,22 @@ async def _move(
     return await fetch_one(connection, WEBHOOKS.move_cursor, parameters) is not None
 
 
-async def _note_gap(pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor) -> bool:
-    """Returns whether there is a webhook gap. Records it, sends it to the endpoint, and moves the cursor behind it."""
-    async with ledger_connection(pool) as connection:
-        row = await fetch_one(connection, QUERIES.feed, {})
-    assert row is not None, "the row is made with the table and never deleted"
-    reason, behind = _gap(cursor, *row)
-    if reason is None:
-        return False
-    fields = {"webhook": lease_key.webhook_id, "reason": reason}
+async def _note_gap(pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor, gap: FeedGap) -> None:
+    """Records the webhook gap, sends it to the endpoint, and moves the cursor behind it."""
+    fields = {"webhook": lease_key.webhook_id, "reason": gap.reason}
     _log.warning("changes were pruned before a webhook read them", extra=fields)
-    metrics.count("tenure_webhook_gaps_total", reason=reason.value)
+    metrics.count("tenure_webhook_gaps_total", reason=gap.reason.value)
 
     async def work(connection: Connection) -> None:
-        ends = {"from_cursor": cursor.encoded(), "to_cursor": behind.encoded()}
-        times = await fetch_one(connection, WEBHOOKS.record_gap, {**lease_key.key, "reason": reason, **ends})
-        if times is None or not await _move(connection, lease_key, cursor, behind, 1):
+        ends = {"from_cursor": cursor.encoded(), "to_cursor": gap.cursor.encoded()}
+        times = await fetch_one(connection, WEBHOOKS.record_gap, {**lease_key.key, "reason": gap.reason, **ends})
+        if times is None or not await _move(connection, lease_key, cursor, gap.cursor, 1):
             return
         delivery_id = str(uuid_utils.uuid7())
-        body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(reason, *times, *ends.values())))
+        body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(gap.reason, *times, *ends.values())))
         await write_events(
             connection, lease_key.webhook_id, [WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)]
         )
         await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": lease_key.webhook_id, "kept": GAPS_KEPT})
 
     await in_ledger_transaction(pool, work)
-    return True
-
-
-def _gap(
-    cursor: ChangeCursor, feed_id: str, pruned_xid: int, pruned_position: int, horizon: int, newest: int
-) -> tuple[GapReason | None, ChangeCursor]:
-    """Returns the reason of a gap after the cursor, or None, and the cursor after which to read."""
-    oldest = ChangeCursor(feed_id, pruned_xid, pruned_position)
-    if cursor.feed_id != feed_id:
-        return GapReason.OTHER_FEED, oldest
-    if cursor.xid > newest:
-        return GapReason.PUT_BACK, ChangeCursor(feed_id, horizon, 0)
-    if cursor < oldest:
-        return GapReason.EXPIRED, oldest
-    return None, cursor
