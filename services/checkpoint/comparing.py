@@ -8,9 +8,9 @@ walks through the ledger in the same order, so that it holds one page of either 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, ledger_connection
@@ -30,36 +30,29 @@ class _OfTask(Protocol):
 
 TaskT = TypeVar("TaskT", bound=_OfTask)
 RecordT = TypeVar("RecordT", bound=_OfTask)
-FindingT_co = TypeVar("FindingT_co", covariant=True)
+FindingT = TypeVar("FindingT")
 
 
-class Comparison(Protocol[TaskT, RecordT, FindingT_co]):
-    """How one kind of records is compared with the ledger. `command`: the one that writes their lines.
+class Comparison(NamedTuple, Generic[TaskT, RecordT, FindingT]):
+    """How one kind of records is compared with the ledger.
 
-    `kinds`: of findings.
+    - `command`: writes the lines of the records. `kinds`: of findings
+    - `record`: returns the record of a line. Raises KeyError, TypeError or ValueError for another value
+    - `tasks`: returns a page of the ledger's tasks, in the order of the ids
+    - `findings`: of a task that the ledger has. `unknown`: of a task that it does not have
     """
 
-    @property
-    def command(self) -> str: ...
-    @property
-    def kinds(self) -> Iterable[str]: ...
-
-    def record(self, value: Any) -> RecordT:
-        """Returns the record of a line. Raises KeyError, TypeError or ValueError for any other value."""
-
-    async def tasks(self, pool: Pool, page: Mapping[str, Any]) -> Sequence[TaskT]:
-        """Returns a page of the ledger's tasks, in the order of the ids."""
-
-    def findings(self, task: TaskT, record: RecordT | None) -> Iterable[FindingT_co]:
-        """Returns the findings of a task that the ledger has."""
-
-    def unknown(self, record: RecordT) -> Iterable[FindingT_co]:
-        """Returns the findings of a task that the ledger does not have."""
+    command: str
+    kinds: Iterable[str]
+    record: Callable[[Any], RecordT]
+    tasks: Callable[[Pool, Mapping[str, Any]], Awaitable[Sequence[TaskT]]]
+    findings: Callable[[TaskT, RecordT | None], Iterable[FindingT]]
+    unknown: Callable[[RecordT], Iterable[FindingT]]
 
 
 async def compare(
-    comparison: Comparison[TaskT, RecordT, FindingT_co], pool: Pool, lines: Iterable[str]
-) -> AsyncIterator[FindingT_co]:
+    comparison: Comparison[TaskT, RecordT, FindingT], pool: Pool, lines: Iterable[str]
+) -> AsyncIterator[FindingT]:
     """Yields the findings, task by task. `lines`: of the command. Raises ValueError for other lines."""
     records, after = (_read(comparison, line) for line in lines if line.strip()), _FIRST
     while after != _LAST:
@@ -74,8 +67,8 @@ async def compare(
 
 
 async def _compare_range(
-    comparison: Comparison[TaskT, RecordT, FindingT_co], pool: Pool, page: dict[str, RecordT], after: str, until: str
-) -> AsyncIterator[FindingT_co]:
+    comparison: Comparison[TaskT, RecordT, FindingT], pool: Pool, page: dict[str, RecordT], after: str, until: str
+) -> AsyncIterator[FindingT]:
     unknown, is_full = dict(page), True
     while is_full:
         tasks = await comparison.tasks(pool, {"after": after, "until": until, "limit": PAGE})
@@ -91,7 +84,7 @@ async def _compare_range(
                 yield finding
 
 
-def _read(comparison: Comparison[TaskT, RecordT, FindingT_co], line: str) -> RecordT:
+def _read(comparison: Comparison[TaskT, RecordT, FindingT], line: str) -> RecordT:
     try:
         return comparison.record(json.loads(line))
     except (KeyError, TypeError, ValueError) as error:

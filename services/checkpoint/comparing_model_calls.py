@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.comparing import RESTORE, rows_of
+from services.checkpoint.comparing import RESTORE, Comparison, rows_of
 from tenure.runtime.postgres import Pool
 
 
@@ -67,36 +67,33 @@ class _NewestAttempt(NamedTuple):
     is_open: bool
 
 
-class ModelCallComparison:
-    """The comparison of the ledger's newest model attempts with the newest calls of the model runners."""
+def _record(value: Any) -> RecordedGeneration:
+    attempt = int(value["step"]), int(value["attempt_number"])
+    return RecordedGeneration(str(UUID(value["task_id"])), str(value["tenant"]), attempt, str(value["sent_at"]))
 
-    command = "tenure serve models list-calls"
-    kinds = ModelCallFindingKind
 
-    def record(self, value: Any) -> RecordedGeneration:
-        """Reads a line."""
-        attempt = int(value["step"]), int(value["attempt_number"])
-        return RecordedGeneration(str(UUID(value["task_id"])), str(value["tenant"]), attempt, str(value["sent_at"]))
+async def _tasks(pool: Pool, page: Mapping[str, Any]) -> list[_NewestAttempt]:
+    return [_NewestAttempt(*row) for row in await rows_of(pool, RESTORE.page_of_attempts, page)]
 
-    async def tasks(self, pool: Pool, page: Mapping[str, Any]) -> list[_NewestAttempt]:
-        """Returns a page of tasks with their newest attempts."""
-        return [_NewestAttempt(*row) for row in await rows_of(pool, RESTORE.page_of_attempts, page)]
 
-    def findings(self, task: _NewestAttempt, record: RecordedGeneration | None) -> Iterator[ModelCallFinding]:
-        """Yields the findings of a task."""
-        newest = task.step, task.number
-        if record is not None and record.attempt > newest and record.sent_at:
-            yield record.unknown()
-        if task.is_open and (record is None or record.attempt != newest):
-            yield ModelCallFinding(
-                finding=ModelCallFindingKind.LOST_MODEL_CALL,
-                task_id=task.task_id,
-                tenant=task.tenant,
-                step=task.step,
-                attempt_number=task.number,
-            )
+def _findings(task: _NewestAttempt, record: RecordedGeneration | None) -> Iterator[ModelCallFinding]:
+    newest = task.step, task.number
+    if record is not None and record.attempt > newest and record.sent_at:
+        yield record.unknown()
+    if task.is_open and (record is None or record.attempt != newest):
+        yield ModelCallFinding(
+            finding=ModelCallFindingKind.LOST_MODEL_CALL,
+            task_id=task.task_id,
+            tenant=task.tenant,
+            step=task.step,
+            attempt_number=task.number,
+        )
 
-    def unknown(self, record: RecordedGeneration) -> Iterator[ModelCallFinding]:
-        """Yields the call of a task that the ledger does not have, if it was sent."""
-        if record.sent_at:
-            yield record.unknown()
+
+def _unknown(record: RecordedGeneration) -> Iterator[ModelCallFinding]:
+    return iter([record.unknown()] if record.sent_at else [])
+
+
+MODEL_CALLS: Final = Comparison(
+    "tenure serve models list-calls", ModelCallFindingKind, _record, _tasks, _findings, _unknown
+)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
-from services.checkpoint.comparing import RESTORE, rows_of
+from services.checkpoint.comparing import RESTORE, Comparison, rows_of
 from services.checkpoint.entries import KINDS
 from tenure.domain.waiting_calls import WAITING_TOOLS
 from tenure.runtime.postgres import Pool
@@ -74,41 +74,25 @@ class _LedgerTask:
     effects: dict[str, str] = field(default_factory=dict)
 
 
-class ToolCallComparison:
-    """The comparison of the ledger's tool calls with their records."""
-
-    command = "tenure serve tools list-records"
-    kinds = FindingKind
-
-    def record(self, value: Any) -> RecordedTask:
-        """Reads a line."""
-        calls = [{name: str(call[name]) for name in _CALL_FIELDS} for call in value["calls"]]
-        by_id = {call["call_id"]: call for call in calls}
-        return RecordedTask(str(UUID(value["task_id"])), str(value["tenant"]), by_id)
-
-    async def tasks(self, pool: Pool, page: Mapping[str, Any]) -> list[_LedgerTask]:
-        """Returns a page of tasks, the live ones with their intents."""
-        tasks = [
-            _LedgerTask(task_id, tenant, is_live, claims > 0, open_calls, _call_of(wait) if wait else "")
-            for task_id, tenant, is_live, claims, open_calls, wait in await rows_of(pool, RESTORE.page_of_tasks, page)
-        ]
-        await _read_intents(pool, [task for task in tasks if task.is_live])
-        return tasks
-
-    def findings(self, task: _LedgerTask, record: RecordedTask | None) -> Iterator[Finding]:
-        """Yields the findings of a live task."""
-        if task.is_live:
-            yield from _findings(task, record.calls if record is not None else {})
-
-    def unknown(self, record: RecordedTask) -> Iterator[Finding]:
-        """Yields the calls of a task that the ledger does not have."""
-        if not record.calls:
-            yield Finding(finding=FindingKind.UNKNOWN_TASK, task_id=record.task_id, tenant=record.tenant)
-        for call in record.calls.values():
-            yield _of_call(FindingKind.UNKNOWN_TASK, record.task_id, record.tenant, call)
+def _record(value: Any) -> RecordedTask:
+    calls = [{name: str(call[name]) for name in _CALL_FIELDS} for call in value["calls"]]
+    by_id = {call["call_id"]: call for call in calls}
+    return RecordedTask(str(UUID(value["task_id"])), str(value["tenant"]), by_id)
 
 
-def _findings(task: _LedgerTask, calls: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+async def _tasks(pool: Pool, page: Mapping[str, Any]) -> list[_LedgerTask]:
+    tasks = [
+        _LedgerTask(task_id, tenant, is_live, claims > 0, open_calls, _call_of(wait) if wait else "")
+        for task_id, tenant, is_live, claims, open_calls, wait in await rows_of(pool, RESTORE.page_of_tasks, page)
+    ]
+    await _read_intents(pool, [task for task in tasks if task.is_live])
+    return tasks
+
+
+def _findings(task: _LedgerTask, record: RecordedTask | None) -> Iterator[Finding]:
+    if not task.is_live:
+        return
+    calls = record.calls if record is not None else {}
     if task.was_started:
         yield Finding(finding=FindingKind.IN_FLIGHT, task_id=task.task_id, tenant=task.tenant)
     for call_id in task.open_calls:
@@ -129,6 +113,13 @@ def _findings(task: _LedgerTask, calls: Mapping[str, Mapping[str, str]]) -> Iter
             )
     for call_id in calls.keys() - task.intents.keys():
         yield _of_call(FindingKind.UNKNOWN_CALL, task.task_id, task.tenant, calls[call_id])
+
+
+def _unknown(task: RecordedTask) -> Iterator[Finding]:
+    if not task.calls:
+        yield Finding(finding=FindingKind.UNKNOWN_TASK, task_id=task.task_id, tenant=task.tenant)
+    for call in task.calls.values():
+        yield _of_call(FindingKind.UNKNOWN_TASK, task.task_id, task.tenant, call)
 
 
 def _of_call(kind: FindingKind, task_id: str, tenant: str, call: Mapping[str, str]) -> Finding:
@@ -163,3 +154,6 @@ async def _read_intents(pool: Pool, tasks: Sequence[_LedgerTask]) -> None:
 
 def _effect_of(tool: tool_pb2.ToolDefinition) -> str:
     return EFFECT_CLASSES.to_domain(tool.effect_class).value
+
+
+TOOL_CALLS: Final = Comparison("tenure serve tools list-records", FindingKind, _record, _tasks, _findings, _unknown)

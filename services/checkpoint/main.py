@@ -22,8 +22,8 @@ from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.comparing import Comparison, compare
-from services.checkpoint.comparing_model_calls import ModelCallComparison
-from services.checkpoint.comparing_tool_calls import ToolCallComparison
+from services.checkpoint.comparing_model_calls import MODEL_CALLS
+from services.checkpoint.comparing_tool_calls import TOOL_CALLS
 from services.checkpoint.epochs import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
@@ -419,7 +419,7 @@ def main() -> int:
         "operator-key": print_operator_key,
         "reencrypt": seal_secrets_again,
         "raise-generation": raise_after_restore,
-        "compare-records": partial(print_findings, ToolCallComparison()),
-        "compare-model-calls": partial(print_findings, ModelCallComparison()),
+        "compare-records": partial(print_findings, TOOL_CALLS),
+        "compare-model-calls": partial(print_findings, MODEL_CALLS),
     }
     return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)

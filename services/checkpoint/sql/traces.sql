@@ -33,13 +33,6 @@ with page as materialized (
 )
 select (select max(task_id::text) from page) from trace_feed where one and lease_number = %(lease)b;
 
--- name: skip_gap
--- The changes after the cursor are gone: continues with the oldest.
-update trace_feed
-   set feed_id = %(feed_id)b::text::uuid, xid = %(xid)b::bigint::text::xid8, position = %(position)b, read_at = now()
- where one and lease_number = %(lease)b
-returning lease_number;
-
 -- name: read_changes
 -- The next page of all tenants, in the order of the feed, with the columns of changes_after.
 with page as (
@@ -62,8 +55,10 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
 -- Moves the cursor from where this replica read it, and makes the tasks due.
 with moved as (
   update trace_feed
-     set xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b, read_at = clock_timestamp()
-   where one and lease_number = %(lease)b and xid = %(xid)b::bigint::text::xid8 and position = %(position)b
+     set feed_id = %(to_feed_id)b::text::uuid, xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b,
+         read_at = clock_timestamp()
+   where one and lease_number = %(lease)b and feed_id = %(feed_id)b::text::uuid
+     and xid = %(xid)b::bigint::text::xid8 and position = %(position)b
   returning lease_number
 ), made_due as (
   insert into traced_tasks (task_id)

@@ -13,13 +13,13 @@ from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.row_lease import RowLease
-from services.checkpoint.watch.change_feed import ChangeCursor, ChangePage, FeedGap, FeedReader
+from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader
 from tenure.domain.traces import TracedTask
 from tenure.runtime import metrics
 from tenure.runtime.sql import Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tenure.runtime.postgres import Connection, Pool
 
@@ -111,19 +111,13 @@ class ExportLease:
             await self._skip_gap(page)
             return True
         if page.changes or time.monotonic() - self._moved_at > REFRESH_SECONDS:
-            await self._note_changes(page)
+            await self._move(page.cursor, (change.task_id for change in page.changes))
         return page.full
 
-    async def _note_changes(self, page: ChangePage) -> None:
-        parameters = {
-            "xid": self._cursor.xid,
-            "position": self._cursor.position,
-            "to_xid": page.cursor.xid,
-            "to_position": page.cursor.position,
-            "task_ids": sorted({change.task_id for change in page.changes}),
-        }
+    async def _move(self, behind: ChangeCursor, task_ids: Iterable[str] = ()) -> None:
+        parameters = {**self._cursor.to(behind), "task_ids": sorted(set(task_ids))}
         if await self._lease.write(TRACES.note_changes, parameters) is not None:
-            self._cursor, self._moved_at = page.cursor, time.monotonic()
+            self._cursor, self._moved_at = behind, time.monotonic()
 
     async def _skip_gap(self, gap: FeedGap) -> None:
         _log.warning("changes were pruned before traces read them: traces of tasks that ended then may be missing")
@@ -133,8 +127,8 @@ class ExportLease:
             await self.keep()
             row = await self._lease.write(TRACES.make_known_due, {"after": after, "limit": KNOWN_A_PAGE})
             after = row[0] if row is not None else None
-        if not self.is_lost() and await self._lease.write(TRACES.skip_gap, gap.cursor._asdict()) is not None:
-            self._cursor = gap.cursor
+        if not self.is_lost():
+            await self._move(gap.cursor)
 
 
 async def take_lease(pool: Pool, holder: str) -> ExportLease | None:

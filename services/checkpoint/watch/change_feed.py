@@ -47,6 +47,10 @@ class ChangeCursor(NamedTuple):
         plain_text = f"{_VERSION} {self.feed_id} {self.xid} {self.position}"
         return base64.urlsafe_b64encode(plain_text.encode()).decode().rstrip("=")
 
+    def to(self, behind: ChangeCursor) -> dict[str, Any]:
+        """Returns the parameters of a statement that moves a cursor from here."""
+        return {**self._asdict(), **{f"to_{name}": value for name, value in behind._asdict().items()}}
+
     @classmethod
     def decoded(cls, text: str) -> ChangeCursor:
         """Parses a cursor. Raises InvalidRequest for a text that the service did not issue."""
@@ -167,12 +171,7 @@ class FeedReader:
 
     async def read(self, cursor: ChangeCursor) -> ChangePage | FeedGap:
         """Returns the page after the cursor, or the gap there."""
-        parameters = {
-            **self.parameters,
-            "xid": cursor.xid,
-            "position": cursor.position,
-            "page_size": self.page_size,
-        }
+        parameters = {**self.parameters, **cursor._asdict(), "page_size": self.page_size}
         async with ledger_connection(self.pool) as connection:
             rows = await fetch_all(connection, self.statement, parameters)
         feed, held_back = _Feed(*rows[0][:5]), rows[0][5]

@@ -65,21 +65,20 @@ class EventWriter(NamedTuple):
 
     async def read_on(self, cursor: ChangeCursor) -> bool:
         """Reads the next page of changes. Returns whether more may be readable at once."""
-        pool, lease_key = self.pool, self.lease_key
-        page = await FeedReader.of_tenant(pool, lease_key.tenant, self.task_filter).read(cursor)
+        page = await FeedReader.of_tenant(self.pool, self.lease_key.tenant, self.task_filter).read(cursor)
         if isinstance(page, FeedGap):
-            await _note_gap(pool, lease_key, cursor, page)
+            await self._note_gap(cursor, page)
             return True
         wanted = [change for change in page.changes if wants(self.patterns, _event(change))]
         wanted = await self._without_reminders_of_others(wanted)
         for start in range(0, len(wanted), EVENTS_A_WRITE):
             some = wanted[start : start + EVENTS_A_WRITE]
             behind = some[-1].cursor
-            if not await _advance(pool, lease_key, cursor, behind, await _events(pool, lease_key.tenant, some)):
+            if not await self._advance(cursor, behind, await self._events(some)):
                 return False
             await failpoint("checkpoint.after_events")
             cursor = behind
-        await _advance(pool, lease_key, cursor, page.cursor, [])
+        await self._advance(cursor, page.cursor, [])
         return page.full
 
     async def _without_reminders_of_others(self, changes: list[RecordedChange]) -> list[RecordedChange]:
@@ -100,20 +99,59 @@ class EventWriter(NamedTuple):
             if reminded.get((change.task_id, change.sequence), "") in {"", self.webhook_name}
         ]
 
+    async def _events(self, changes: Sequence[RecordedChange]) -> list[WebhookEvent]:
+        """Returns events with the tasks as they are now; a task that was pruned is left out of its event."""
+        async with ledger_connection(self.pool) as connection:
+            task_ids = sorted({change.task_id for change in changes})
+            result = await read_tasks(connection, self.lease_key.tenant, task_ids)
+        tasks = {task.task_id: task for task in result}
+        return [_event_with_task(change, tasks.get(change.task_id)) for change in changes]
+
+    async def _advance(self, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]) -> bool:
+        """Moves the cursor and writes the events. Returns False, and writes nothing, when another sender lease
+        began.
+        """
+
+        async def work(connection: Connection) -> bool:
+            return await self._move(connection, cursor, behind, events)
+
+        return await in_ledger_transaction(self.pool, work)
+
+    async def _move(
+        self, connection: Connection, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]
+    ) -> bool:
+        parameters = {**self.lease_key.key, **cursor.to(behind), "written": len(events)}
+        is_moved = await fetch_one(connection, WEBHOOKS.move_cursor, parameters) is not None
+        if is_moved and events:
+            await write_events(connection, self.lease_key.webhook_id, events)
+        return is_moved
+
+    async def _note_gap(self, cursor: ChangeCursor, gap: FeedGap) -> None:
+        """Records the webhook gap, sends it to the endpoint, and moves the cursor behind it."""
+        webhook_id, key = self.lease_key.webhook_id, self.lease_key.key
+        fields = {"webhook": webhook_id, "reason": gap.reason}
+        _log.warning("changes were pruned before a webhook read them", extra=fields)
+        metrics.count("tenure_webhook_gaps_total", reason=gap.reason.value)
+
+        async def work(connection: Connection) -> None:
+            ends = {"from_cursor": cursor.encoded(), "to_cursor": gap.cursor.encoded()}
+            times = await fetch_one(connection, WEBHOOKS.record_gap, {**key, "reason": gap.reason, **ends})
+            if times is None:
+                return
+            delivery_id = str(uuid_utils.uuid7())
+            body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(gap.reason, *times, *ends.values())))
+            event = WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)
+            if await self._move(connection, cursor, gap.cursor, [event]):
+                await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": webhook_id, "kept": GAPS_KEPT})
+
+        await in_ledger_transaction(self.pool, work)
+
 
 async def write_events(connection: Connection, webhook_id: str, events: Sequence[WebhookEvent]) -> None:
     """Inserts deliveries in order. The caller has locked the webhook's row, which counts them."""
     names = ("delivery_ids", "event_types", "lines", "sequences", "bodies")
     columns = dict(zip(names, map(list, zip(*events, strict=True)), strict=True))
     await connection.execute(WEBHOOKS.write_deliveries, {"webhook_id": webhook_id, **columns})
-
-
-async def _events(pool: Pool, tenant: str, changes: Sequence[RecordedChange]) -> list[WebhookEvent]:
-    """Returns events with the tasks as they are now; a task that was pruned is left out of its event."""
-    async with ledger_connection(pool) as connection:
-        result = await read_tasks(connection, tenant, sorted({change.task_id for change in changes}))
-    tasks = {task.task_id: task for task in result}
-    return [_event_with_task(change, tasks.get(change.task_id)) for change in changes]
 
 
 def _event_with_task(change: RecordedChange, task: task_pb2.Task | None) -> WebhookEvent:
@@ -126,51 +164,3 @@ def _event_with_task(change: RecordedChange, task: task_pb2.Task | None) -> Webh
 
 def _event(change: RecordedChange) -> str:
     return event_of(TaskState(change.state), change.reason, cancel_requested=change.cancel_requested)
-
-
-async def _advance(
-    pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]
-) -> bool:
-    """Moves the cursor and writes the events. Returns False, and writes nothing, when another sender lease began."""
-
-    async def work(connection: Connection) -> bool:
-        if not await _move(connection, lease_key, cursor, behind, len(events)):
-            return False
-        if events:
-            await write_events(connection, lease_key.webhook_id, events)
-        return True
-
-    return await in_ledger_transaction(pool, work)
-
-
-async def _move(
-    connection: Connection, lease_key: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, written: int
-) -> bool:
-    parameters = {
-        **lease_key.key,
-        **cursor._asdict(),
-        **{f"to_{name}": value for name, value in behind._asdict().items()},
-        "written": written,
-    }
-    return await fetch_one(connection, WEBHOOKS.move_cursor, parameters) is not None
-
-
-async def _note_gap(pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor, gap: FeedGap) -> None:
-    """Records the webhook gap, sends it to the endpoint, and moves the cursor behind it."""
-    fields = {"webhook": lease_key.webhook_id, "reason": gap.reason}
-    _log.warning("changes were pruned before a webhook read them", extra=fields)
-    metrics.count("tenure_webhook_gaps_total", reason=gap.reason.value)
-
-    async def work(connection: Connection) -> None:
-        ends = {"from_cursor": cursor.encoded(), "to_cursor": gap.cursor.encoded()}
-        times = await fetch_one(connection, WEBHOOKS.record_gap, {**lease_key.key, "reason": gap.reason, **ends})
-        if times is None or not await _move(connection, lease_key, cursor, gap.cursor, 1):
-            return
-        delivery_id = str(uuid_utils.uuid7())
-        body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(gap.reason, *times, *ends.values())))
-        await write_events(
-            connection, lease_key.webhook_id, [WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)]
-        )
-        await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": lease_key.webhook_id, "kept": GAPS_KEPT})
-
-    await in_ledger_transaction(pool, work)
