@@ -8,7 +8,7 @@ walks through the ledger in the same order, so that it holds one page of either 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -45,7 +45,7 @@ class Comparison(NamedTuple, Generic[TaskT, RecordT, FindingT]):
     command: str
     kinds: Iterable[str]
     record: Callable[[Any], RecordT]
-    tasks: Callable[[Pool, Mapping[str, Any]], Awaitable[Sequence[TaskT]]]
+    tasks: Callable[[Pool, dict[str, Any]], Awaitable[Sequence[TaskT]]]
     findings: Callable[[TaskT, RecordT | None], Iterable[FindingT]]
     unknown: Callable[[RecordT], Iterable[FindingT]]
 
@@ -91,7 +91,7 @@ def _read(comparison: Comparison[TaskT, RecordT, FindingT], line: str) -> Record
         raise ValueError(f"not a line of `{comparison.command}`: {line.strip()[:80]!r}") from error
 
 
-async def rows_of(pool: Pool, statement: bytes, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+async def rows_of(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Returns the rows of a statement."""
     async with ledger_connection(pool) as connection:
         return await fetch_all(connection, statement, parameters)

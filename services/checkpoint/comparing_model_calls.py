@@ -5,7 +5,7 @@ The model runner's command `list-calls` writes a line of JSON for each task, in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -72,7 +72,7 @@ def _record(value: Any) -> RecordedGeneration:
     return RecordedGeneration(str(UUID(value["task_id"])), str(value["tenant"]), attempt, str(value["sent_at"]))
 
 
-async def _tasks(pool: Pool, page: Mapping[str, Any]) -> list[_NewestAttempt]:
+async def _tasks(pool: Pool, page: dict[str, Any]) -> list[_NewestAttempt]:
     return [_NewestAttempt(*row) for row in await rows_of(pool, RESTORE.page_of_attempts, page)]
 
 

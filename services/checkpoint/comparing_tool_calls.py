@@ -80,7 +80,7 @@ def _record(value: Any) -> RecordedTask:
     return RecordedTask(str(UUID(value["task_id"])), str(value["tenant"]), by_id)
 
 
-async def _tasks(pool: Pool, page: Mapping[str, Any]) -> list[_LedgerTask]:
+async def _tasks(pool: Pool, page: dict[str, Any]) -> list[_LedgerTask]:
     tasks = [
         _LedgerTask(task_id, tenant, is_live, claims > 0, open_calls, _call_of(wait) if wait else "")
         for task_id, tenant, is_live, claims, open_calls, wait in await rows_of(pool, RESTORE.page_of_tasks, page)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -414,7 +414,7 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
 
 def main() -> int:
     """Runs the service and returns the exit code."""
-    commands = {
+    commands: dict[str, Callable[[Process, CheckpointSettings], Awaitable[None]]] = {
         "migrate": migrate_only,
         "operator-key": print_operator_key,
         "reencrypt": seal_secrets_again,

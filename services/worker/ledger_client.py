@@ -66,7 +66,8 @@ class LedgerClient:
         """
         answer: asyncio.Future[pb.TaggedCommitResult] = asyncio.get_running_loop().create_future()
         tag = self._frames.send(request, partial(_settle, answer))
-        result = await self._frames.last_event(tag, answer, timeout_seconds, "the ledger did not answer a commit")
+        late = "the ledger did not answer a commit"
+        result: pb.TaggedCommitResult = await self._frames.last_event(tag, answer, timeout_seconds, late)
         return result.response
 
     async def entries_after(self, task_id: str, sequence: int) -> tuple[list[Entry], bool]:
