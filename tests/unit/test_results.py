@@ -11,9 +11,9 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.next_action import (
+    AskAgain,
     CallModel,
     CloseOut,
-    ContinueTruncated,
     CorrectAnswer,
     ValidateResult,
     after_validation,
@@ -209,7 +209,7 @@ def test_message_precedes_the_validation() -> None:
 
 def test_a_continued_answer_is_validated_as_a_whole() -> None:
     cut = answered(1, '{"pri', "max_tokens")
-    assert isinstance(next_action(point(*cut)), ContinueTruncated)
+    assert isinstance(next_action(point(*cut)), AskAgain)
     end = validated(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
     assert isinstance(end, CloseOut)
     assert end.result_json == '{"price": 3}'
