@@ -27,8 +27,9 @@ retention/        pruning of ended tasks
 tenants/          quotas, usage windows and billed usage of tenants
 schedules/        schedules and their runs
 webhooks/         webhooks and their deliveries
-comparing.py      compares the ledger with the records of the tool service after a restore
-comparing_model_calls.py  the same with the records of the model runners
+row_lease.py      a replica's time-limited right to the work that one row describes
+comparing.py      compares the ledger with other records after a restore, task by task
+comparing_tool_calls.py, comparing_model_calls.py  with the records of the tool service, of the model runners
 entries.py        entry kinds, and reading entries in pages
 not_found.py      the error for a missing or pruned task
 queries.py        the SQL statements and the connections that run them

@@ -7,11 +7,11 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.checkpoint.agents.servicer import AgentServicer
 from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
@@ -21,8 +21,9 @@ from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher, report_health
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
-from services.checkpoint.comparing import FindingKind, compare
-from services.checkpoint.comparing_model_calls import ModelCallFindingKind, compare_model_calls
+from services.checkpoint.comparing import Comparison, compare
+from services.checkpoint.comparing_model_calls import MODEL_CALLS
+from services.checkpoint.comparing_tool_calls import TOOL_CALLS
 from services.checkpoint.epochs import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
@@ -156,8 +157,8 @@ class CheckpointSettings:
 
     def problems(self) -> Iterator[str]:
         """Yields violated relations between the settings."""
-        if self.webhook.turn_seconds < 2 * self.smtp.longest_seconds:
-            yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
+        if self.webhook.lease_seconds < 2 * self.smtp.longest_seconds:
+            yield f"{WEBHOOK_PREFIX}LEASE_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
         yield from dsn_problems(self.common, "TENURE_CHECKPOINT_POSTGRES_DSN", self.postgres_dsn)
         yield from dsn_problems(self.common, f"{STANDBY_PREFIX}DSN", self.standby.dsn)
 
@@ -391,37 +392,20 @@ async def raise_after_restore(process: Process, settings: CheckpointSettings) ->
     sys.stdout.write(f"generation {raised}, before {generation}\n")
 
 
-async def print_findings(process: Process, settings: CheckpointSettings) -> None:
-    """Compares the ledger with the call records on standard input, and prints a line of JSON for each finding.
+async def print_findings(comparison: Comparison[Any, Any, Any], process: Process, settings: CheckpointSettings) -> None:
+    """Compares the ledger with the records on standard input, and prints a line of JSON for each finding.
 
-    Raises ConfigurationError for an input that is not of `tenure serve tools list-records`.
+    Raises ConfigurationError for an input that is not of the comparison's command.
     """
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
     counts: Counter[str] = Counter()
     try:
-        async for finding in compare(pool, sys.stdin):
+        async for finding in compare(comparison, pool, sys.stdin):
             counts[finding.finding] += 1
             sys.stdout.write(f"{json.dumps(asdict(finding))}\n")
     except ValueError as error:
         raise ConfigurationError([str(error)]) from error
-    for kind in FindingKind:
-        sys.stderr.write(f"{kind:<13} {counts[kind]}\n")
-
-
-async def print_model_findings(process: Process, settings: CheckpointSettings) -> None:
-    """Compares the ledger with the model calls on standard input, and prints a line of JSON for each finding.
-
-    Raises ConfigurationError for an input that is not of `tenure serve models list-calls`.
-    """
-    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
-    counts: Counter[str] = Counter()
-    try:
-        async for finding in compare_model_calls(pool, sys.stdin):
-            counts[finding.finding] += 1
-            sys.stdout.write(f"{json.dumps(asdict(finding))}\n")
-    except ValueError as error:
-        raise ConfigurationError([str(error)]) from error
-    for kind in ModelCallFindingKind:
+    for kind in comparison.kinds:
         sys.stderr.write(f"{kind:<18} {counts[kind]}\n")
 
 
@@ -434,13 +418,13 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
 
 def main(open_notifier: OpenNotifier) -> int:
     """Runs the service and returns the exit code."""
-    commands = {
+    commands: dict[str, Callable[[Process, CheckpointSettings], Awaitable[None]]] = {
         "migrate": migrate_only,
         "operator-key": print_operator_key,
         "reencrypt": seal_secrets_again,
         "raise-generation": raise_after_restore,
-        "compare-records": print_findings,
-        "compare-model-calls": print_model_findings,
+        "compare-records": partial(print_findings, TOOL_CALLS),
+        "compare-model-calls": partial(print_findings, MODEL_CALLS),
     }
     composing = partial(compose, open_notifier=open_notifier)
     return run_service(NAME, CheckpointSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)

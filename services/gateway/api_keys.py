@@ -21,7 +21,7 @@ from tenure.domain.access import (
 )
 from tenure.domain.errors import NotFound, Unauthenticated
 from tenure.runtime.access_control import current_principal
-from tenure.runtime.call_limiter import Turns
+from tenure.runtime.call_limiter import CallQueue
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS, stored_key
 
@@ -40,7 +40,7 @@ Anybody can send such keys, and each costs a query of the ledger, whose connecti
 class ApiKeys:
     """Verifies keys. Reads each key from the ledger, and again after `FRESH_SECONDS`; calls share a read.
 
-    Calls with keys that may not exist wait for their turn, fairly between the addresses that they come from.
+    Calls with keys that may not exist wait, fairly between the addresses that they come from.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -48,7 +48,7 @@ class ApiKeys:
         self._known: OrderedDict[str, tuple[float, StoredApiKey]] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()  # when the ledger had no such key
         self._reads: dict[str, asyncio.Task[StoredApiKey | None]] = {}
-        self._turns = Turns("the look-up of unknown API keys", MAX_LOOK_UPS, MAX_LOOK_UPS // 2)
+        self._look_ups = CallQueue("the look-up of unknown API keys", MAX_LOOK_UPS, MAX_LOOK_UPS // 2)
 
     async def authenticate(self, key: str, address: str) -> Principal:
         """Returns the client that the key stands for. `address`: where the call comes from.
@@ -77,11 +77,11 @@ class ApiKeys:
             read.exception()  # asyncio would log the error of a read whose calls were all cancelled
 
     async def _look_up_in_turn(self, key_id: str, address: str) -> StoredApiKey | None:
-        await self._turns.take(address)
+        await self._look_ups.take(address)
         try:
             return await self._look_up(key_id)
         finally:
-            self._turns.give(address)
+            self._look_ups.give(address)
 
     async def _look_up(self, key_id: str) -> StoredApiKey | None:
         began = monotonic()

@@ -19,10 +19,10 @@ from services.worker.tools_client import CallLimits, OwnCall, ToolsClient
 from tenure.domain.entries import ToolIntent, ToolsDefined, Transition, UserMessage
 from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import Resolution
+from tenure.domain.next_action import ExecuteTools, next_action
 from tenure.domain.outputs import FileDigest
 from tenure.domain.replay import CallKey, RecordedRun, call_key, messages_due
 from tenure.domain.tools import Outcome
-from tenure.domain.turn import ExecuteTools, next_action
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import task_service_pb2 as tasks_pb

@@ -19,7 +19,7 @@ claim
   slots.py              free slots by tier
   crash_loop.py         when a task that kills its workers fails
 step
-  turn.py               the next action of the `messages` loop
+  next_action.py        the next action of the `messages` loop
   conversation.py       the messages of a model call
   compaction.py         when and how to shorten them
   budget.py             prices, reservations, settlements

@@ -16,7 +16,7 @@ model_labels.py          the labels of a model in metrics
 sampling.py              samples the metrics of a process once a second
 prometheus.py            serves the metrics to Prometheus
 telemetry.py             the export of metrics to an OpenTelemetry collector
-metrics_http.py          the export over HTTP; otlp_target.py says where to, otlp_http.py sends
+otlp_http.py             the export over HTTP; otlp_target.py says where to
 task_group.py            asyncio's task group without a bug of older Pythons
 
 gRPC, from the caller to the handler and back:
@@ -37,6 +37,7 @@ schema_process.py        the child process that applies a result schema
 Postgres:
 postgres.py              the pool, sessions, transactions, and psycopg's errors as domain errors
 dedicated_connection.py  a connection for one writing loop
+runner_row.py            renews the row by which the other replicas see that a runner lives
 batching.py              group commit: many items in one write
 pipelined_transaction.py  transactions whose statements travel together
 sql.py                   named statements and migrations

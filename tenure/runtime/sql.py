@@ -112,7 +112,7 @@ def _without_comments(text: str) -> str:
 _log: Final = logging.getLogger(__name__)
 _FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<what>[a-z0-9_]+)\.sql")
 _OUTSIDE: Final = "-- outside a transaction"
-_TURN_SECONDS: Final = 120.0
+_WAIT_SECONDS: Final = 120.0
 """How long a replica waits for another one that migrates."""
 _POLL_SECONDS: Final = 0.2
 LOCK_SECONDS: Final = 5.0
@@ -244,10 +244,10 @@ async def _migration_lock(dsn: str | Secret, schema: str) -> AsyncIterator[psyco
     """
     with domain_errors():
         async with await _connect(dsn) as postgres:
-            ends_at = time.monotonic() + _TURN_SECONDS
+            ends_at = time.monotonic() + _WAIT_SECONDS
             while not await _try_lock(postgres, schema):
                 if time.monotonic() > ends_at:
-                    message = f"another process has migrated {schema} for {_TURN_SECONDS:g} s; try again when it ends"
+                    message = f"another process has migrated {schema} for {_WAIT_SECONDS:g} s; try again when it ends"
                     raise Unavailable(message, reason=LOCK_TIMEOUT)
                 await asyncio.sleep(_POLL_SECONDS)
             yield postgres

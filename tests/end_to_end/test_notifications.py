@@ -37,7 +37,7 @@ async def notifying(tmp_path: Path, mails: MailServer) -> AsyncIterator[Installa
         "TENURE_CHECKPOINT_SMTP_TLS": "none",
         "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS": "tenure@example.com",
         "TENURE_CHECKPOINT_SMTP_TIMEOUT_SECONDS": "5",
-        "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "12",
+        "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "12",
         "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "6",
         "TENURE_CHECKPOINT_WEBHOOK_FIRST_RETRY_SECONDS": "0.1",
     }

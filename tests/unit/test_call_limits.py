@@ -15,7 +15,7 @@ from tenure.domain.access import Principal, Role
 from tenure.domain.call_limits import BURST_SECONDS, ClientCallLimits, limited_worker
 from tenure.domain.errors import LimitReached
 from tenure.runtime import call_limiter
-from tenure.runtime.call_limiter import CallLimiter, InFlightLimits, Turns
+from tenure.runtime.call_limiter import CallLimiter, CallQueue, InFlightLimits
 from tenure.v1 import task_service_pb2 as api
 
 LIMITS = ClientCallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
@@ -38,7 +38,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def limiter(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CallLimiter:
-    monkeypatch.setattr(call_limiter, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(call_limiter, "WAIT_SECONDS", 0.01)
     return CallLimiter(LIMITS, 50, clock)
 
 
@@ -101,9 +101,9 @@ async def test_a_long_call_runs_until_its_first_message(limiter: CallLimiter, mo
 
 
 @asynccontextmanager
-async def waiting(turns: Turns, client: str) -> AsyncIterator[asyncio.Task[None]]:
+async def waiting(queue: CallQueue, client: str) -> AsyncIterator[asyncio.Task[None]]:
     """A call that waits for its turn; cancelled at the end."""
-    call = asyncio.create_task(turns.take(client))
+    call = asyncio.create_task(queue.take(client))
     await asyncio.sleep(0)
     assert not call.done()
     yield call
@@ -112,67 +112,67 @@ async def waiting(turns: Turns, client: str) -> AsyncIterator[asyncio.Task[None]
 
 
 async def test_waiting_calls_run_in_turn_of_their_clients() -> None:
-    turns = Turns("acme", 2, 2)
-    await turns.take("a")
-    await turns.take("a")
-    async with waiting(turns, "a") as first, waiting(turns, "a") as second, waiting(turns, "b") as other:
-        turns.give("a")
+    queue = CallQueue("acme", 2, 2)
+    await queue.take("a")
+    await queue.take("a")
+    async with waiting(queue, "a") as first, waiting(queue, "a") as second, waiting(queue, "b") as other:
+        queue.give("a")
         await first
-        turns.give("a")
+        queue.give("a")
         await other
         assert not second.done()
-        turns.give("b")
+        queue.give("b")
         await second
 
 
 async def test_a_waiting_call_of_a_client_at_its_limit_is_passed_over() -> None:
-    turns = Turns("acme", 3, 2)
+    queue = CallQueue("acme", 3, 2)
     for name in ("a", "a", "b"):
-        await turns.take(name)
-    async with waiting(turns, "a") as blocked, waiting(turns, "b") as other:
-        turns.give("b")
+        await queue.take(name)
+    async with waiting(queue, "a") as blocked, waiting(queue, "b") as other:
+        queue.give("b")
         await other
-        turns.give("a")
+        queue.give("a")
         await blocked
 
 
 async def test_a_call_that_is_cancelled_in_its_turn_gives_it_back() -> None:
-    turns = Turns("acme", 1, 1)
-    await turns.take("a")
-    async with waiting(turns, "a") as first, waiting(turns, "b") as second:
-        turns.give("a")  # the turn is the first one's, which is cancelled before it hears of it
+    queue = CallQueue("acme", 1, 1)
+    await queue.take("a")
+    async with waiting(queue, "a") as first, waiting(queue, "b") as second:
+        queue.give("a")  # the turn is the first one's, which is cancelled before it hears of it
         first.cancel()
         await second
-        turns.give("b")
-    assert turns.is_unused
+        queue.give("b")
+    assert queue.is_unused
 
 
 async def test_more_calls_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_limiter, "MAX_WAITING", 2)
-    turns = Turns("acme", 1, 1)
-    await turns.take("a")
-    async with waiting(turns, "a"):
+    queue = CallQueue("acme", 1, 1)
+    await queue.take("a")
+    async with waiting(queue, "a"):
         with pytest.raises(LimitReached):  # one client has half of the places
-            await asyncio.wait_for(turns.take("a"), 0.1)
-        async with waiting(turns, "b"):
+            await asyncio.wait_for(queue.take("a"), 0.1)
+        async with waiting(queue, "b"):
             with pytest.raises(LimitReached):
-                await asyncio.wait_for(turns.take("c"), 0.1)
+                await asyncio.wait_for(queue.take("c"), 0.1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["begin", "end", "cancel"])), max_size=60))
 def test_turns_are_never_lost_or_given_twice(acts: list[tuple[str, str]]) -> None:
     async def play() -> None:
-        turns, calls = Turns("acme", 3, 2), list[tuple[str, asyncio.Task[None]]]()
+        queue, calls = CallQueue("acme", 3, 2), list[tuple[str, asyncio.Task[None]]]()
         for name, act in acts:
             mine = [call for owner, call in calls if owner == name]
             if act == "begin":
-                calls.append((name, asyncio.create_task(turns.take(name))))
+                calls.append((name, asyncio.create_task(queue.take(name))))
             elif act == "cancel" and mine:
                 mine[-1].cancel()
             elif act == "end" and (ready := [call for call in mine if call.done()]):
                 calls.remove((name, ready[0]))
                 if not ready[0].cancelled():
-                    turns.give(name)
+                    queue.give(name)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             running = [owner for owner, call in calls if call.done() and not call.cancelled()]
@@ -184,8 +184,8 @@ def test_turns_are_never_lost_or_given_twice(acts: list[tuple[str, str]]) -> Non
             call.cancel()
             await asyncio.wait([call])
             if not call.cancelled():
-                turns.give(name)
-        assert turns.is_unused
+                queue.give(name)
+        assert queue.is_unused
 
     asyncio.run(play())
 
@@ -264,7 +264,7 @@ def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]])
 
 @pytest.fixture
 def worker_limiter(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CallLimiter:
-    monkeypatch.setattr(call_limiter, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(call_limiter, "WAIT_SECONDS", 0.01)
     return CallLimiter(LIMITS, 100, clock, limited=limited_worker, in_flight=InFlightLimits(3, 1000))
 
 

@@ -14,8 +14,9 @@ import httpcore2
 import pytest
 
 from edges.notifications.notifier import PeopleNotifier
+from services.checkpoint import row_lease
 from services.checkpoint.webhooks import sender_lease
-from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
+from services.checkpoint.webhooks.event_writer import SenderLeaseKey
 from services.checkpoint.webhooks.notifier import NO_LINKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, WebhookSettings, _beginning
 from services.checkpoint.webhooks.smtp_settings import SmtpSettings
@@ -91,7 +92,7 @@ async def test_no_request_begins_that_outlives_its_lease(
 ) -> None:
     """Making the links of a message waits for the ledger, and the lease of 30 s goes on meanwhile."""
     now, asked = [1000.0], list[str]()
-    monkeypatch.setattr(sender_lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(row_lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def links_for(_: Any) -> Any:
         now[0] += links_seconds

@@ -196,7 +196,7 @@ class TestSignatures:
 
 class TestSettings:
     def test_invalid_settings_are_reported_together(self) -> None:
-        items = list(WebhookSettings(allowed_networks=("10.1.2.3/8",), turn_seconds=1.0).problems())
+        items = list(WebhookSettings(allowed_networks=("10.1.2.3/8",), lease_seconds=1.0).problems())
         assert len(items) == 2
         assert list(WebhookSettings().problems()) == []
 

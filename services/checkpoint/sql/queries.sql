@@ -578,7 +578,7 @@ with page as (
    limit %(page_size)b
 )
 select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
        exists (select from changes c where c.tenant = %(tenant)b
                   and c.xid >= pg_snapshot_xmin(pg_current_snapshot())) as held_back,
        p.xid::text::bigint, p.position, p.task_id::text, p.sequence, p.state, p.reason, p.cancel_requested, p.changed_at,

@@ -235,7 +235,7 @@ select name
     ('schedules', exists (select from schedules where look_at <= now())),
     ('families', (select position from family_news order by position limit 1) is not null
                  or (select position from raised_budgets order by position limit 1) is not null),
-    ('webhooks', exists (select from webhooks where not paused and turn_until <= now()))
+    ('webhooks', exists (select from webhooks where not paused and leased_until <= now()))
   ) as work(name, is_due)
  where is_due;
 

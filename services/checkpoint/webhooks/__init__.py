@@ -2,7 +2,7 @@
 
 servicer.py      WebhookService: create, pause, resume, rotate and delete webhooks
 sender_lease.py  the duty that takes sender leases; one lease reads the feed, sends and records
-feed_reader.py   turns changes into deliveries, or records a webhook gap
+event_writer.py  reads changes and writes deliveries, or records a webhook gap
 sending.py       one attempt: a signed request, or what the notifier makes of it; the settings of webhooks
 email_quota.py   takes due e-mails as far as the tenant's quota allows; the others wait
 notifier.py      what edges do for the webhooks of people: e-mail and Slack (edges/notifications)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import uuid_utils
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.webhooks.feed_reader import WebhookEvent, write_events
+from services.checkpoint.webhooks.event_writer import WebhookEvent, write_events
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
 from tenure.domain.errors import LimitReached, NotFound, WrongState
 from tenure.domain.webhooks import (
@@ -25,7 +25,7 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import DELIVERY_STATES
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
+    from services.checkpoint.webhooks.event_writer import SenderLeaseKey
     from services.checkpoint.webhooks.sending import OutgoingDelivery
     from tenure.runtime.postgres import Connection, Pool
 

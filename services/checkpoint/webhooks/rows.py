@@ -47,7 +47,7 @@ class WebhookRow(NamedTuple):
     xid: Xid
     position: int
     read_at: datetime
-    turn: int
+    lease_number: int
     pending: int
     dead: int
     delivered: int
@@ -81,7 +81,7 @@ _webhook_to_wire = writer(
         "dead": "dead_deliveries",
         "old_secret_until": "old_secret_until_time",
     },
-    skip="tenant request_hash secret old_secret feed_id xid position read_at turn gaps held_deliveries",
+    skip="tenant request_hash secret old_secret feed_id xid position read_at lease_number gaps held_deliveries",
 )
 
 

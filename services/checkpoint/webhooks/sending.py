@@ -43,7 +43,7 @@ class WebhookSettings:
     allowed_networks: tuple[str, ...] = setting("private networks that webhooks may reach, as 10.1.0.0/16", default=())
     allow_insecure: bool = setting("accept http:// URLs of other machines: others can read events", default=False)
     request_timeout_seconds: float = setting("how long an endpoint may take", default=10.0, minimum=0.1, maximum=60)
-    turn_seconds: float = setting("how long a sender lease lasts", default=30.0, minimum=0.5, maximum=300)
+    lease_seconds: float = setting("how long a sender lease lasts", default=30.0, minimum=0.5, maximum=300)
     max_requests: int = setting("most requests to one endpoint at once", default=8, minimum=1, maximum=64)
     max_attempts: int = setting("how often a delivery is sent", default=RETRY.max_attempts, minimum=1, maximum=100)
     first_retry_seconds: float = setting("longest wait after one failure", default=RETRY.initial_seconds, minimum=0.01)
@@ -58,8 +58,8 @@ class WebhookSettings:
 
     def problems(self) -> Iterator[str]:
         """Yields violated relations between the settings."""
-        if self.turn_seconds < 2 * self.request_timeout_seconds:
-            yield f"{PREFIX}TURN_SECONDS must be at least twice {PREFIX}REQUEST_TIMEOUT_SECONDS"
+        if self.lease_seconds < 2 * self.request_timeout_seconds:
+            yield f"{PREFIX}LEASE_SECONDS must be at least twice {PREFIX}REQUEST_TIMEOUT_SECONDS"
         try:
             Networks(self.allowed_networks)
         except ValueError as error:

@@ -69,7 +69,7 @@ class ClaimRefusal(Enum):
     SESSION_GONE = auto()  # the session ended, or is attached to another coordinator by now
     GENERATION = auto()  # etcd is at another generation
     UNCLEAR = auto()  # the outcome is unknown: the claim may still appear, so it is neither granted nor lost
-    NOT_SENT = auto()  # etcd stopped answering before this claim's turn
+    NOT_SENT = auto()  # etcd stopped answering before this claim was sent
     TOO_LARGE = auto()  # its record exceeds the maximum request: the claim can never be made
 
 

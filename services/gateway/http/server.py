@@ -33,7 +33,7 @@ from tenure.runtime.tls import MutualTlsSettings
 
 _log: Final = logging.getLogger(__name__)
 MAX_READ_BYTES: Final = 16 * 1024
-"""The limit of one read. A client can cut these bytes into thousands of chunks, which one turn of the loop parses."""
+"""The limit of one read. A client can cut these bytes into thousands of chunks, which the loop parses at once."""
 HEAD_SECONDS: Final = 20.0
 """How long a connection may take for the head of a request."""
 TAKE_SECONDS: Final = 60.0
