@@ -1,0 +1,65 @@
+"""What users type for a submit stays the same: arguments in Python, options of the command, fields over HTTP."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any, get_type_hints
+
+import click
+
+from services.gateway.http.openapi import openapi_document
+from services.gateway.http.routes import ROUTES
+from tenure import Client, SyncClient
+from tenure.cli import schedules
+from tenure.cli.submit import submit
+from tenure.sdk.client import SubmitOptions
+from tests.unit.golden_files import compare_with_golden
+
+BODIES = ("SubmitBody", "ScheduleBody", "ScheduleChangeBody", "ForkBody")
+
+
+def signature_text(function: Any) -> str:
+    """One argument a line."""
+    signature = inspect.signature(function, eval_str=True)
+    lines = [str(argument) for name, argument in signature.parameters.items() if name != "self"]
+    return "\n".join([*lines, f"-> {inspect.formatannotation(signature.return_annotation)}"])
+
+
+def typed_text(options: Any) -> str:
+    return "\n".join(
+        f"{name}: {inspect.formatannotation(kind)}" for name, kind in sorted(get_type_hints(options).items())
+    )
+
+
+def command_text(command: click.Command) -> str:
+    """One option a line, with what it takes and its default."""
+    lines = []
+    for param in command.params:
+        assert isinstance(param, click.Argument) or getattr(param, "help", ""), f"{param.name} has no help"
+        is_flag = getattr(param, "is_flag", False)
+        takes = "" if is_flag else f" {param.metavar or param.make_metavar(click.Context(command))}"
+        repeated = ", repeated" if param.multiple else ""
+        default = f", default {param.default!r}" if isinstance(param.default, str) and param.default else ""
+        lines.append(f"{'/'.join(param.opts)}{takes}{repeated}{', required' if param.required else ''}{default}")
+    return "\n".join(sorted(lines))
+
+
+def without_texts(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {name: without_texts(each) for name, each in schema.items() if name != "description"}
+    return [without_texts(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def test_arguments_options_and_fields_of_a_submit_stay_the_same() -> None:
+    schemas = openapi_document(ROUTES)["components"]["schemas"]
+    texts = {
+        f"{client.__name__}.{name}": signature_text(getattr(client, name))
+        for client in (Client, SyncClient)
+        for name in ("submit", "submit_function", "register_agent")
+    }
+    texts["SubmitOptions"] = typed_text(SubmitOptions)
+    commands = {"submit": submit, "schedules create": schedules.create, "schedules update": schedules.update}
+    texts |= {f"tenure {name}": command_text(command) for name, command in commands.items()}
+    texts |= {name: json.dumps(without_texts(schemas[name]), indent=1, sort_keys=True) for name in BODIES}
+    compare_with_golden("submit_surface.txt", texts)
