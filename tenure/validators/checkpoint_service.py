@@ -32,7 +32,7 @@ from tenure.wire.tool import output_to_domain
 
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
-    check_spec(request.spec, v, "spec.")
+    check_spec(request.spec, v)
 
 
 def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -> None:

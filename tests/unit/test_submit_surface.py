@@ -12,17 +12,20 @@ from services.gateway.http.openapi import openapi_document
 from services.gateway.http.routes import ROUTES
 from tenure import Client, SyncClient
 from tenure.cli import schedules
+from tenure.cli.main import ANYWHERE
 from tenure.cli.submit import submit
-from tenure.sdk.client import SubmitOptions
+from tenure.sdk.submit_options import SubmitOptions
 from tests.unit.golden_files import compare_with_golden
 
 BODIES = ("SubmitBody", "ScheduleBody", "ScheduleChangeBody", "ForkBody")
 
 
 def signature_text(function: Any) -> str:
-    """One argument a line."""
+    """One argument a line, those by keyword sorted."""
     signature = inspect.signature(function, eval_str=True)
-    lines = [str(argument) for name, argument in signature.parameters.items() if name != "self"]
+    arguments = [argument for name, argument in signature.parameters.items() if name != "self"]
+    lines = [str(argument) for argument in arguments if argument.kind is not inspect.Parameter.KEYWORD_ONLY]
+    lines += sorted(str(argument) for argument in arguments if argument.kind is inspect.Parameter.KEYWORD_ONLY)
     return "\n".join([*lines, f"-> {inspect.formatannotation(signature.return_annotation)}"])
 
 
@@ -35,9 +38,9 @@ def typed_text(options: Any) -> str:
 def command_text(command: click.Command) -> str:
     """One option a line, with what it takes and its default."""
     lines = []
-    for param in command.params:
-        assert isinstance(param, click.Argument) or getattr(param, "help", ""), f"{param.name} has no help"
-        is_flag = getattr(param, "is_flag", False)
+    for param in (param for param in command.params if param.name not in ANYWHERE):
+        assert not isinstance(param, click.Option) or param.help, f"{param.name} has no help"
+        is_flag = isinstance(param, click.Option) and param.is_flag
         takes = "" if is_flag else f" {param.metavar or param.make_metavar(click.Context(command))}"
         repeated = ", repeated" if param.multiple else ""
         default = f", default {param.default!r}" if isinstance(param.default, str) and param.default else ""
