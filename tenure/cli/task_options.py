@@ -285,7 +285,7 @@ def typed_names(given: Mapping[str, Any], goal: str = "GOAL") -> Callable[[str],
 
     `given`: the options of the command line, which go before others that set the same field.
     """
-    known = sorted(TASK_OPTIONS, key=lambda option: option.is_in(given))
+    known = sorted(reversed(TASK_OPTIONS), key=lambda option: option.is_in(given))
     names = {option.path: option.opts[0] for option in known} | {"goal": goal}
     names["agent_pin"] = names["control.function"]
     names["source"] = "--conversation" if given.get("conversation") else "--source"

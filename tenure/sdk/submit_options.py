@@ -8,6 +8,7 @@ is one line in the class of the calls that take it, and a field in protos/tenure
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -166,6 +167,8 @@ def argument_of(field: str, arguments: Mapping[str, str] = ARGUMENTS) -> str:
     message, _, path = field.partition(".")
     if message not in {"spec", "definition"}:
         return field
+    for one in ("agent.tools", "agent_pin"):  # an argument is the whole of what these messages hold
+        path = re.sub(rf"^({one})\.\w+", r"\1", path)
     known = [one for one in arguments if path == one or path.startswith((f"{one}.", f"{one}["))]
     return arguments[longest] + path.removeprefix(longest) if (longest := max(known, key=len, default="")) else path
 

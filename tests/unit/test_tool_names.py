@@ -113,7 +113,7 @@ async def test_an_approval_of_an_unknown_tool_is_refused(revision: int) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[unknown]), definition), spec)
     (violation,) = refused.value.violations
-    assert violation.field == "agent.approve_tools"
+    assert violation.field == "spec.agent.approve_tools"
     assert violation.description == "there is no tool 'do_wrok'; did you mean do_work or do_walk?"
     await check_tool_names(peers(pb.CheckToolNamesResponse(), definition), spec)
     definition.kind = agent_pb.AGENT_KIND_FUNCTION
