@@ -54,11 +54,9 @@ def _with_options(body: type[T]) -> type[T]:
     """Declares a field for each option of a submit."""
     for name, (hint, option) in OPTIONS.items():
         json_type, unit = _JSON_TYPES.get(hint, (hint, ""))
-        metadata = {"text": f"{option.text}{unit}"}
-        is_map = json_type == Mapping[str, str]
-        one = field(default_factory=dict, metadata=metadata) if is_map else given(metadata["text"], default_of(hint))
+        default: Any = {"default_factory": dict} if json_type == Mapping[str, str] else {"default": default_of(hint)}
         body.__annotations__[name] = json_type
-        setattr(body, name, one)
+        setattr(body, name, field(metadata={"text": f"{option.text}{unit}"}, **default))
     return body
 
 
