@@ -22,7 +22,7 @@ from tenure.domain.agents import read_reference
 from tenure.domain.task import Source, SourceKind
 from tenure.sdk.errors import named_arguments
 from tenure.sdk.option_values import source as source_to_wire
-from tenure.sdk.submit_request import is_given, set_field
+from tenure.sdk.submit_request import is_given, put_field
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import timestamp
@@ -98,8 +98,8 @@ def spec_of(goal: str, **options: Any) -> task_pb2.TaskSpec:
     spec = _of_code(goal, given)
     for option in TASK_OPTIONS:
         if option.is_in(options) and option.path and not option.path.startswith("control."):
-            set_field(spec, option.path, option.to_wire(options[option.name or ""]), option.opts[0])
-    set_field(spec, "goal", _text(goal), "GOAL")
+            put_field(spec, option.path, option.to_wire(options[option.name or ""]))
+    spec.goal = _text(goal)
     return spec
 
 

@@ -285,8 +285,8 @@ def typed_names(given: Mapping[str, Any], goal: str = "GOAL") -> Callable[[str],
 
     `given`: the options of the command line, which go before others that set the same field.
     """
-    known = sorted(reversed(TASK_OPTIONS), key=lambda option: option.is_in(given))
-    names = {option.path: option.opts[0] for option in known} | {"goal": goal}
+    known = sorted(TASK_OPTIONS, key=lambda option: not option.is_in(given))
+    names = {option.path: option.opts[0] for option in reversed(known)} | {"goal": goal}
     names["agent_pin"] = names["control.function"]
     names["source"] = "--conversation" if given.get("conversation") else "--source"
     return lambda field: "--request-id" if field == "request_id" else argument_of(field, names)

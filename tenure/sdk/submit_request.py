@@ -88,15 +88,20 @@ def is_given(value: Any) -> bool:
 
 def set_field(message: Message, path: str, value: Any, argument: str) -> None:
     """Sets the field at a path. Raises InvalidRequest, by the name of the argument, for a text that cannot be sent."""
+    with whole_texts({argument: value}):
+        put_field(message, path, value)
+
+
+def put_field(message: Message, path: str, value: Any) -> None:
+    """Sets the field at a path."""
     *above, name = path.split(".")
     for part in above:
         message = getattr(message, part)
-    with whole_texts({argument: value}):
-        if isinstance(value, Message):
-            getattr(message, name).CopyFrom(value)
-        elif isinstance(value, Mapping):
-            getattr(message, name).update(value)
-        elif isinstance(value, tuple):
-            getattr(message, name).extend(value)
-        else:
-            setattr(message, name, value)
+    if isinstance(value, Message):
+        getattr(message, name).CopyFrom(value)
+    elif isinstance(value, Mapping):
+        getattr(message, name).update(value)
+    elif isinstance(value, tuple):
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)
