@@ -206,9 +206,7 @@ async def test_a_hello_with_the_most_holdings_is_answered(world: World, count: i
 
 async def _submitted(world: World, queue: str, spec: dict[str, Any]) -> str:
     fields = {"request_id": str(uuid.uuid4()), **spec}
-    request = api.SubmitTaskRequest(
-        request_id=fields.pop("request_id"), spec=task_pb2.TaskSpec(queue=queue, **fields)
-    )
+    request = api.SubmitTaskRequest(request_id=fields.pop("request_id"), spec=task_pb2.TaskSpec(queue=queue, **fields))
     submit = partial(world.tasks.SubmitTask, request, timeout=CALL_SECONDS)
     return str((await retrying(submit, AGAIN)).task.task_id)  # only so many new schemas are checked at a time
 
