@@ -22,7 +22,7 @@ from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import OPTIONS, Option, argument_of
 from tenure.sdk.submit_request import is_given
-from tenure.v1 import task_pb2
+from tenure.v1 import rule_pb2, task_pb2
 from tenure.wire.common import TIMEOUT_ACTIONS, duration
 
 # Types of options: start times and phase timeouts.
@@ -144,10 +144,11 @@ class _Kind(NamedTuple):
 
 
 _NAMES: Final = _Kind({"type": NAMES}, " Written a,b,c.")
+_NUMBER: Final = _Kind({})
 _KINDS: Final[dict[Any, _Kind]] = {
     str: _Kind({"default": ""}),
     bool: _Kind({"is_flag": True}),
-    int | None: _Kind({"type": click.IntRange(min=1)}),
+    int | None: _NUMBER,
     Iterable[str]: _NAMES,
     Iterable[str] | None: _NAMES,
     Money | None: _Kind({"type": DOLLARS}, " For example 0.50.", lambda nano: Decimal(nano) / NANO_USD),
@@ -166,13 +167,21 @@ def _of_the_client() -> Iterator[TaskOption]:
 
 def _made(name: str, kind: _Kind, option: Option) -> TaskOption:
     flag = option.flag or f"--{name.replace('_', '-')}"
+    settings = {**kind.settings, "type": click.IntRange(1, _most(option.path))} if kind is _NUMBER else kind.settings
     return TaskOption(
         [flag, name],
         path=option.path,
         to_wire=lambda value: option.to_wire(flag, kind.value(value)),
         help=f"{option.text[0].upper()}{option.text[1:]}.{kind.form}",
-        **kind.settings,
+        **settings,
     )
+
+
+def _most(path: str) -> int | None:
+    """Returns the largest number that the contract allows in a field of TaskSpec, if it states one."""
+    message, name = path.split(".")
+    field: Any = task_pb2.TaskSpec.DESCRIPTOR.fields_by_name[message].message_type.fields_by_name[name]
+    return field.GetOptions().Extensions[rule_pb2.rule].most or None
 
 
 # The options that only the command has.

@@ -120,8 +120,8 @@ class SubmitOptions(AgentOptions, FunctionOptions, total=False):
 
 def options_of(kind: type[Any]) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the description of each option of one of the classes above, by name."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
+    declared = get_type_hints(kind, include_extras=True)
+    return {name: (get_args(each)[0], get_args(each)[1]) for name, each in declared.items()}
 
 
 def default_of(hint: Any) -> Any:

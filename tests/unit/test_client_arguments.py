@@ -150,7 +150,7 @@ def test_a_refusal_names_what_was_typed(field: str, argument: str, flag: str) ->
     assert typed_names({"function": "month_end"})(field) == flag
 
 
-def test_of_two_options_for_a_field_the_given_one_is_named() -> None:
+def test_of_two_options_the_given_one_is_named() -> None:
     assert typed_names({"agent": "support"})("spec.control.function") == "--agent"
     assert typed_names({"no_tools": True})("spec.agent.tools") == "--no-tools"
     assert typed_names({"conversation": "c"})("spec.source.exclusive") == "--conversation.exclusive"

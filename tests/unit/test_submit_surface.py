@@ -54,7 +54,7 @@ def without_texts(schema: Any) -> Any:
     return [without_texts(each) for each in schema] if isinstance(schema, list) else schema
 
 
-def test_arguments_options_and_fields_of_a_submit_stay_the_same() -> None:
+def test_surface_of_a_submit_stays_the_same() -> None:
     schemas = openapi_document(ROUTES)["components"]["schemas"]
     texts = {
         f"{client.__name__}.{name}": signature_text(getattr(client, name))

@@ -165,12 +165,12 @@ def test_invalid_action_of_a_phase_is_refused(phase: Any) -> None:
         if action in ACTIONS[phase]:
             validate(request)
         else:
-            assert refused(request) == [f"policy.timeouts.{phase.field}.action"]
+            assert refused(request) == [f"spec.policy.timeouts.{phase.field}.action"]
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_durations_are_bounded(phase: Any) -> None:
-    field = f"policy.timeouts.{phase.field}.after"
+    field = f"spec.policy.timeouts.{phase.field}.after"
     for after in (-1.0, 0.5, 31 * 86_400.0):
         assert refused(submit_request(phase, after)) == [field]
     if phase in NEED_DURATION:

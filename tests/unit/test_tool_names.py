@@ -88,7 +88,7 @@ UNKNOWN = pb.CheckToolNamesResponse.UnknownTool(name="raed_file", nearest=["read
 async def test_a_submit_names_each_field_with_a_mistake() -> None:
     with pytest.raises(InvalidRequest) as refused:
         await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), SPEC)
-    assert [one.field for one in refused.value.violations] == ["agent.tools.names", "agent.approve_tools"]
+    assert [one.field for one in refused.value.violations] == ["spec.agent.tools.names", "spec.agent.approve_tools"]
     assert "did you mean read_file?" in refused.value.violations[0].description
 
 
