@@ -66,8 +66,8 @@ def tools(argument: str, given: Iterable[str]) -> task_pb2.ToolAllowlist:
         return task_pb2.ToolAllowlist(names=allowed)
 
 
-def labels(argument: str, given: Mapping[str, str]) -> Mapping[str, str]:
-    return of_type(argument, given, Mapping)
+def labels(argument: str, given: Mapping[str, str]) -> dict[str, str]:
+    return dict(of_type(argument, given, Mapping))
 
 
 def priority(argument: str, given: Priority | str) -> task_pb2.Priority.ValueType:

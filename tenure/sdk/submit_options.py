@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, Final, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from tenure.domain.task import Priority, Source, TaskPolicy
@@ -118,6 +119,7 @@ class SubmitOptions(AgentOptions, FunctionOptions, total=False):
     """Of `Client.submit`."""
 
 
+@cache
 def options_of(kind: type[Any]) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the description of each option of one of the classes above, by name."""
     declared = get_type_hints(kind, include_extras=True)
@@ -138,7 +140,7 @@ OPTIONS: Final = options_of(SubmitOptions)
 
 def only(kind: type[Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the options. Raises TypeError for one that the class does not have."""
-    known = get_type_hints(kind)
+    known = options_of(kind)
     if unknown := next((name for name in options if name not in known), ""):
         raise TypeError(f"unexpected keyword argument {unknown!r}; there are {', '.join(known)}")
     return options

@@ -88,8 +88,11 @@ def is_given(value: Any) -> bool:
 
 def set_field(message: Message, path: str, value: Any, argument: str) -> None:
     """Sets the field at a path. Raises InvalidRequest, by the name of the argument, for a text that cannot be sent."""
-    with whole_texts({argument: value}):
+    try:
         put_field(message, path, value)
+    except (TypeError, UnicodeEncodeError):
+        with whole_texts({argument: value}):
+            raise
 
 
 def put_field(message: Message, path: str, value: Any) -> None:
@@ -97,11 +100,11 @@ def put_field(message: Message, path: str, value: Any) -> None:
     *above, name = path.split(".")
     for part in above:
         message = getattr(message, part)
-    if isinstance(value, Message):
-        getattr(message, name).CopyFrom(value)
-    elif isinstance(value, Mapping):
-        getattr(message, name).update(value)
-    elif isinstance(value, tuple):
+    if isinstance(value, tuple):
         getattr(message, name).extend(value)
+    elif isinstance(value, Message):
+        getattr(message, name).CopyFrom(value)
+    elif isinstance(value, dict):
+        getattr(message, name).update(value)
     else:
         setattr(message, name, value)
