@@ -244,7 +244,7 @@ _ONLY_HERE: Final = (
         path="policy.retry",
         to_wire=lambda retries: task_pb2.RetryPolicy(max_attempts=retries + 1),
         type=click.IntRange(0, 99),
-        help="How often the task is retried when its model calls fail. Default: 3.",
+        help="How often the task is retried when its function fails or a phase is late. Default: 3.",
     ),
     TaskOption(
         ["--result-schema"],

@@ -49,7 +49,7 @@ BANNED_NAMES = {
     "Asked": "CallRequest",
     "Displaced": "Superseded",
     "JudgeAnswer": "ValidateResult",
-    "Nudge": "ContinueTruncated",
+    "Nudge": "AskAgain",
     "ToolFence": "ToolsClient",
 }
 BANNED_MODULES = {
