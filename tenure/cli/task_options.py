@@ -180,7 +180,8 @@ def _made(name: str, kind: _Kind, option: Option) -> TaskOption:
 def _most(path: str) -> int | None:
     """Returns the largest number that the contract allows in a field of TaskSpec, if it states one."""
     message, name = path.split(".")
-    field: Any = task_pb2.TaskSpec.DESCRIPTOR.fields_by_name[message].message_type.fields_by_name[name]
+    above: Any = task_pb2.TaskSpec.DESCRIPTOR.fields_by_name[message].message_type
+    field = above.fields_by_name[name]
     return field.GetOptions().Extensions[rule_pb2.rule].most or None
 
 

@@ -120,7 +120,7 @@ class SubmitOptions(AgentOptions, FunctionOptions, total=False):
 
 
 @cache
-def options_of(kind: type[Any]) -> dict[str, tuple[Any, Option]]:
+def options_of(kind: Any) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the description of each option of one of the classes above, by name."""
     declared = get_type_hints(kind, include_extras=True)
     return {name: (get_args(each)[0], get_args(each)[1]) for name, each in declared.items()}
@@ -138,7 +138,7 @@ def default_of(hint: Any) -> Any:
 OPTIONS: Final = options_of(SubmitOptions)
 
 
-def only(kind: type[Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+def only(kind: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the options. Raises TypeError for one that the class does not have."""
     known = options_of(kind)
     if unknown := next((name for name in options if name not in known), ""):
@@ -178,7 +178,7 @@ def argument_of(field: str, arguments: Mapping[str, str] = ARGUMENTS) -> str:
 # The signatures.
 
 
-def takes(kind: type[Any]) -> Callable[[F], F]:
+def takes(kind: Any) -> Callable[[F], F]:
     """Shows the options of a method's `**options` in its signature, and their texts in its documentation."""
 
     def shown(method: F) -> F:
