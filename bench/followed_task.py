@@ -71,7 +71,7 @@ class FollowedTask:
 @asynccontextmanager
 async def submitted(client: Client, model: str) -> AsyncIterator[FollowedTask]:
     """Submits a task and follows it inside the block. Cancels it at the end of the block if it has not ended."""
-    request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=model))
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model)))
     followed = FollowedTask((await client.submit("measure", request=request)).task_id)
     following = asyncio.create_task(followed.follow(client))
     try:

@@ -110,7 +110,7 @@ async def measure(options: Options) -> list[Section]:
         open_pool(stack.postgres_dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2)) as pool,
     ):
         limits = task_pb2.Limits(max_tokens=10**12, max_steps=BEYOND)
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL), limits=limits)
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=MODEL), limits=limits))
         task = _LongTask(stack, pool, (await client.submit("go on", request=request)).task_id)
         for step in (EARLY, late):
             options.tell(f"long task: to step {step:,}")

@@ -90,7 +90,9 @@ class NoisyClient:
 def request(tools: task_pb2.ToolAllowlist | None = None, schema: str = "") -> api.SubmitTaskRequest:
     """Returns a submit of a task that no worker takes."""
     agent = task_pb2.AgentSpec(model="sim-hello", tools=tools)
-    return api.SubmitTaskRequest(goal="noise", queue=QUEUE, agent=agent, result_schema_json=schema)
+    return api.SubmitTaskRequest(
+        spec=task_pb2.TaskSpec(goal="noise", queue=QUEUE, agent=agent, result_schema_json=schema)
+    )
 
 
 def huge_schema(title: str = "") -> str:

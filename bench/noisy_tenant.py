@@ -22,6 +22,7 @@ from tenure.domain.access import Permission
 from tenure.runtime.tls import ClientTls
 from tenure.serve import command_line
 from tenure.v1 import api_key_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.access import PERMISSIONS
 
@@ -56,7 +57,7 @@ class Neighbour:
 
     async def _one(self) -> None:
         began = monotonic()
-        request = api.SubmitTaskRequest(goal="be heard", queue="without-workers")
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="be heard", queue="without-workers"))
         task_id = (await self.client.tasks.SubmitTask(request, timeout=CALL_SECONDS)).task.task_id
         submitted = monotonic()
         await self.client.tasks.GetTask(api.GetTaskRequest(task_id=task_id), timeout=CALL_SECONDS)

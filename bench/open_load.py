@@ -76,7 +76,7 @@ class OpenLoad:
 
     async def _submit(self, number: int) -> None:
         began, clock = time.time(), time.monotonic()
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=f"sim-{NAME}"))
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=f"sim-{NAME}")))
         try:
             task = await self.client.submit(f"steady-{number}", request=request)
         except TenureError as error:

@@ -93,7 +93,7 @@ class Load:
             await asyncio.sleep(max(0.0, began + number * seconds / count - loop.time()))
             async with self._limit:
                 agent = task_pb2.AgentSpec(model=next(models))
-                request = api.SubmitTaskRequest(agent=agent)
+                request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=agent))
                 return (await self.client.submit(f"task-{number}", request=request)).task_id
 
         return list(await asyncio.gather(*(one(number) for number in range(count))))

@@ -101,7 +101,7 @@ class StreamedAgents:
     async def _place(self, until: float, delay: float) -> None:
         await asyncio.sleep(delay)  # so that the steps of the agents are spread over the time of an answer
         while monotonic() < until:
-            request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=self.model))
+            request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=self.model)))
             task_id = (await self.client.submit("stream", request=request)).task_id
             self.task_ids.append(task_id)
             watched = WatchedText()

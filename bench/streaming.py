@@ -48,7 +48,7 @@ class _Bench:
 
         async def submit() -> None:
             async with limit:
-                request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=model))
+                request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model)))
                 await self.client.submit("stream", request=request)
 
         await asyncio.gather(*(submit() for _ in range(count)))

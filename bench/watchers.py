@@ -209,7 +209,9 @@ async def _bench(options: Options, own: int, sharing: int) -> AsyncIterator[_Ben
 
         async def submit(model: str) -> str:
             async with limit:
-                request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=model), limits=AMPLE)
+                request = api.SubmitTaskRequest(
+                    spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=AMPLE)
+                )
                 return (await clients[0].submit("be watched", request=request)).task_id
 
         task_ids = await asyncio.gather(*(submit("sim-watched-own") for _ in range(own)))

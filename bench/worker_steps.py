@@ -77,7 +77,7 @@ class _Bench:
         return _Wave(steps / took, latencies, {name: value * 1e6 / steps for name, value in used.items()})
 
     async def _submit(self) -> str:
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL), queue=self.queue)
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=MODEL), queue=self.queue))
         return (await self.client.submit("measure", request=request)).task_id
 
     async def _unwatched(self, submit_until: float) -> list[str]:

@@ -112,7 +112,7 @@ class _Fault:
     folder: Path
 
     async def run(self, fault: str) -> Outcome:
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=f"sim-{SCENARIO}"))
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=f"sim-{SCENARIO}")))
         task_id = (await self.client.submit("Make ten effects.", request=request)).task_id
         self.stack.add_worker()
         await _poll("the second worker to attach", self._both_attached)

@@ -7,14 +7,14 @@ id of a message is its request id, so a repeat of a request finds the turn that 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
 from services.gateway.http.call import HttpCall
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.requests import SubmitBody
-from services.gateway.http.tasks import FORK_SECONDS, submit_of
+from services.gateway.http.tasks import FORK_SECONDS, submitted
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.states import TERMINAL
 from tenure.domain.task import Source, SourceKind
@@ -50,7 +50,7 @@ class ChatThread:
     def __init__(self, call: HttpCall, conversation_id: str, options: SubmitBody) -> None:
         source = Source(SourceKind.CONVERSATION, conversation_id, exclusive=True)
         self._call, self._id = call, conversation_id
-        self._options = replace(options, source=source, request_id="")
+        self._options = options.changed(source=source, request_id="")
 
     async def newest(self) -> task_pb2.Task | None:
         """Returns the newest task, or None. Sub-agents have the source of their parent, but are no turns: only the
@@ -110,9 +110,8 @@ class ChatThread:
     async def _begin(self, task: task_pb2.Task | None, message_id: str, text: str) -> ChatTurn:
         tasks = self._call.stubs.tasks
         if task is None:
-            request = submit_of(replace(self._options, goal=text), message_id)
-            submitted = (await self._call.one(tasks.SubmitTask, request)).task
-            return ChatTurn(submitted.task_id, 1)
+            begun = await submitted(self._call, self._options.changed(goal=text), message_id)
+            return ChatTurn(begun.task_id, 1)
         if task.state in TERMINAL_STATES:
             fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text)
             forked = (await self._call.one(tasks.ForkTask, fork, timeout=FORK_SECONDS)).task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from decimal import Decimal
 from typing import Any, Final
@@ -24,6 +24,7 @@ from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.sdk.client import Client
 from tenure.sdk.errors import api_errors
+from tenure.sdk.submit_options import argument_of
 
 PATH: Final = "/mcp"
 MAX_BODY_BYTES: Final = 1024 * 1024
@@ -97,9 +98,9 @@ class _CallersConnection:
         """Returns the client of the gateway's messages."""
         return self._client
 
-    def errors(self, arguments: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
-        """Returns the context in which errors get their hints."""
-        return api_errors("/mcp", arguments)
+    def errors(self) -> AbstractContextManager[None]:
+        """Returns the context in which errors get their hints, and the names of arguments."""
+        return api_errors("/mcp", argument_of)
 
 
 class _CallersGateway(GatewayClient):

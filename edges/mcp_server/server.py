@@ -17,7 +17,8 @@ from edges.mcp_server.answers import decisions_of, may_answer
 from edges.mcp_server.settings import McpServerSettings
 from tenure.domain.errors import TenureError, TryLater
 from tenure.domain.states import TaskState, is_terminal
-from tenure.sdk.client import Client, SubmitOptions
+from tenure.sdk.client import Client
+from tenure.sdk.submit_options import SubmitOptions
 from tenure.sdk.task import Task
 from tenure.sdk.task_info import TaskInfo
 

@@ -22,7 +22,7 @@ const tasks = createClient(TaskService, createGrpcTransport({ baseUrl: `http://$
 
 // A lost answer is no lost task: the repeat has the same request id, and gets the same task.
 async function submit(goal: string, model: string): Promise<string> {
-  const request = { goal, requestId: randomUUID(), agent: { model } };
+  const request = { requestId: randomUUID(), spec: { goal, agent: { model } } };
   const answer = await retried(() => tasks.submitTask(request));
   return answer.task!.taskId;
 }

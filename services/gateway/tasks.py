@@ -132,9 +132,9 @@ class TaskServicer(Forwarder):
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
         create = ledger.CreateTaskRequest(
-            request_id=request.request_id or new_id(), spec=spec_of(request), traceparent=traceparent()
+            request_id=request.request_id or new_id(), spec=request.spec, traceparent=traceparent()
         )
-        check = check_tool_names(self._peers, create.spec)
+        check = check_tool_names(self._peers, request.spec)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)
         created = await with_retries(lambda: self._peers.checkpoint.CreateTask(create))
@@ -235,21 +235,3 @@ def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
     else:
         answer.decision = request.decision
     return answer
-
-
-def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
-    """Returns the spec of a submitted task."""
-    return task_pb2.TaskSpec(
-        goal=request.goal,
-        agent=request.agent,
-        limits=request.limits,
-        policy=request.policy,
-        priority=request.priority,
-        queue=request.queue,
-        labels=dict(request.labels),
-        source=request.source,
-        control=request.control if request.HasField("control") else None,
-        result_schema_json=request.result_schema_json,
-        start_time=request.start_time if request.HasField("start_time") else None,
-        agent_pin=request.agent_pin if request.HasField("agent_pin") else None,
-    )

@@ -28,7 +28,7 @@ CHECK_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "") -> None:
+async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "spec.") -> None:
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
     An agent has the tools of its revision besides those of the tool service. A control function and a loop of the

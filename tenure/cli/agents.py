@@ -19,9 +19,12 @@ from tenure.client import Client
 from tenure.domain.agents import needs_of_builds, percent_text, read_percent, read_reference, reference
 from tenure.sdk.operations_from_wire import agent_revision_info
 from tenure.v1 import agent_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.wire.agent_service import KINDS
 
-_AGENT_KEYS: Final = ("model", "system", "approve_tools", "max_output_tokens", "context_window_tokens")
+_AGENT_KEYS: Final = tuple(
+    field.name for field in task_pb2.AgentSpec.DESCRIPTOR.fields if field.name not in {"loop", "tools"}
+)
 _KEYS: Final = ("name", *_AGENT_KEYS, "tools", "result_schema", "limits", "policy")
 
 

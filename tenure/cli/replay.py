@@ -106,9 +106,10 @@ async def _replay(
     with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
         record = Path(folder) / "entries"
         record.write_bytes(record_for_worker(entries))
-        environment = {**worker_environment(context, request.queue), "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
+        environment = worker_environment(context, request.spec.queue)
+        environment["TENURE_WORKER_RECORDED_CALLS_FILE"] = str(record)
         async with _worker(environment) as died:
-            submitted = await client.submit(request.goal, request=request)
+            submitted = await client.submit(request.spec.goal, request=request)
             ended = asyncio.ensure_future(client.wait(submitted.task_id))
             try:
                 await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)

@@ -155,7 +155,7 @@ class Client(
         task_request = api.SubmitTaskRequest()
         if request is not None:
             task_request.CopyFrom(request)
-        task_request.goal = goal
+        task_request.spec.goal = goal
         task_request.request_id = task_request.request_id or str(uuid_utils.uuid7())
         return (await self._call(self.tasks.SubmitTask, task_request)).task
 

@@ -72,7 +72,7 @@ def replay_request(
 
     `name`: the id of the recorded task, or its file; it becomes the label `replay_of`. `system`: another system prompt.
     """
-    request = api.SubmitTaskRequest(
+    replayed = task_pb2.TaskSpec(
         goal=spec.goal,
         agent=spec.agent,
         limits=spec.limits,
@@ -81,16 +81,16 @@ def replay_request(
         queue=f"replay-{uuid.uuid4().hex[:16]}",
         result_schema_json=spec.result_schema_json,
     )
-    request.agent.model, request.agent.loop = model, REPLAY_LOOP
+    replayed.agent.model, replayed.agent.loop = model, REPLAY_LOOP
     if system is not None:
-        request.agent.system = system
+        replayed.agent.system = system
     if spec.limits.money_cap == task_pb2.MONEY_CAP_DEFAULT:  # the other model has its own default, or no price
-        request.limits.max_nano_usd = 0
+        replayed.limits.max_nano_usd = 0
     # A replay never waits. Approvers and webhooks of the recorded run need not exist where it is replayed.
-    request.policy.ClearField("escalations")
-    del request.policy.approvers[:]
-    del request.agent.approve_tools[:]
-    return request
+    replayed.policy.ClearField("escalations")
+    del replayed.policy.approvers[:]
+    del replayed.agent.approve_tools[:]
+    return api.SubmitTaskRequest(spec=replayed)
 
 
 def record_for_worker(entries: Sequence[ledger_pb2.Entry]) -> bytes:

@@ -14,8 +14,8 @@ from tenure.sdk.errors import ResultMismatch, ending_error
 from tenure.sdk.events import Event
 from tenure.sdk.from_wire import entry_event, result_json_of, task_file, task_info
 from tenure.sdk.live_text import LiveTextFilter
+from tenure.sdk.option_values import Money, Seconds, nano_usd, seconds_of
 from tenure.sdk.result_type import ResultType
-from tenure.sdk.submit_request import Money, Seconds, nano_usd, seconds_of
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskWait
 from tenure.v1 import task_pb2
 

@@ -36,8 +36,8 @@ from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.wire.common import STATES
 
 if TYPE_CHECKING:
-    from tenure.sdk.client import SubmitOptions
     from tenure.sdk.events import Event
+    from tenure.sdk.submit_options import SubmitOptions
     from tenure.sdk.sync_client import SyncTask
     from tenure.testing.stack import Stack
 
@@ -178,8 +178,8 @@ class Tenure:
             record = Path(folder) / "entries"
             record.write_bytes(record_for_worker(recorded.entries))
             settings = {"TENURE_WORKER_LOOPS": REPLAY_LOOP, "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
-            worker = self.worker(queues=[request.queue], environment=settings)
-        submitted = self._calls.run(lambda: self._gateway.submit(request.goal, request=request))
+            worker = self.worker(queues=[request.spec.queue], environment=settings)
+        submitted = self._calls.run(lambda: self._gateway.submit(request.spec.goal, request=request))
         task = self.task(submitted.task_id)
         task.wait(timeout=timeout)
         self._remove_worker(worker)

@@ -42,8 +42,9 @@ class TaskServiceStub:
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
     error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-    INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-    nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+    INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+    with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+    checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
@@ -140,8 +141,9 @@ class TaskServiceAsyncStub(TaskServiceStub):
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
     error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-    INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-    nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+    INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+    with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+    checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
@@ -241,8 +243,9 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
         error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
         task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-        nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+        INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+        with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+        checked.
         NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
         """
 

@@ -29,7 +29,7 @@ from tenure.wire.tool import output_to_domain
 
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
-    check_spec(request.spec, v, "spec.")
+    check_spec(request.spec, v)
 
 
 def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:

@@ -80,7 +80,7 @@ def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
 
 
 def _submit(request: tasks.SubmitTaskRequest, v: Violations) -> None:
-    check_spec(request, v)
+    check_spec(request.spec, v)
 
 
 def _wait(request: tasks.WaitTaskRequest, v: Violations) -> None:

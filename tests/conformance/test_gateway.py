@@ -151,12 +151,16 @@ async def test_tasks_of_another_tenant_are_not_found(replica: Checkpoint, shared
 
 async def test_a_request_id_makes_one_task(shared_gateway: StubOfTenant) -> None:
     stub = await shared_gateway()
-    first = (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task
-    assert (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task == first
+    first = (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="a")))).task
+    assert (
+        await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="a")))
+    ).task == first
     with pytest.raises(AlreadyExists) as refused:
-        await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="b"))
+        await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="b")))
     assert (refused.value.reason, refused.value.metadata) == ("REQUEST_ID_REUSED", {"task_id": first.task_id})
-    without = [(await stub.SubmitTask(api.SubmitTaskRequest(goal="a"))).task.task_id for _ in range(2)]
+    without = [
+        (await stub.SubmitTask(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="a")))).task.task_id for _ in range(2)
+    ]
     assert len({first.task_id, *without}) == 3
 
 
@@ -184,7 +188,7 @@ async def test_a_page_token_of_another_list_is_refused(replica: Checkpoint, shar
 async def test_every_method_validates_its_request(shared_gateway: StubOfTenant) -> None:
     stub = await shared_gateway()
     for request, field in (
-        (stub.SubmitTask(api.SubmitTaskRequest()), "goal"),
+        (stub.SubmitTask(api.SubmitTaskRequest()), "spec.goal"),
         (stub.WaitTask(api.WaitTaskRequest(task_id=NOBODYS, timeout=Duration(seconds=601))), "timeout"),
         (stub.ListTasks(api.ListTasksRequest(page_size=501)), "page_size"),
         (stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id="x")), "task_id"),
@@ -199,7 +203,7 @@ async def test_every_method_validates_its_request(shared_gateway: StubOfTenant) 
 async def test_without_a_ledger_methods_return_a_retry_delay(gateway: Serve, closed_port: int) -> None:
     stub = await gateway(f"127.0.0.1:{closed_port}")
     for request in (
-        stub.SubmitTask(api.SubmitTaskRequest(goal="a")),
+        stub.SubmitTask(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="a"))),
         stub.GetTask(api.GetTaskRequest(task_id=NOBODYS)),
         stub.ListTasks(api.ListTasksRequest()),
         anext(watch(stub, NOBODYS)),

@@ -98,7 +98,7 @@ def test_a_state_that_is_unknown_can_be_shown() -> None:
 @pytest.mark.parametrize(
     "request_message",
     [
-        task_service_pb2.SubmitTaskRequest(goal="g"),
+        task_service_pb2.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="g")),
         task_service_pb2.GetTaskRequest(task_id="00000000-0000-7000-8000-000000000000"),
         task_service_pb2.ListTaskEntriesRequest(task_id="00000000-0000-7000-8000-000000000000"),
     ],

@@ -50,7 +50,7 @@ async def test_a_task_succeeds_for_a_client_with_a_key(deployed: Composed) -> No
     made = await asyncio.to_thread(deployed.run, "checkpoint", "checkpoint", "operator-key")
     assert made.returncode == 0, made.stderr
     request = api.SubmitTaskRequest()
-    request.agent.model = "sim-composed"
+    request.spec.agent.model = "sim-composed"
     async with client(deployed, made.stdout.strip()) as operator:
         task = await operator.submit("Write it down", request=request)
         ended = await operator.wait(task.task_id, PATIENCE_SECONDS)

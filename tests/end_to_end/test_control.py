@@ -88,7 +88,7 @@ def workers(installation: Installation, tmp_path: Path) -> Iterator[Workers]:
 
 async def submit(installation: Installation, workers: Workers, function: str, given: str) -> str:
     control = task_pb2.ControlWork(function=function, input_json=given)
-    request = api.SubmitTaskRequest(queue=workers.queue, control=control)
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=workers.queue, control=control))
     return (await installation.client.submit("", request=request)).task_id
 
 

@@ -69,8 +69,8 @@ def queue() -> str:
 
 async def submit(install: Installation, queue: str, file: str, delay_ms: int) -> str:
     goal = json.dumps({"file": file, "lines": LINES, "delay_ms": delay_ms})
-    request = api.SubmitTaskRequest(queue=queue)
-    request.agent.loop = "my-loop"
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=queue))
+    request.spec.agent.loop = "my-loop"
     return (await install.client.submit(goal, request=request)).task_id
 
 

@@ -127,7 +127,9 @@ async def all_ended(install: Replicated, tasks: dict[str, str], effects: Sequenc
 
 
 async def test_a_submit_repeated_at_all_gateways_at_once_is_one_task(install: Replicated) -> None:
-    request = api.SubmitTaskRequest(goal="once", request_id=str(uuid.uuid4()), queue="nobody-serves-this")
+    request = api.SubmitTaskRequest(
+        request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="once", queue="nobody-serves-this")
+    )
     async with AsyncExitStack() as opened:
         stubs = [
             TaskServiceStub(await opened.enter_async_context(open_channel(one.address)))
@@ -290,7 +292,7 @@ async def test_renewals_are_listed_from_whichever_coordinator(install: Replicate
     """The claim of a worker at one coordinator; after it attached to the other one, that one counts."""
     queue = f"renewals-{uuid.uuid4().hex[:12]}"
     async with scripted(install, queue) as worker:
-        await install.client.submit("hold it", request=api.SubmitTaskRequest(queue=queue))
+        await install.client.submit("hold it", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=queue)))
         grant = await worker.next_grant()
         first = await renewed(install, grant, 2)
         again = await worker.reattach(install.both("coordinator")[1].address)

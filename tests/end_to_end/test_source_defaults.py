@@ -111,7 +111,9 @@ async def submit(client: Client, gateway: str, source: str) -> task_pb2.Task:
     match source:
         case "conversation":
             asks = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="c-1")
-            return await client.submit("go", request=api.SubmitTaskRequest(queue=QUEUE, source=asks))
+            return await client.submit(
+                "go", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=QUEUE, source=asks))
+            )
         case "scheduler":
             spec = task_pb2.TaskSpec(goal="go", queue=QUEUE)
             request = schedules.CreateScheduleRequest(name=f"yearly-{uuid.uuid4().hex}", spec=spec, cron="0 0 1 1 *")
@@ -145,10 +147,12 @@ async def test_a_task_that_says_nothing_has_the_defaults_of_its_source(
 
 async def test_a_tasks_own_values_override_defaults(client: Client) -> None:
     request = api.SubmitTaskRequest(
-        queue=QUEUE,
-        priority=task_pb2.PRIORITY_LOW,
-        limits=task_pb2.Limits(timeout=duration(77)),
-        policy=task_pb2.TaskPolicy(retry=task_pb2.RetryPolicy(max_attempts=0)),
+        spec=task_pb2.TaskSpec(
+            queue=QUEUE,
+            priority=task_pb2.PRIORITY_LOW,
+            limits=task_pb2.Limits(timeout=duration(77)),
+            policy=task_pb2.TaskPolicy(retry=task_pb2.RetryPolicy(max_attempts=0)),
+        )
     )
     spec = (await client.submit("go", request=request)).spec
     assert (spec.priority, seconds(spec.limits.timeout), spec.policy.retry.max_attempts) == (
@@ -162,7 +166,7 @@ async def test_a_tasks_own_values_override_defaults(client: Client) -> None:
 
 async def test_a_repeat_is_recognised_after_a_change_of_defaults(installation: Installation, client: Client) -> None:
     """The other ledger has no file."""
-    request = api.SubmitTaskRequest(request_id=uuid.uuid4().hex, queue=QUEUE)
+    request = api.SubmitTaskRequest(request_id=uuid.uuid4().hex, spec=task_pb2.TaskSpec(queue=QUEUE))
     first = await client.submit("go", request=request)
     again = await installation.client.submit("go", request=request)
     assert (again.task_id, again.spec) == (first.task_id, first.spec)

@@ -11,6 +11,7 @@ import pytest
 
 from tenure.domain.errors import AlreadyExists, Unavailable
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.support.fix_checkpoint import MakeCheckpoint
@@ -29,8 +30,8 @@ async def gateways(checkpoint: MakeCheckpoint, gateway: Serve) -> Any:
     return [await gateway(replica.address) for replica in (first, second)]
 
 
-def submit(**fields: Any) -> api.SubmitTaskRequest:
-    return api.SubmitTaskRequest(**{"request_id": str(uuid.uuid4()), "goal": "once", **fields})
+def submit(request_id: str = "", goal: str = "once") -> api.SubmitTaskRequest:
+    return api.SubmitTaskRequest(request_id=request_id or str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal=goal))
 
 
 async def tasks(stub: Any) -> Any:

@@ -102,7 +102,7 @@ async def fill(world: World, tenant: str, mark: str) -> Rows:
 
 async def _fill(stubs: list[Any], name: str) -> str:
     task, schedule, webhook, agent, key = stubs
-    submit = tasks.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal=name, queue="pages")
+    submit = tasks.SubmitTaskRequest(request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal=name, queue="pages"))
     spec = task_pb2.TaskSpec(goal=name, queue="pages")
     task_id: str = (await task.SubmitTask(submit, timeout=CALL_SECONDS)).task.task_id
     await schedule.CreateSchedule(

@@ -26,7 +26,9 @@ ADMIN: Final = [Permission.TENANT_ADMIN]
 
 
 async def submit(client: Client) -> task_pb2.Task:
-    return await client.submit("any", request=api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-hello")))
+    return await client.submit(
+        "any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello")))
+    )
 
 
 async def test_a_key_decides_the_tenant_and_the_actor(guarded: Guarded) -> None:
@@ -36,7 +38,7 @@ async def test_a_key_decides_the_tenant_and_the_actor(guarded: Guarded) -> None:
         assert task.tenant == "acme"
         ended = await client.wait(task.task_id, PATIENCE_SECONDS)
         assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
-        queued = await client.submit("any", request=api.SubmitTaskRequest(queue="none"))
+        queued = await client.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         await client.cancel(queued.task_id, "the test wants it")
         actors = {entry.actor async for entry in client.entries(queued.task_id)}
         assert f"key/{key.api_key.key_id}" in actors
@@ -75,7 +77,9 @@ async def test_a_revoked_key_is_refused_also_on_open_streams(guarded: Guarded, s
     key = await guarded.key(Permission.WRITE)
     async with guarded.client(key.secret) as client:
         waiting = api.SubmitTaskRequest(
-            agent=task_pb2.AgentSpec(model="sim-hello"), queue="none", limits=task_pb2.Limits(max_tokens=1000)
+            spec=task_pb2.TaskSpec(
+                agent=task_pb2.AgentSpec(model="sim-hello"), queue="none", limits=task_pb2.Limits(max_tokens=1000)
+            )
         )
         task = await client.submit("any", request=waiting)
         watches: dict[str, Any] = {

@@ -39,12 +39,12 @@ def jwt_settings(keys: str, **more: str) -> JwtSettings:
 
 
 async def test_a_token_decides_tenant_actor_and_permissions(guarded: Guarded) -> None:
-    hello = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-hello"))
+    hello = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello")))
     async with guarded.client(guarded.provider.token()) as alice:
         task = await alice.submit("any", request=hello)
         assert task.tenant == "acme"
         assert (await alice.wait(task.task_id, PATIENCE_SECONDS)).state == task_pb2.TASK_STATE_SUCCEEDED
-        queued = await alice.submit("any", request=api.SubmitTaskRequest(queue="none"))
+        queued = await alice.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         await alice.cancel(queued.task_id, "the test wants it")
         assert "user/alice" in {entry.actor async for entry in alice.entries(queued.task_id)}
         with pytest.raises(PermissionDenied):
@@ -147,7 +147,7 @@ async def test_the_client_asks_for_its_token_with_each_call(guarded: Guarded) ->
     tokens = [guarded.provider.token(sub=name) for name in ("first", "second")]
     async with guarded.client(lambda: tokens[0]) as client:
         for name in ("first", "second"):
-            task = await client.submit("any", request=api.SubmitTaskRequest(queue="none"))
+            task = await client.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
             await client.cancel(task.task_id, "the test wants it")
             assert f"user/{name}" in {entry.actor async for entry in client.entries(task.task_id)}
             del tokens[:-1]

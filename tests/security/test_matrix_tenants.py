@@ -104,8 +104,8 @@ async def things(guarded: Guarded) -> AsyncIterator[Things]:
     key = await guarded.key(Permission.TENANT_ADMIN, tenant=tenant)
     async with guarded.client(key.secret) as client:
         question, tool = (task_pb2.AgentSpec(model=f"sim-{name}") for name in ("question", "one-tool"))
-        waiting = await client.submit("ask", request=api.SubmitTaskRequest(agent=question))
-        ended = await client.submit("write", request=api.SubmitTaskRequest(agent=tool))
+        waiting = await client.submit("ask", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=question)))
+        ended = await client.submit("write", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=tool)))
         ended = await client.wait(ended.task_id, PATIENCE_SECONDS)
         await client.create_schedule(
             schedule_pb.CreateScheduleRequest(
@@ -275,7 +275,7 @@ async def test_streams_have_only_what_the_tenant_has(guarded: Guarded, things: T
         await leases.read()
         await things.client.cancel(things.waiting.task_id, WHY)
         await things.client.leases.RenewLease(lease_pb.RenewLeaseRequest(token=things.lease.token))
-        task = await other.submit("any", request=api.SubmitTaskRequest(queue="none"))
+        task = await other.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         await other.leases.AcquireLease(
             lease_pb.AcquireLeaseRequest(resource="crane", holder="other", ttl=duration(60), request_id="1")
         )

@@ -137,7 +137,7 @@ async def test_secrets_are_nowhere_else(tmp_path: Path, collector: Collector, we
 async def run_with_faults(one: Watched, client: Client) -> None:
     """A task whose worker is killed while its second call runs, and a gateway that restarts."""
     request = api.SubmitTaskRequest()
-    request.agent.model = "sim-crm"
+    request.spec.agent.model = "sim-crm"
     task_id = (await client.submit(CANARY, request=request)).task_id
     owner = ""
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.watch(task_id)) as events:

@@ -19,6 +19,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role
 from tenure.domain.errors import TenureError, Unauthenticated
 from tenure.runtime.certificates import Authority
 from tenure.v1 import lease_service_pb2 as lease_pb
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration, timestamp
 from tests.security.access_table import issued, trust
@@ -103,7 +104,9 @@ async def clients_of(guarded: Guarded, key: str) -> AsyncIterator[dict[str, Clie
 
 async def a_task(client: Client) -> str:
     """A task that no worker takes."""
-    return (await client.submit("be watched", request=api.SubmitTaskRequest(queue="none"))).task_id
+    return (
+        await client.submit("be watched", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
+    ).task_id
 
 
 async def test_streams_of_a_revoked_key_end_at_each_gateway(guarded: Guarded) -> None:

@@ -16,6 +16,7 @@ from tenure.domain.call_limits import BURST_SECONDS, ClientCallLimits, limited_w
 from tenure.domain.errors import LimitReached
 from tenure.runtime import call_limiter
 from tenure.runtime.call_limiter import CallLimiter, CallQueue, InFlightLimits
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 
 LIMITS = ClientCallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
@@ -205,7 +206,7 @@ async def test_calls_per_second_refill(limiter: CallLimiter, clock: Clock) -> No
 
 async def test_a_request_larger_than_the_rate_passes_and_is_paid_later(clock: Clock) -> None:
     limiter = CallLimiter(ClientCallLimits(10, 10, 10, 100.0, bytes_per_second=1000.0), 100, clock)
-    large = api.SubmitTaskRequest(goal="x" * 10_000)
+    large = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * 10_000))
     assert await reason(limiter, client(), request=large) == ""
     with pytest.raises(LimitReached) as refused:
         await running(limiter, client()).__aenter__()
@@ -255,7 +256,7 @@ def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]])
     taken, largest = 0, 0
     for pause, size in calls:
         clock.now += pause
-        message = api.SubmitTaskRequest(goal="x" * size)
+        message = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * size))
         if asyncio.run(reason(limiter, client(), request=message)) == "":
             taken += message.ByteSize()
             largest = max(largest, message.ByteSize())

@@ -27,7 +27,7 @@ class Gateway:
         self.waits, self.cancelled, self._has_ended = asyncio.Event(), list[str](), has_ended
 
     async def submit(self, _goal: str, *, request: SubmitTaskRequest) -> task_pb2.Task:
-        assert request.queue
+        assert request.spec.queue
         return task_pb2.Task(task_id="t")
 
     async def wait(self, _task_id: str) -> task_pb2.Task:
@@ -44,7 +44,7 @@ class Gateway:
 
 def replaying(gateway: Gateway, tmp_path: Path) -> asyncio.Task[Any]:
     context = Context("127.0.0.1:1", None, as_json=False, data_dir=tmp_path, console=make_console(), environment={})
-    request = SubmitTaskRequest(goal="x", queue="replay-1")
+    request = SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x", queue="replay-1"))
     return asyncio.create_task(replay._replay(context, cast("Any", gateway), request, []))
 
 

@@ -158,10 +158,10 @@ def test_a_submit_is_read() -> None:
             "source": {"kind": "CONVERSATION", "source_id": "c"},
         },
     )
-    assert (read.max_cost, read.timeout, read.priority) == (Decimal("0.1"), 60.0, Priority.HIGH)
-    assert (read.start_at, read.tools) == (datetime(2026, 11, 23, 6, tzinfo=UTC), ("x",))
-    assert read.policy is not None
-    assert read.policy.timeouts.queued.after_seconds == 5
+    options = read.options
+    assert (options["max_cost"], options["timeout"], options["priority"]) == (Decimal("0.1"), 60.0, Priority.HIGH)
+    assert (options["start_at"], options["tools"]) == (datetime(2026, 11, 23, 6, tzinfo=UTC), ("x",))
+    assert options["policy"].timeouts.queued.after_seconds == 5
 
 
 def test_all_violations_are_named() -> None:

@@ -49,39 +49,41 @@ def commit(**changes: object) -> checkpoint.CommitRequest:
 
 
 def test_a_goal_is_all_a_submit_needs() -> None:
-    validate(tasks.SubmitTaskRequest(goal="find out"))
+    validate(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="find out")))
 
 
 def test_violations_are_reported_together() -> None:
     request = tasks.SubmitTaskRequest(
-        queue="no spaces",
-        agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["a b"]), max_output_tokens=-1),
-        limits=task_pb2.Limits(max_tokens=-1, timeout=Duration(seconds=90_000)),
-        labels={"": "x"},
+        spec=task_pb2.TaskSpec(
+            queue="no spaces",
+            agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["a b"]), max_output_tokens=-1),
+            limits=task_pb2.Limits(max_tokens=-1, timeout=Duration(seconds=90_000)),
+            labels={"": "x"},
+        )
     )
     assert fields(request) == {
-        "goal",
-        "queue",
-        "agent.tools.names[0]",
-        "agent.max_output_tokens",
-        "limits.max_tokens",
-        "limits.timeout",
-        "labels['']",
+        "spec.goal",
+        "spec.queue",
+        "spec.agent.tools.names[0]",
+        "spec.agent.max_output_tokens",
+        "spec.limits.max_tokens",
+        "spec.limits.timeout",
+        "spec.labels['']",
     }
 
 
 def test_cap_leaves_space_for_overshoot() -> None:
-    validate(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12)))
-    assert fields(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12 + 1))) == {
-        "limits.max_tokens"
-    }
+    validate(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x", limits=task_pb2.Limits(max_tokens=10**12))))
+    assert fields(
+        tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x", limits=task_pb2.Limits(max_tokens=10**12 + 1)))
+    ) == {"spec.limits.max_tokens"}
 
 
 def test_result_schema_is_checked_in_every_request() -> None:
     """The schema's size only: what it says is checked apart, see test_schema_checks.py."""
     none, policy = " " * (16 * 1024 + 1), task_pb2.TaskPolicy(max_result_corrections=21)
-    request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
-    assert fields(request) == {"result_schema_json", "policy.max_result_corrections"}
+    request = tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", result_schema_json=none, policy=policy))
+    assert fields(request) == {"spec.result_schema_json", "spec.policy.max_result_corrections"}
     overrides = task_pb2.ForkOverrides(result_schema_json=none)
     fork = tasks.ForkTaskRequest(request_id="f", task_id=str(uuid.uuid4()), actor="a", overrides=overrides)
     assert fields(fork) == {"overrides.result_schema_json"}
@@ -92,10 +94,16 @@ def test_result_schema_is_checked_in_every_request() -> None:
 
 
 def test_control_work_needs_a_function_and_no_goal() -> None:
-    validate(tasks.SubmitTaskRequest(control=task_pb2.ControlWork(function="month_end", input_json='{"month": 10}')))
     validate(
         tasks.SubmitTaskRequest(
-            agent=task_pb2.AgentSpec(loop="control"), control=task_pb2.ControlWork(function="month_end")
+            spec=task_pb2.TaskSpec(control=task_pb2.ControlWork(function="month_end", input_json='{"month": 10}'))
+        )
+    )
+    validate(
+        tasks.SubmitTaskRequest(
+            spec=task_pb2.TaskSpec(
+                agent=task_pb2.AgentSpec(loop="control"), control=task_pb2.ControlWork(function="month_end")
+            )
         )
     )
 
@@ -116,14 +124,16 @@ def test_control_work_needs_a_function_and_no_goal() -> None:
     ],
 )
 def test_control_work_is_kept_within_its_bounds(control: dict[str, str] | None, loop: str, field: str) -> None:
-    request = tasks.SubmitTaskRequest(goal="go", agent=task_pb2.AgentSpec(loop=loop))
+    request = tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", agent=task_pb2.AgentSpec(loop=loop)))
     if control is not None:
-        request.control.CopyFrom(task_pb2.ControlWork(**control))
-    assert fields(request) == {field}
+        request.spec.control.CopyFrom(task_pb2.ControlWork(**control))
+    assert fields(request) == {f"spec.{field}"}
 
 
 def test_a_goal_is_counted_in_bytes() -> None:
-    assert fields(tasks.SubmitTaskRequest(goal="é" * (MAX_GOAL_BYTES // 2 + 1))) == {"goal"}
+    assert fields(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="é" * (MAX_GOAL_BYTES // 2 + 1)))) == {
+        "spec.goal"
+    }
 
 
 def test_a_task_id_is_a_uuid() -> None:
@@ -176,9 +186,12 @@ def test_pages_of_bills_are_bounded_everywhere() -> None:
 
 
 def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
-    request = tasks.SubmitTaskRequest(goal="go")
-    request.priority = request.policy.on_lease_lost = request.policy.on_in_doubt = request.source.kind = 99  # type: ignore[assignment]  # as a newer client may send
-    assert fields(request) == {"priority", "policy.on_lease_lost", "policy.on_in_doubt", "source.kind"}
+    request = tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go"))
+    spec = request.spec
+    spec.priority = spec.policy.on_lease_lost = spec.policy.on_in_doubt = spec.source.kind = 99  # type: ignore[assignment]  # as a newer client may send
+    assert fields(request) == {
+        *("spec.priority", "spec.policy.on_lease_lost", "spec.policy.on_in_doubt", "spec.source.kind"),
+    }
 
 
 def test_requests_of_coordinators_are_bounded() -> None:
@@ -355,9 +368,11 @@ def test_resolution_is_bounded_in_every_request() -> None:
 @pytest.mark.parametrize("count", [257, 10_000])
 def test_a_tool_allowlist_is_bounded_in_names(count: int) -> None:
     names = [f"t{number}" for number in range(count)]
-    request = tasks.SubmitTaskRequest(goal="x", agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=names)))
-    assert fields(request) == {"agent.tools.names"}
-    del request.agent.tools.names[256:]
+    request = tasks.SubmitTaskRequest(
+        spec=task_pb2.TaskSpec(goal="x", agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=names)))
+    )
+    assert fields(request) == {"spec.agent.tools.names"}
+    del request.spec.agent.tools.names[256:]
     validate(request)
 
 
@@ -399,4 +414,4 @@ def test_an_impossible_time_is_refused_everywhere(seconds: int, nanos: int) -> N
     time = Timestamp(seconds=seconds, nanos=nanos)
     assert fields(admin.PruneTasksRequest(ended_before=time, reason="old", actor="a")) == {"ended_before"}
     assert fields(tenants.GetTenantUsageRequest(end_time=time)) == {"end_time"}
-    assert fields(tasks.SubmitTaskRequest(goal="go", start_time=time)) == {"start_time"}
+    assert fields(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", start_time=time))) == {"spec.start_time"}

@@ -25,7 +25,7 @@ from tenure.domain.tools import CallState
 from tenure.runtime.postgres import Pool, connection, open_pool
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1.admin_service_pb2 import ListWorkersRequest
-from tenure.v1.task_pb2 import AgentSpec
+from tenure.v1.task_pb2 import AgentSpec, TaskSpec
 from tenure.v1.task_service_pb2 import SubmitTaskRequest
 from tenure.wire.common import moment
 
@@ -155,7 +155,8 @@ class Play:
         """Submits the task, which the only worker takes; then starts two more workers. Either may be the next owner."""
         board = self._board
         task = await self._client.submit(
-            "Place the orders, and each only once.", request=SubmitTaskRequest(agent=AgentSpec(model=MODEL))
+            "Place the orders, and each only once.",
+            request=SubmitTaskRequest(spec=TaskSpec(agent=AgentSpec(model=MODEL))),
         )
         board.task_id, board.submitted_at = task.task_id, moment(task.create_time)
         count = len(effectful_calls())

@@ -214,7 +214,9 @@ async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
         )
         receiver.secrets = [made.secret]
         for _ in range(int(fault.detail)):
-            spec = api.SubmitTaskRequest(request_id=uuid4().hex, agent=task_pb2.AgentSpec(model=model_of("plain")))
+            spec = api.SubmitTaskRequest(
+                request_id=uuid4().hex, spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model_of("plain")))
+            )
             await until_answered(partial(user.submit, "told of", request=spec))
         await receiver.until(int(fault.detail), lambda one: one.type == "task.succeeded")
         done = webhooks.DeleteWebhookRequest(webhook=name)

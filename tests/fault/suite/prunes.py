@@ -32,7 +32,8 @@ async def prune(install: Installation, fault: PlannedFault) -> None:
     user = install.users[0]
     async with asyncio.timeout(PATIENCE_SECONDS):
         spec = api.SubmitTaskRequest(
-            request_id=uuid4().hex, goal="pruned", agent=task_pb2.AgentSpec(model=model_of("files"))
+            request_id=uuid4().hex,
+            spec=task_pb2.TaskSpec(goal="pruned", agent=task_pb2.AgentSpec(model=model_of("files"))),
         )
         task_id = (await until_answered(lambda: user.submit("pruned", request=spec))).task_id
         await until_answered(lambda: user.wait(task_id))

@@ -211,15 +211,17 @@ def _submission(planned: PlannedTask, goal: str) -> Submitted:
     in_doubt = task_pb2.IN_DOUBT_POLICY_TELL_MODEL if planned.tells_model else task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON
     request = api.SubmitTaskRequest(
         request_id=goal,
-        goal=goal_of(planned.scenario, goal),
-        agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
-        policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=RETRY),
-        result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
+        spec=task_pb2.TaskSpec(
+            goal=goal_of(planned.scenario, goal),
+            agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
+            policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=RETRY),
+            result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
+        ),
     )
     if planned.timeout_seconds is not None:
-        request.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))
+        request.spec.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))
     if planned.max_tokens is not None:
-        request.limits.max_tokens = planned.max_tokens
-    request.policy.retry.initial_backoff.FromMilliseconds(500)
-    request.policy.retry.max_backoff.FromSeconds(2)
+        request.spec.limits.max_tokens = planned.max_tokens
+    request.spec.policy.retry.initial_backoff.FromMilliseconds(500)
+    request.spec.policy.retry.max_backoff.FromSeconds(2)
     return Submitted(planned, goal, request)
