@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from services.gateway.admin import AdminServicer
@@ -18,7 +17,6 @@ from services.gateway.approvals import ApprovalForwarder
 from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
-from services.gateway.http.local_socket import local_socket
 from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
@@ -118,9 +116,8 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     )
     if settings.authentication != CERTIFICATES:
         security = security.for_clients((await client_authentication(process, settings, peers)).authenticate)
-    local = await process.open(local_socket()) if settings.http.listen else None
-    if local is not None:  # a caller by HTTP has no certificate
-        security = security.for_local_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
+    if settings.http.listen:  # a caller by HTTP has no certificate
+        security = security.for_http_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
@@ -132,7 +129,6 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),
         limiter=settings.limit.limiter(),
-        local_socket=local,
     )
     services: dict[str, tuple[Callable[..., None], Any]] = {
         "TaskService": (
@@ -152,18 +148,20 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     for service, (register, servicer) in services.items():
         name = f"tenure.v1.{service}"
         server.add(name, register, SealedPages(servicer, name))
-    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process, peers)]))
+    await serve(
+        process, server, *([_http_door(settings, security, server, process, peers)] if settings.http.listen else ())
+    )
 
 
 def _http_door(
-    settings: GatewaySettings, security: Security, local: Path, process: Process, peers: Peers
+    settings: GatewaySettings, security: Security, server: RpcServer, process: Process, peers: Peers
 ) -> AbstractAsyncContextManager[str]:
     """Returns the HTTP door. Its libraries are imported by gateways that have one."""
     from services.gateway.http.server import http_door
 
     return http_door(
         settings.http,
-        local,
+        server,
         process.stopping,
         security.files,
         settings.common.tls,

@@ -102,7 +102,7 @@ class _CallersConnection:
 
 
 class _CallersGateway(GatewayClient):
-    """The client of the gateway's messages over the local socket. A repeat of a call is the caller's business."""
+    """The client of the gateway's messages in process. A repeat of a call is the caller's business."""
 
     def __init__(self, call: HttpCall) -> None:
         self._patience, self._answered = PATIENCE, False
