@@ -31,7 +31,8 @@ from tenure.sdk.submit_request import (
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
-from tenure.v1 import agent_service_pb2, task_pb2
+from tenure.v1 import agent_service_pb2 as agent_pb
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.task import policy_to_wire
 from tenure.wire.tool import tool_to_domain
@@ -336,7 +337,7 @@ class Client:
         request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
         with self._connection.errors():
             client = self._connection.client()
-            page = await client.list_page(request)
+            page = await client.tasks.ListTasks(request)
             return task_page(page)
 
     async def changes(
@@ -408,8 +409,8 @@ class Client:
         if (time_limit := timeout_of(timeout)) is not None:
             limits.timeout.CopyFrom(time_limit)
         agent = agent_of(model, system, tools, approve_tools, max_output_tokens)
-        definition = agent_service_pb2.AgentDefinition(
-            kind=agent_service_pb2.AGENT_KIND_MODEL,
+        definition = agent_pb.AgentDefinition(
+            kind=agent_pb.AGENT_KIND_MODEL,
             agent=agent if agent.ListFields() else None,
             result_schema_json=result_type_of(result).schema_json,
             limits=limits if limits.ListFields() else None,
@@ -417,13 +418,15 @@ class Client:
         )
         with self._connection.errors():
             client = self._connection.client()
-            return agent_registration(await client.register_agent(name, definition, make_current=make_current))
+            request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
+            return agent_registration(await client.agents.RegisterAgent(request))
 
     async def agents(self) -> AsyncGenerator[AgentInfo]:
         """Yields the tenant's agents that have revisions, by name."""
         with self._connection.errors():
             client = self._connection.client()
-            async with aclosing(client.list_agents()) as listed:
+            request = agent_pb.ListAgentsRequest()
+            async with aclosing(client.items(client.agents.ListAgents, request, lambda page: page.agents)) as listed:
                 async for agent in listed:
                     yield agent_info(agent)
 
@@ -435,7 +438,8 @@ class Client:
         name, revision = agent_of_reference("agent", agent)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_details(await client.get_agent(name, revision))
+            request = agent_pb.GetAgentRequest(name=name, revision=revision)
+            return agent_details(await client.agents.GetAgent(request))
 
     async def ramp_agent(self, agent: str, percent: float, *, reason: str = "") -> AgentInfo:
         """Sends a part of the new tasks to a revision ("support@7"); 100 makes it current, 0 ends its ramp.
@@ -447,7 +451,9 @@ class Client:
             raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
         with self._connection.errors():
             client = self._connection.client()
-            return agent_info(await client.ramp_agent(name, revision, round(percent * 100), reason))
+            basis_points = round(percent * 100)
+            request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
+            return agent_info((await client.agents.RampAgent(request)).agent)
 
     async def retire_agent(self, agent: str, *, reason: str = "") -> AgentRevisionInfo:
         """Retires a revision ("support@6") for good: no new task gets it, and its tasks go on.
@@ -457,7 +463,8 @@ class Client:
         name, revision = _revision_of(agent)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_revision_info(await client.retire_agent_revision(name, revision, reason))
+            request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
+            return agent_revision_info((await client.agents.RetireAgentRevision(request)).revision)
 
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
         with self._connection.errors(ARGUMENTS):

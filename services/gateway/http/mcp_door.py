@@ -16,7 +16,6 @@ from services.gateway.http.call import HttpCall, Stubs
 from services.gateway.http.problems import problem_response
 from services.gateway.http.settings import HttpSettings
 from tenure.client import Client as GatewayClient
-from tenure.client.client import PATIENCE
 from tenure.domain.errors import TenureError
 from tenure.mcp_server.main import http_app
 from tenure.mcp_server.server import TenureMcp
@@ -105,7 +104,6 @@ class _CallersGateway(GatewayClient):
     """The client of the gateway's messages in process. A repeat of a call is the caller's business."""
 
     def __init__(self, call: HttpCall) -> None:
-        self._patience, self._answered = PATIENCE, False
         tasks: Any = _AsCaller(call.stubs.tasks, call.metadata)
         self.tasks = tasks
 
