@@ -116,7 +116,8 @@ async def tenants(folder: Path, gateway: Mapping[str, str] | None = None) -> Asy
         async def key(tenant: str) -> str:
             async with Client(stack.gateway_address, api_key=operator, tenant=tenant, tls=ClientTls(ca_file)) as client:
                 permissions = [PERMISSIONS.to_wire(Permission.WRITE)]
-                created = await client.create_api_key(pb.CreateApiKeyRequest(name="bench", permissions=permissions))
+                request = pb.CreateApiKeyRequest(name="bench", permissions=permissions)
+                created = await client.api_keys.CreateApiKey(request)
                 return created.secret
 
         noisy = [await key("noisy") for _ in range(NOISY_CLIENTS)]

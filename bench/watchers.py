@@ -21,7 +21,7 @@ from bench.options import Options
 from bench.process_use import ProcessUse, memory_by_kind
 from devstack import Stack, StackOptions
 from tenure.client import Client
-from tenure.v1 import task_pb2
+from tenure.v1 import admin_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 
 CLIENTS: Final = 20
@@ -138,7 +138,8 @@ class _Bench:
     async def all_running(self) -> None:
         """Waits until a worker has every task."""
         async with asyncio.timeout(STARTING_SECONDS):
-            while (await self.clients[0].queues()).queues:  # noqa: ASYNC110  workers take the tasks
+            client, request = self.clients[0], admin_service_pb2.ListQueuesRequest()
+            while (await client.admin.ListQueues(request)).queues:  # noqa: ASYNC110  workers take the tasks
                 await asyncio.sleep(0.2)
 
 

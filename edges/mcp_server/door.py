@@ -19,7 +19,6 @@ from services.gateway.http.call import HttpCall, Stubs
 from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.problems import problem_response
 from tenure.client import Client as GatewayClient
-from tenure.client.client import PATIENCE
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.sdk.client import Client
@@ -104,10 +103,9 @@ class _CallersConnection:
 
 
 class _CallersGateway(GatewayClient):
-    """The client of the gateway's messages over the local socket. A repeat of a call is the caller's business."""
+    """The client of the gateway's messages in process. A repeat of a call is the caller's business."""
 
     def __init__(self, call: HttpCall) -> None:
-        self._patience, self._answered = PATIENCE, False
         tasks: Any = _AsCaller(call.stubs.tasks, call.metadata)
         self.tasks = tasks
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from services.gateway.admin import AdminServicer
@@ -24,7 +23,6 @@ from services.gateway.forwarding import (
     TenantForwarder,
     WebhookForwarder,
 )
-from services.gateway.http.local_socket import local_socket
 from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
@@ -143,9 +141,8 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
     )
     if settings.authentication != CERTIFICATES:
         security = security.for_clients((await client_authentication(process, settings, peers)).authenticate)
-    local = await process.open(local_socket()) if settings.http.listen else None
-    if local is not None:  # a caller by HTTP has no certificate
-        security = security.for_local_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
+    if settings.http.listen:  # a caller by HTTP has no certificate
+        security = security.for_http_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
@@ -157,14 +154,13 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),
         limiter=settings.limit.limiter(),
-        local_socket=local,
     )
     for service, servicer in servicers(
         peers, live, server.stopping, settings.heartbeat_seconds, settings.operator_tenants
     ).items():
         name = f"tenure.v1.{service}"
         server.add(name, _REGISTER[service], SealedPages(servicer, name))
-    doors = [] if local is None else [_http_door(settings, security, local, process, peers, http_edges())]
+    doors = [_http_door(settings, security, server, process, peers, http_edges())] if settings.http.listen else []
     await serve(process, server, *doors)
 
 
@@ -189,7 +185,7 @@ def servicers(
 def _http_door(
     settings: GatewaySettings,
     security: Security,
-    local: Path,
+    server: RpcServer,
     process: Process,
     peers: Peers,
     edges: Sequence[HttpEdge],
@@ -199,7 +195,7 @@ def _http_door(
 
     return http_door(
         settings.http,
-        local,
+        server,
         process.stopping,
         security.files,
         settings.common.tls,

@@ -8,7 +8,6 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import click
-import uuid_utils
 from click.core import ParameterSource
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -197,9 +196,11 @@ def update(command: click.Context, context: Context, /, schedule: str, **options
     changed = {name: options[name] for name in given}
 
     async def work(client: Client) -> None:
-        schedule_value = (await client.get_schedule(schedule, 1)).schedule
+        schedule_value = (
+            await client.schedules.GetSchedule(pb.GetScheduleRequest(schedule=schedule, run_count=1))
+        ).schedule
         with named_arguments(typed_names(changed, goal="--goal")):
-            updated = await client.update_schedule(update_request(schedule_value, changed))
+            updated = (await client.schedules.UpdateSchedule(update_request(schedule_value, changed))).schedule
         if context.as_json:
             context.emit(updated)
         else:
@@ -322,7 +323,7 @@ def create(
 
     async def work(client: Client) -> None:
         with named_arguments(typed_names(options)):
-            created = await client.create_schedule(request)
+            created = (await client.schedules.CreateSchedule(request)).schedule
         if context.as_json:
             context.emit(created)
             return
@@ -342,7 +343,12 @@ def list_schedules(context: Context) -> None:
     """List all schedules, by name."""
 
     async def work(client: Client) -> None:
-        schedules = [schedule async for schedule in client.list_schedules()]
+        schedules = [
+            schedule
+            async for schedule in client.items(
+                client.schedules.ListSchedules, pb.ListSchedulesRequest(), lambda page: page.schedules
+            )
+        ]
         if context.as_json:
             for schedule in schedules:
                 context.emit(schedule)
@@ -362,7 +368,8 @@ def get(context: Context, schedule: str, runs: int) -> None:
     """Show SCHEDULE, its next due time, and its newest runs."""
 
     async def work(client: Client) -> None:
-        result = await client.get_schedule(schedule, runs)
+        request = pb.GetScheduleRequest(schedule=schedule, run_count=runs)
+        result = await client.schedules.GetSchedule(request)
         if context.as_json:
             context.emit(result)
         else:
@@ -411,7 +418,7 @@ def trigger(context: Context, schedule: str, request_id: str) -> None:
     """Submit a task of SCHEDULE now, also while it is paused, and print the task's id."""
 
     async def work(client: Client) -> None:
-        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or str(uuid_utils.uuid7()))
+        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id)
         task = (await client.schedules.TriggerSchedule(request)).task
         if context.as_json:
             context.emit(task)

@@ -40,6 +40,7 @@ from tenure.domain.tools import ToolSourceKind
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.common import EFFECT_CLASSES, TOOL_SOURCES, seconds
+from tenure.wire.tool import decision_to_wire
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -58,7 +59,7 @@ def sources(context: Context) -> None:
     """
 
     async def work(client: Client) -> None:
-        response = await client.tool_sources()
+        response = await client.admin.ListToolSources(admin.ListToolSourcesRequest())
         if context.as_json:
             context.emit(response)
         else:
@@ -117,12 +118,13 @@ def accept(context: Context, source: str, tool: str, *, yes: bool) -> None:
         raise click.UsageError("outside of a terminal give --yes; `tenure tools sources` shows the differences")
 
     async def work(client: Client) -> None:
-        held = _held_tools((await client.tool_sources()).sources, source, tool)
+        held = _held_tools((await client.admin.ListToolSources(admin.ListToolSourcesRequest())).sources, source, tool)
         if not context.as_json:
             _show_held(context, tool_pb2.ToolSource(name=source), held)
         if not yes:
             click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
-        await client.accept_tools(source, {one.name: one.sha256 for one in held})
+        seen = [tool_pb2.SeenTool(name=one.name, sha256=one.sha256) for one in held]
+        await client.admin.AcceptTools(admin.AcceptToolsRequest(name=source, tools=seen))
         if context.as_json:
             context.emit({"source": source, "accepted": [one.name for one in held]})
         else:
@@ -416,7 +418,14 @@ def resolve(
         task_id = await find_task(client, task)
         call_attempt = _attempt(call, await _doubted_attempt(client, task_id, call), attempt)
         try:
-            response = await client.resolve_call(task_id, call, call_attempt, decision, reason)
+            request = admin.ResolveInDoubtCallRequest(
+                task_id=task_id,
+                call_id=call,
+                call_attempt=call_attempt,
+                decision=decision_to_wire(decision),
+                reason=reason,
+            )
+            response = (await client.admin.ResolveInDoubtCall(request)).task
         except WrongState as error:
             if error.reason == RUNNER_NOT_GONE:
                 raise WrongState(f"{error}: --runner-is-gone", reason=error.reason, metadata=error.metadata) from error

@@ -161,7 +161,11 @@ def queues(context: Context, names: tuple[str, ...]) -> None:
     """
 
     async def work(client: Client) -> None:
-        listed = [queue for queue in (await client.queues()).queues if not names or queue.queue in names]
+        listed = [
+            queue
+            for queue in (await client.admin.ListQueues(admin.ListQueuesRequest())).queues
+            if not names or queue.queue in names
+        ]
         if context.as_json:
             for queue in listed:
                 context.emit(queue)

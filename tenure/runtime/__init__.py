@@ -25,6 +25,7 @@ channel_renewal.py       replaces the connections of a channel when its certific
 rpc_options.py           keepalive, message sizes, connection age and reconnects, for clients and servers
 rpc_server.py            the server: health, reflection, drain
 rpc_interceptor.py       around each handler: access, tenant, trace, validation, errors, metrics
+in_process.py            calls of a server's methods inside of its process, through its interceptor
 call_limiter.py          limits the calls of each client, tenant or worker
 frame_server.py          the server side of a stream of frames
 stream_rules.py          refusals and requests in flight of a stream

@@ -17,7 +17,8 @@ from typing import Any, Final
 from tenure.domain.access import EVERYTHING, Access, Permission, Principal, check_access, process_of
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.certificate_files import CertificateFiles, TrustedCallers
-from tenure.runtime.request_context import DEFAULT_TENANT, is_local, named_tenant
+from tenure.runtime.in_process import InProcessContext
+from tenure.runtime.request_context import DEFAULT_TENANT, named_tenant
 from tenure.runtime.rpc_status import PeerFailed
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -151,10 +152,10 @@ def certificate_authentication(files: CertificateFiles) -> Authenticate:
     return authenticate
 
 
-def by_socket(local: Authenticate, others: Authenticate) -> Authenticate:
-    """Returns an authentication that uses `local` for calls over the server's own Unix socket."""
+def by_connection(in_process: Authenticate, others: Authenticate) -> Authenticate:
+    """Returns an authentication that uses `in_process` for the calls inside of the server's process."""
 
     async def authenticate(context: Any, metadata: Metadata) -> Principal:
-        return await (local if is_local(context.peer()) else others)(context, metadata)
+        return await (in_process if isinstance(context, InProcessContext) else others)(context, metadata)
 
     return authenticate

@@ -21,6 +21,7 @@ from tenure.sdk.submit_request import definition_of, function_request, submit_re
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.codec import json_of
@@ -236,7 +237,7 @@ class Client:
         request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
         with self._connection.errors():
             client = self._connection.client()
-            page = await client.list_page(request)
+            page = await client.tasks.ListTasks(request)
             return task_page(page)
 
     async def changes(
@@ -294,13 +295,15 @@ class Client:
         definition = definition_of(only(AgentOptions, options), result_type_of(result).schema_json)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_registration(await client.register_agent(name, definition, make_current=make_current))
+            request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
+            return agent_registration(await client.agents.RegisterAgent(request))
 
     async def agents(self) -> AsyncGenerator[AgentInfo]:
         """Yields the tenant's agents that have revisions, by name."""
         with self._connection.errors():
             client = self._connection.client()
-            async with aclosing(client.list_agents()) as listed:
+            request = agent_pb.ListAgentsRequest()
+            async with aclosing(client.items(client.agents.ListAgents, request, lambda page: page.agents)) as listed:
                 async for agent in listed:
                     yield agent_info(agent)
 
@@ -312,7 +315,8 @@ class Client:
         name, revision = agent_of_reference("agent", agent)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_details(await client.get_agent(name, revision))
+            request = agent_pb.GetAgentRequest(name=name, revision=revision)
+            return agent_details(await client.agents.GetAgent(request))
 
     async def ramp_agent(self, agent: str, percent: float, *, reason: str = "") -> AgentInfo:
         """Sends a part of the new tasks to a revision ("support@7"); 100 makes it current, 0 ends its ramp.
@@ -324,7 +328,9 @@ class Client:
             raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
         with self._connection.errors():
             client = self._connection.client()
-            return agent_info(await client.ramp_agent(name, revision, round(percent * 100), reason))
+            basis_points = round(percent * 100)
+            request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
+            return agent_info((await client.agents.RampAgent(request)).agent)
 
     async def retire_agent(self, agent: str, *, reason: str = "") -> AgentRevisionInfo:
         """Retires a revision ("support@6") for good: no new task gets it, and its tasks go on.
@@ -334,7 +340,8 @@ class Client:
         name, revision = _revision_of(agent)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_revision_info(await client.retire_agent_revision(name, revision, reason))
+            request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
+            return agent_revision_info((await client.agents.RetireAgentRevision(request)).revision)
 
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
         with self._connection.errors():

@@ -175,7 +175,7 @@ class _SyncStub:
         def call(*request: Any, **options: Any) -> Any:
             async def begin() -> Any:
                 begun = getattr(self._stub(), method)(*request, **options)
-                return (begun, None) if begun.is_stream else (None, await begun)
+                return (None, await begun) if asyncio.iscoroutine(begun) else (begun, None)
 
             stream, response = self._calls.run(begin)
             return response if stream is None else self._calls.iterate(lambda: _messages(stream))

@@ -223,7 +223,7 @@ class Tenure:
         request = schedule_service_pb2.CreateScheduleRequest(
             name=name, cron=cron, time_zone=zone, spec=task_pb2.TaskSpec(goal=goal, control=control)
         )
-        self._calls.run(lambda: self._gateway.create_schedule(request))
+        self._calls.run(lambda: self._gateway.schedules.CreateSchedule(request))
 
     def now(self) -> datetime:
         """Returns the time of the ledger, for `start_at` after an `advance`."""
@@ -311,7 +311,11 @@ class Tenure:
         self._calls.run(pair[1].close)  # after the kill: a worker that asks a gate while it closes leaves a socket open
 
     async def _cancel_all(self) -> None:
-        async for schedule in self._gateway.list_schedules():
+        async for schedule in self._gateway.items(
+            self._gateway.schedules.ListSchedules,
+            schedule_service_pb2.ListSchedulesRequest(),
+            lambda page: page.schedules,
+        ):
             request = schedule_service_pb2.DeleteScheduleRequest(schedule=schedule.schedule_id)
             await self._gateway.schedules.DeleteSchedule(request)
         for task_id in await self._live_tasks():

@@ -16,7 +16,7 @@ from tenure.domain.errors import TryLater, WrongState
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_sub_agents import tree_of
@@ -150,7 +150,8 @@ async def test_sub_agents_that_ended_at_a_cap_continue_after_a_grant(
 
     checkpoint = install.stack.services["checkpoint"]
     await checkpoint.restart({"TENURE_FAILPOINTS": "checkpoint.before_sweep=1#kill9"})
-    granted = asyncio.create_task(install.client.grant_budget(root, "worth it", extra_nano_usd=10 * NANO_USD))
+    request = admin_service_pb2.GrantBudgetRequest(task_id=root, reason="worth it", extra_nano_usd=10 * NANO_USD)
+    granted = asyncio.ensure_future(install.client.admin.GrantBudget(request))
     await install.died(checkpoint)
     await checkpoint.restart()
     with suppress(TryLater, PeerFailed):  # the grant is in the ledger; its answer may have died with the service

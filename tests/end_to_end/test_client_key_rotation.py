@@ -60,7 +60,7 @@ async def install(stack: Stack) -> AsyncIterator[Installation]:
 
 async def new_key(install: Installation) -> pb.CreateApiKeyResponse:
     permissions = [PERMISSIONS.to_wire(Permission.TENANT_ADMIN)]
-    return await install.client.create_api_key(pb.CreateApiKeyRequest(name="rotated", permissions=permissions))
+    return await install.client.api_keys.CreateApiKey(pb.CreateApiKeyRequest(name="rotated", permissions=permissions))
 
 
 class Follower:
@@ -90,7 +90,7 @@ async def rotate_keys(install: Installation, keys: list[pb.CreateApiKeyResponse]
         await asyncio.sleep(1)
         keys.append(await new_key(install))
         revoked_at = time.monotonic()
-        await install.client.revoke_api_key(keys[-2].api_key.key_id)
+        await install.client.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=keys[-2].api_key.key_id))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while any(len(follower.refused_at) < number for follower in followers):
                 await asyncio.sleep(0.05)
@@ -158,7 +158,7 @@ async def test_no_delivery_is_lost_while_its_secrets_change(
     load, receiver, key_file = SteadyLoad(install), await webhook_receiver(), tmp_path / "key"
     key_file.write_text((await new_key(install)).secret)
     request = webhook_pb.CreateWebhookRequest(name="rotated", url=receiver.url, event_types=["task.succeeded"])
-    receiver.secrets = [(await install.client.create_webhook(request)).secret]
+    receiver.secrets = [(await install.client.webhooks.CreateWebhook(request)).secret]
     await load.run_while(asyncio.create_task(rotate_secrets(install, receiver, key_file)))
     await load.check()
     ids = {task.task_id for task in load.ended.values()}
@@ -168,4 +168,6 @@ async def test_no_delivery_is_lost_while_its_secrets_change(
     assert [delivery for delivery in receiver.came if not delivery.valid] == []
     newest = [delivery for delivery in receiver.came if delivery.valid == 2]
     assert newest, "deliveries after a rotation are signed with both secrets"
-    assert (await install.client.get_webhook("rotated")).problem == ""
+    assert (
+        await install.client.webhooks.GetWebhook(webhook_pb.GetWebhookRequest(webhook="rotated"))
+    ).webhook.problem == ""

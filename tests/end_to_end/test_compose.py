@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from devstack.etcd import environment as etcd_environment
 from tenure.client import Client
+from tenure.client.files import read_file
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.runtime.tls import ClientTls
 from tenure.v1 import task_pb2
@@ -55,7 +56,7 @@ async def test_a_task_succeeds_for_a_client_with_a_key(deployed: Composed) -> No
         task = await operator.submit("Write it down", request=request)
         ended = await operator.wait(task.task_id, PATIENCE_SECONDS)
         assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
-        assert b"".join([part async for part in operator.read_file(task.task_id, "note.txt")]) == b"composed"
+        assert b"".join([part async for part in read_file(operator.tasks, task.task_id, "note.txt")]) == b"composed"
 
 
 async def test_the_gateway_refuses_a_call_without_a_key(deployed: Composed) -> None:

@@ -117,7 +117,7 @@ async def submit(client: Client, gateway: str, source: str) -> task_pb2.Task:
         case "scheduler":
             spec = task_pb2.TaskSpec(goal="go", queue=QUEUE)
             request = schedules.CreateScheduleRequest(name=f"yearly-{uuid.uuid4().hex}", spec=spec, cron="0 0 1 1 *")
-            made = await client.create_schedule(request)
+            made = (await client.schedules.CreateSchedule(request)).schedule
             run = schedules.TriggerScheduleRequest(schedule=made.schedule_id)
             return (await client.schedules.TriggerSchedule(run, timeout=CALL_SECONDS)).task
         case "control":

@@ -71,7 +71,7 @@ async def test_a_run_of_a_schedule_names_itself(own_installation: Installation) 
     install, file = own_installation, uuid.uuid4().hex
     spec = task_pb2.TaskSpec(goal=file, agent=task_pb2.AgentSpec(model="sim-e2e-paced"))
     create = schedules.CreateScheduleRequest(name=f"yearly-{file}", spec=spec, cron="0 0 1 1 *")
-    schedule = await install.client.create_schedule(create)
+    schedule = (await install.client.schedules.CreateSchedule(create)).schedule
     trigger = schedules.TriggerScheduleRequest(schedule=schedule.schedule_id, request_id="now")
     task = (await install.client.schedules.TriggerSchedule(trigger, timeout=CALL_SECONDS)).task
     await install.until(task.task_id, "tool_intent", lambda entry: entry.step == 3)

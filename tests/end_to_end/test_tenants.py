@@ -23,7 +23,7 @@ def quota(kind: pb.QuotaKind.ValueType, most: int, policy: pb.QuotaPolicy.ValueT
 async def set_quotas(install: Installation, tenant: str, *quotas: pb.Quota) -> pb.Tenant:
     """As an operator."""
     request = pb.UpdateTenantLimitsRequest(tenant=tenant, quotas=quotas, reason="a test")
-    return await install.client.update_tenant_limits(request)
+    return (await install.client.tenants.UpdateTenantLimits(request)).tenant
 
 
 async def test_a_tenants_cap_refuses_only_its_own_submits(installation: Installation) -> None:
@@ -36,14 +36,19 @@ async def test_a_tenants_cap_refuses_only_its_own_submits(installation: Installa
             await client.submit("one too many")
         assert refused.value.reason == "TENANT_QUOTA"
         assert refused.value.retry_after_seconds is not None
-        assert [use.used for use in (await client.get_tenant()).quotas][1] == 1
+        assert [use.used for use in (await client.tenants.GetTenant(pb.GetTenantRequest())).tenant.quotas][1] == 1
         with pytest.raises(NotFound):
-            await client.get_tenant("default")
+            await client.tenants.GetTenant(pb.GetTenantRequest(tenant="default"))
         with pytest.raises(PermissionDenied):
-            await client.update_tenant_limits(
+            await client.tenants.UpdateTenantLimits(
                 pb.UpdateTenantLimitsRequest(follow_defaults=[pb.QUOTA_KIND_SUBMITS_PER_MINUTE], reason="more for me")
             )
-    assert name in {tenant.tenant async for tenant in installation.client.list_tenants()}
+    assert name in {
+        tenant.tenant
+        async for tenant in installation.client.items(
+            installation.client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants
+        )
+    }
     await installation.submit("sim-hello")
     response = await tenure("--tenant", name, "submit", "again", address=installation.stack.gateway_address)
     assert response.code == 4
@@ -69,9 +74,16 @@ async def test_a_task_at_its_token_cap_waits_and_then_succeeds(
         assert "tokens an hour" in explained
         await set_quotas(installation, name, quota(cap.kind, 10**12, cap.policy))
         assert (await client.wait(second, PATIENCE_SECONDS)).state == task_pb2.TASK_STATE_SUCCEEDED
-        sums = [one async for one in client.usage(pb.GetTenantUsageRequest(group_by=pb.USAGE_GROUPING_ROOT))]
+        sums = [
+            one
+            async for one in client.items(
+                client.tenants.GetTenantUsage,
+                pb.GetTenantUsageRequest(group_by=pb.USAGE_GROUPING_ROOT),
+                lambda page: page.sums,
+            )
+        ]
         assert {one.key for one in sums} == {first, second}
-        entry = (await client.get_tenant()).quotas[pb.QUOTA_KIND_TOKENS_PER_HOUR - 1]
+        entry = (await client.tenants.GetTenant(pb.GetTenantRequest())).tenant.quotas[pb.QUOTA_KIND_TOKENS_PER_HOUR - 1]
     assert entry.used == sum(
         one.usage.input_tokens
         + one.usage.output_tokens

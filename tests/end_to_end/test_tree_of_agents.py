@@ -17,7 +17,7 @@ import pytest
 from checker.verify import examine
 from devstack import ServiceProcess
 from tenure.domain.errors import WrongState
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_sub_agents import tree_of
 from tests.end_to_end.test_verify import recorded
@@ -89,7 +89,11 @@ async def test_a_tree_without_budget_stops_and_ends_after_a_grant(
     await check_audit(install, tree)
 
     async with within_its_cap(install, root):
-        await install.client.grant_budget(root, "worth it", extra_nano_usd=10_000 * NANO_USD_A_TOKEN)
+        await install.client.admin.GrantBudget(
+            admin_service_pb2.GrantBudgetRequest(
+                task_id=root, reason="worth it", extra_nano_usd=10_000 * NANO_USD_A_TOKEN
+            )
+        )
         done = await install.ended(root)
     assert (done.state, done.attempt) == (SUCCEEDED, 2), f"{done.reason}: {done.message}"
     again = await whole_tree(install, root)
@@ -97,7 +101,9 @@ async def test_a_tree_without_budget_stops_and_ends_after_a_grant(
     check_settled(done.budget)
     await check_audit(install, again)
     with pytest.raises(WrongState):
-        await install.client.grant_budget(again[-1].task_id, "too late", extra_tokens=1)
+        await install.client.admin.GrantBudget(
+            admin_service_pb2.GrantBudgetRequest(task_id=again[-1].task_id, reason="too late", extra_tokens=1)
+        )
 
 
 def goal_of(scenario: str) -> str:

@@ -49,7 +49,7 @@ class Guarded:
             name="of a test", permissions=[PERMISSIONS.to_wire(one) for one in permissions], **fields
         )
         async with self.client(self.operator_key, tenant) as operator:
-            return await operator.create_api_key(request)
+            return await operator.api_keys.CreateApiKey(request)
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:

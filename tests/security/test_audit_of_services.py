@@ -93,7 +93,9 @@ async def denied(stack: Stack, reasons: set[tuple[str, str]], subject: str = STR
     request = pb.ListAuditRecordsRequest(subject=subject, decision=pb.AUDIT_DECISION_DENIED)
     async with operator(stack) as client, asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = [one async for one in client.audit_records(request)]
+            found = [
+                one async for one in client.items(client.audit.ListAuditRecords, request, lambda page: page.records)
+            ]
             if reasons <= {(one.method, one.reason) for one in found}:
                 return found
             await asyncio.sleep(0.1)
@@ -260,7 +262,10 @@ async def test_a_coordinator_that_ends_writes_its_last_refusals(stack: Stack, ch
 async def test_the_chain_holds_records_of_all_recorders(stack: Stack) -> None:
     async with operator(stack) as client:
         request = pb.ListAuditRecordsRequest(oldest_first=True)
-        records = [chained_from_wire(one) async for one in client.audit_records(request)]
+        records = [
+            chained_from_wire(one)
+            async for one in client.items(client.audit.ListAuditRecords, request, lambda page: page.records)
+        ]
 
         async def each() -> AsyncIterator[Any]:
             for one in records:

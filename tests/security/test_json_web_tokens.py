@@ -25,7 +25,7 @@ from tenure.client import Client
 from tenure.domain.access import EVERYTHING, Permission
 from tenure.domain.errors import NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tenure.runtime.settings import ConfigurationError, load
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tenant_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
 from tests.security.access_table import code_of
@@ -48,7 +48,7 @@ async def test_a_token_decides_tenant_actor_and_permissions(guarded: Guarded) ->
         await alice.cancel(queued.task_id, "the test wants it")
         assert "user/alice" in {entry.actor async for entry in alice.entries(queued.task_id)}
         with pytest.raises(PermissionDenied):
-            await alice.list_tenants().__anext__()
+            await alice.tenants.ListTenants(tenant_service_pb2.ListTenantsRequest())
     async with guarded.client(guarded.provider.token(named={TENANT: "other"})) as bob:
         with pytest.raises(NotFound):
             await bob.get(task.task_id)
@@ -122,7 +122,7 @@ async def test_a_hostile_token_is_not_a_caller(guarded: Guarded) -> None:
 
     tokens = hostile_tokens(provider)
     async with guarded.client(provider.token()) as client:
-        channel = client._channel.raw
+        channel = client._channel.channel.raw
         codes = {name: await code_of(channel, method, bearer(text)) for name, text in tokens.items()}
         assert codes == dict.fromkeys(tokens, "UNAUTHENTICATED")
         assert await code_of(channel, method, bearer(provider.token())) == "INVALID_ARGUMENT"

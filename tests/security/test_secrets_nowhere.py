@@ -112,10 +112,10 @@ async def test_secrets_are_nowhere_else(tmp_path: Path, collector: Collector, we
         async with one.client(one.operator) as operator:
             permissions = [PERMISSIONS.to_wire(Permission.TENANT_ADMIN)]
             request = api_key_service_pb2.CreateApiKeyRequest(name="app", permissions=permissions)
-            secrets["client key"] = (await operator.create_api_key(request)).secret
+            secrets["client key"] = (await operator.api_keys.CreateApiKey(request)).secret
         wrong = secrets["wrong key"] = f"{secrets['client key'][:-6]}AAAAAA"
         async with one.client(secrets["client key"]) as client:
-            created = await client.create_webhook(
+            created = await client.webhooks.CreateWebhook(
                 webhook_service_pb2.CreateWebhookRequest(name="app", url=receiver.url)
             )
             receiver.secrets = [created.secret]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from tenure.v1 import admin_service_pb2, tool_pb2
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.common import duration, timestamp
 from tests.unit.golden_files import compare_with_golden
+from tests.unit.stubbed_calls import answer_calls
 from tests.unit.test_traces import QUEUED, SECOND, Writer
 
 LONG_NAME = "crm__" + "a_very_long_name_of_a_tool_" * 2
@@ -69,11 +69,11 @@ def test_tables_of_tools_are_the_golden_file(monkeypatch: pytest.MonkeyPatch) ->
     async def tools(_client: Client) -> admin_service_pb2.ListOfferedToolsResponse:
         return admin_service_pb2.ListOfferedToolsResponse(tools=offered_tools())
 
-    async def sources(_client: Client) -> admin_service_pb2.ListToolSourcesResponse:
+    async def sources(_request: Any) -> admin_service_pb2.ListToolSourcesResponse:
         return admin_service_pb2.ListToolSourcesResponse(sources=tool_sources(), instance="tools-1")
 
     monkeypatch.setattr(Client, "tools", tools)
-    monkeypatch.setattr(Client, "tool_sources", sources)
+    answer_calls(monkeypatch, "admin", "ListToolSources", sources)
     commands = ("tools list", "tools show stock__move_stock", "tools show stock__move_stokc", "tools show zzz")
     texts = {command: run(*command.split()) for command in (*commands, "tools sources")}
     compare_with_golden("tools.txt", texts)
@@ -125,9 +125,10 @@ def test_only_provider_charges_are_dollars(billed: pb.UsageSum, text: str) -> No
     ],
 )
 def test_prune_reports_a_cut_preview(monkeypatch: pytest.MonkeyPatch, tasks: int, dry_run: bool, text: str) -> None:
-    async def pages(_client: Client, *_: Any, **__: Any) -> AsyncGenerator[list[str]]:
-        yield [f"task-{number}" for number in range(tasks)]
+    async def pruned(request: admin_service_pb2.PruneTasksRequest) -> admin_service_pb2.PruneTasksResponse:
+        assert (request.dry_run, request.limit) == (dry_run, 500)
+        return admin_service_pb2.PruneTasksResponse(task_ids=[f"task-{number}" for number in range(tasks)])
 
-    monkeypatch.setattr(Client, "prune_before", pages)
+    answer_calls(monkeypatch, "admin", "PruneTasks", pruned)
     options = ["--dry-run"] if dry_run else []
     assert run("admin", "prune", "--older-than", "1d", "--reason", "r", *options).splitlines()[-1] == text

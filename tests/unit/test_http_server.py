@@ -30,8 +30,11 @@ from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.listening import CannotListen
+from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, add_TaskServiceServicer_to_server
 from tenure.wire.access import access_rules
 from tests.support.patience import CALL_SECONDS
 
@@ -40,16 +43,29 @@ NO_PEERS: Any = None
 ALL_ROUTES = [*ROUTES, *(route for edge in http_edges() for route in edge.api_routes)]
 
 
+class TasksWithoutLedger(TaskServiceServicer):
+    async def ListTasks(self, request: api.ListTasksRequest, context: Any) -> api.ListTasksResponse:
+        raise Unavailable("the ledger does not answer")
+
+    async def ReadFile(self, request: api.ReadFileRequest, context: Any) -> AsyncIterator[api.ReadFileResponse]:
+        if request.path:
+            raise Unavailable("the ledger does not answer")
+        yield api.ReadFileResponse()
+
+
 @pytest.fixture
-async def http_server(tmp_path: Path) -> AsyncIterator[Open]:
-    """Opens doors in front of nothing."""
+async def http_server() -> AsyncIterator[Open]:
+    """Opens doors in front of a gateway whose ledger does not answer."""
+    grpc_server = RpcServer("127.0.0.1:0")
+    servicer: Any = TasksWithoutLedger
+    grpc_server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, servicer())
     async with AsyncExitStack() as stack:
 
         async def opened(*, is_authenticated: bool = False, listen: str = "127.0.0.1:0", **settings: Any) -> str:
             address = await stack.enter_async_context(
                 server.http_door(
                     HttpSettings(listen=Address(listen), **settings),
-                    tmp_path / "grpc",
+                    grpc_server,
                     asyncio.Event(),
                     None,
                     MutualTlsSettings(),
@@ -317,7 +333,7 @@ async def test_a_file_may_have_any_name(http_server: Open, name: str) -> None:
     """It was listed, and could not be read: NO_SUCH_ROUTE."""
     async with client(await http_server()) as http:
         response = await http.get(f"/v1/tasks/x/files/{name}")
-    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")  # the gateway of this door is away
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
 
 
 async def test_a_head_that_is_too_large_is_refused(http_server: Open) -> None:
@@ -367,7 +383,7 @@ async def test_bodies_that_arrive_are_bounded_together(http_server: Open, monkey
     assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
 
 
-async def test_http_without_its_server_is_refused(http_server: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_without_the_ledger_is_refused(http_server: Open) -> None:
     async with client(await http_server()) as http:
         response = await http.get("/v1/tasks")
         assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")

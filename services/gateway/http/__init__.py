@@ -1,7 +1,8 @@
 """The HTTP door of the gateway: JSON and server-sent events, for callers without gRPC.
 
-Each request becomes a call of the gateway's own gRPC server, over a Unix socket, with the caller's credentials. So
-authentication, access, limits, validation and audit exist once. The answer is the public JSON (docs/json.md).
+Each request becomes a call of the gateway's own gRPC server, in process, with the caller's credentials and through the
+same interceptor. So authentication, access, limits, validation and audit exist once. The answer is the public JSON
+(docs/json.md).
 
 settings.py      the settings
 server.py        the server: uvicorn in the event loop of the gateway, its TLS, its bounds for slow clients
@@ -17,7 +18,6 @@ tasks.py         handlers for tasks; operations.py: for everything else
 event_stream.py  server-sent events; streams.py: those of a task, and those of the changes of all tasks
 edge.py          what an edge adds: routes (see edges/)
 body.py          the JSON of requests; json_text.py: of answers
-local_socket.py  the socket to the gateway's own server
 problems.py      errors as application/problem+json
 sessions.py      the session of a browser: an API key in a cookie
 """

@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -17,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
-from services.gateway.http.call import open_stubs
+from services.gateway.http.call import Stubs
 from services.gateway.http.connections import Acceptor, ConnectionLimits
 from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.settings import HttpSettings
@@ -27,6 +26,7 @@ from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.h11_patterns import StrictLines, read_in_one_pass
 from tenure.runtime.listening import CannotListen
+from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.settings import Address, ConfigurationError
 from tenure.runtime.tls import MutualTlsSettings
@@ -51,7 +51,7 @@ _CLEAR_TEXT: Final = (
 @asynccontextmanager
 async def http_door(
     settings: HttpSettings,
-    local: Path,
+    grpc_server: RpcServer,
     stopping: asyncio.Event,
     files: CertificateFiles | None,
     tls: MutualTlsSettings,
@@ -61,7 +61,7 @@ async def http_door(
     peers: Peers,
     edges: Sequence[HttpEdge] = (),
 ) -> AsyncGenerator[str]:
-    """Serves HTTP. Open it after the gateway's gRPC server, which listens on `local`. Yields the bound address.
+    """Serves HTTP, by calls of the gateway's gRPC server in process. Yields the bound address.
 
     Raises ConfigurationError and CannotListen.
     """
@@ -71,7 +71,7 @@ async def http_door(
         raise ConfigurationError([_CLEAR_TEXT.format(address)])
     read_in_one_pass()
     async with AsyncExitStack() as opened:
-        stubs = await opened.enter_async_context(open_stubs(local, asks_for_keys=is_authenticated))
+        stubs = Stubs(grpc_server, asks_for_keys=is_authenticated)
         made = HttpApp(
             stubs,
             settings,

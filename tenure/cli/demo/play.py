@@ -19,7 +19,7 @@ from devstack import ServiceProcess, Stack, StackOptions
 from tenure.cli.demo.board import Board, call_of_line, now
 from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effectful_calls, slow_line, slow_step
 from tenure.client import Client
-from tenure.client.client import CALL_TIMEOUT_SECONDS
+from tenure.client.retries import CALL_TIMEOUT_SECONDS
 from tenure.domain.states import is_terminal
 from tenure.domain.tools import CallState
 from tenure.runtime.postgres import Pool, connection, open_pool

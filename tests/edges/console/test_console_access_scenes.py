@@ -59,7 +59,7 @@ async def viewer(stack: Stack) -> AsyncIterator[Viewer]:
 
 async def new_key(install: Installation, *permissions: Permission) -> str:
     request = pb.CreateApiKeyRequest(name="viewer", permissions=[PERMISSIONS.to_wire(one) for one in permissions])
-    return (await install.client.create_api_key(request)).secret
+    return (await install.client.api_keys.CreateApiKey(request)).secret
 
 
 async def test_a_reader_sees_all_and_changes_nothing(operator: Installation, viewer: Viewer) -> None:

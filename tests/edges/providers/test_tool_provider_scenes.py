@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.in_doubt import Happened
-from tenure.v1 import task_pb2, tool_pb2
+from tenure.v1 import admin_service_pb2, task_pb2, tool_pb2
+from tenure.wire.tool import decision_to_wire
 from tests.end_to_end.installation import Installation, check_whole
 from tests.support.fix_provider import NodeProvider, StartProvider
 
@@ -76,8 +77,14 @@ async def test_a_provider_killed_after_an_unsafe_effect_needs_a_person(
     assert (await own_installation.in_state(task_id, "WAITING_USER")).reason == "TOOL_IN_DOUBT"
     [doubt] = [one.call async for one in own_installation.client.in_doubt(task_id)]
     assert doubt.note.startswith("The provider stock was sent the call, and its answer was lost")
-    await own_installation.client.resolve_call(
-        task_id, doubt.call_id, doubt.call_attempt, Happened("It is on its way."), "the lorry was seen"
+    await own_installation.client.admin.ResolveInDoubtCall(
+        admin_service_pb2.ResolveInDoubtCallRequest(
+            task_id=task_id,
+            call_id=doubt.call_id,
+            call_attempt=doubt.call_attempt,
+            decision=decision_to_wire(Happened("It is on its way.")),
+            reason="the lorry was seen",
+        )
     )
     assert (await own_installation.ended(task_id)).state == task_pb2.TASK_STATE_SUCCEEDED
     check_whole(await own_installation.entries(task_id))

@@ -12,7 +12,7 @@ import psycopg
 
 from tenure.client import Client
 from tenure.domain.errors import NotFound, TryLater
-from tenure.v1 import task_pb2
+from tenure.v1 import admin_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.installation import DATABASE, Installation
 from tests.fault.suite.scenarios import model_of
@@ -39,7 +39,11 @@ async def prune(install: Installation, fault: PlannedFault) -> None:
         await until_answered(lambda: user.wait(task_id))
         files = install.stack.layout.workspaces / "default" / task_id
         assert files.is_dir()
-        await until_answered(lambda: user.prune(task_id, "to see what is left"))
+        await until_answered(
+            lambda: user.admin.PruneTasks(
+                admin_service_pb2.PruneTasksRequest(task_id=task_id, reason="to see what is left")
+            )
+        )
         await _refused(user, task_id)
         while files.exists():
             if fault.detail == HURRIED:
