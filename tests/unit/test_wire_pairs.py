@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.domain.budget import Prices, Tier
@@ -97,6 +97,7 @@ def made(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("key", BOTH_WAYS, ids=lambda key: f"{getattr(key[0], '__name__', 'union')}-{key[1]}")
+@settings(max_examples=30)
 @given(data=st.data())
 def test_values_survive_the_wire(key: tuple[Any, str], data: st.DataObject) -> None:
     to_wire, to_domain = BOTH_WAYS[key]
