@@ -84,7 +84,7 @@ def read(path: Path = FILE) -> dict[str, float]:
     except FileNotFoundError:
         raise BaselineError(f"there is no baseline at {path}: write one with: {ACCEPT}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BaselineError(f"{path} is no baseline ({error!r}): restore it, or write one with: {ACCEPT}") from None
+        raise BaselineError(f"{path} is not a baseline ({error!r}): restore it, or write one with: {ACCEPT}") from None
 
 
 def write(measured: Sequence[Ratio], machine: Machine, path: Path = FILE) -> None:

@@ -1,4 +1,4 @@
-"""Agents whose streamed answers somebody watches, while their workers are killed, frozen and drained."""
+"""Agents whose streamed answers clients watch, while their workers are killed, frozen and drained."""
 
 from __future__ import annotations
 

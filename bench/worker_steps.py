@@ -33,7 +33,7 @@ HOW: Final = (
     "table; with 'each task waited for' a client waits for each task through WaitTask. The simulator's "
     "processor time is not Tenure's, but it shares the cores. A step lasts from the record of one model call to "
     "that of the next. The library alone: as many conversations at once with the same model, tools and answers in "
-    "this process, whose steps nobody records and whose calls nobody runs; both take turns."
+    "this process, whose steps are not recorded and whose calls are not run; both take turns."
 )
 SUCCEEDED: Final = "SUCCEEDED"
 _ENDED: Final = "select count(*)::int from tasks where ended_at is not null and task_id = any(%b::text[]::uuid[])"

@@ -59,7 +59,7 @@ class ApiKeys:
         """
         presented = read_api_key(key)
         if presented is None:
-            raise Unauthenticated("the authorization is no API key of Tenure", reason="API_KEY_INVALID")
+            raise Unauthenticated("the authorization is not an API key of Tenure", reason="API_KEY_INVALID")
         return verify_api_key(presented, await self._read(presented.key_id, address))
 
     async def _read(self, key_id: str, address: str) -> StoredApiKey | None:
@@ -138,7 +138,7 @@ class ApiKeyForwarder(ApiKeyServiceServicer):
 
     async def LookUpApiKey(self, request: pb.LookUpApiKeyRequest, _context: Any) -> pb.LookUpApiKeyResponse:
         """Is for gateways, which ask the ledger."""
-        raise NotFound(f"there is no API key {request.key_id} here", reason="API_KEY_NOT_FOUND")
+        raise NotFound(f"API key {request.key_id} not found", reason="API_KEY_NOT_FOUND")
 
 
 def _is_operator() -> bool:

@@ -240,7 +240,7 @@ class TenantForwarder(TenantServiceServicer):
             yield
             return
         if not self._is_operator():
-            raise NotFound(f"there is no tenant {named}", reason="TENANT_NOT_FOUND")
+            raise NotFound(f"tenant {named} not found", reason="TENANT_NOT_FOUND")
         with as_tenant(named):
             yield
 

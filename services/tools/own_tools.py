@@ -23,7 +23,7 @@ def judge_own(
 ) -> Arguments | Outcome:
     """Returns the arguments, or the outcome of a call that must not run. Raises InvalidRequest for an invalid schema.
 
-    The name must be nobody else's: one name has one meaning in a task, and a definition that a worker sends must not
+    No other tool may have the name: one name has one meaning in a task, and a definition that a worker sends must not
     take the place of a tool that the operator configured.
     """
     name = definition.name

@@ -53,7 +53,7 @@ class CommonSettings:
     )
     log_level: str = setting("lowest level to log", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     metrics_allow_network: bool = setting(
-        "serve metrics at addresses that other machines reach: without TLS, to everybody who reaches them",
+        "serve metrics at addresses that other machines reach: without TLS, to every peer that reaches them",
         default=False,
     )
     metrics_tenants: int = setting(

@@ -72,7 +72,7 @@ def optional_time(message: Timestamp) -> datetime | None:
 
 
 def json_of(text: str) -> Any:
-    """Returns the value of a JSON text; None for an empty one, and the text itself if it is no JSON."""
+    """Returns the value of a JSON text; None for an empty one, and the text itself if it is not valid JSON."""
     if not text:
         return None
     try:

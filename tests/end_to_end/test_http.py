@@ -364,7 +364,7 @@ REFUSALS: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "too large a body": (413, "POST", "/v1/tasks", {"content": b" " * (5 * 1024 * 1024)}),
     "an unknown parameter": (400, "GET", "/v1/tasks?stat=QUEUED", {}),
     "a state that does not exist": (400, "GET", "/v1/tasks?state=ASLEEP", {}),
-    "a parameter that is no number": (400, "GET", "/v1/tasks?page_size=many", {}),
+    "a parameter that is not a number": (400, "GET", "/v1/tasks?page_size=many", {}),
     "a parameter that is too large": (400, "GET", "/v1/tasks?page_size=99999999999", {}),
     "no task id": (400, "GET", "/v1/tasks/nothing", {}),
     "no such task": (404, "GET", f"/v1/tasks/{uuid.UUID(int=7)}", {}),
@@ -374,7 +374,7 @@ REFUSALS: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "no such route": (404, "GET", "/v1/nothing", {}),
     "another method": (405, "PUT", "/v1/tasks", {}),
     "a head of a stream": (405, "HEAD", "/v1/changes", {}),
-    "a tenant that is no name": (400, "GET", "/v1/tasks", {"headers": {"tenure-tenant": b"\xc4"}}),
+    "a tenant that is not a name": (400, "GET", "/v1/tasks", {"headers": {"tenure-tenant": b"\xc4"}}),
     "a wait too long": (400, "GET", f"/v1/tasks/{uuid.UUID(int=7)}/wait?timeout_seconds=1e9", {}),
     "no idempotency key": (
         400,

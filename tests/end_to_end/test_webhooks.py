@@ -101,4 +101,4 @@ async def test_the_cli_lists_replays_pauses_rotates_and_deletes(
     assert "moving" in (await run("pause", "desk", "--reason", "moving")).out
     assert (await run("delete", "desk")).code == Exit.OK
     gone = await run("get", "desk")
-    assert (gone.code, gone.err) == (Exit.REFUSED, "tenure: there is no webhook desk\n")
+    assert (gone.code, gone.err) == (Exit.REFUSED, "tenure: webhook desk not found\n")

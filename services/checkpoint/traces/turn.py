@@ -100,7 +100,7 @@ class ExportTurn:
         await self._write(TRACES.note_exported, parameters)
 
     async def end(self) -> None:
-        """Lets another replica begin at once."""
+        """Releases the lease: another replica may begin at once."""
         await self._write(TRACES.end_turn, {})
 
     async def _read_page(self) -> bool:

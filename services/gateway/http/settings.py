@@ -37,7 +37,7 @@ class HttpSettings:
         """Yields the relations that do not hold."""
         for origin in self.cors_origins:
             if not _is_origin(origin):
-                yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is no origin; write for example https://a.example"
+                yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is not an origin; write for example https://a.example"
         for network in self.trusted_proxies:
             try:
                 read_networks([network])
