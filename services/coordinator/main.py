@@ -35,6 +35,7 @@ from services.coordinator.worker_agents import WorkerAgents
 from tenure.domain.access import Role
 from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.audit import RefusalLog
+from tenure.runtime.name_lookups import NameLookups
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import ServerLimits
@@ -116,7 +117,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     releases = await process.open(ClaimReleases(store, lost_claims))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds, generation))
     enforcement = PoolEnforcement(pools, sessions, releases, dispatch.on_queued)
-    live_addresses = LiveAddresses(LiveNetworks(settings.live_networks))
+    live_addresses = LiveAddresses(LiveNetworks(settings.live_networks), await process.open(NameLookups()))
     session_attach = SessionAttach(
         coordinator_id, store, generation, sessions, timing, pools, enforcement, live_addresses
     )

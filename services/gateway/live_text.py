@@ -13,8 +13,6 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from ipaddress import ip_address
-from socket import SOCK_STREAM
 from typing import Any, Final, Self
 
 from services.gateway.peers import Peers
@@ -23,8 +21,10 @@ from tenure.domain.access import Role
 from tenure.domain.errors import NotFound, PermissionDenied, TenureError, Unavailable
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.live_address import LiveAddress, refusal_of
+from tenure.domain.outbound import IPAddress
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.session_secret import is_proof
+from tenure.runtime.name_lookups import NameLookups, Unresolved
 from tenure.runtime.request_context import current_tenant, set_tenant
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_status import PeerFailed
@@ -104,6 +104,7 @@ class LiveTextRelay:
         self._running: set[asyncio.Task[None]] = set()
         self._channels: dict[str, TenureChannel] = {}
         self._listeners: dict[str, int] = {}
+        self._names = NameLookups()
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,6 +115,7 @@ class LiveTextRelay:
         await asyncio.gather(*self._running, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close()
+        await self._names.close()
 
     async def follow(self, task_id: str, epoch: int, on_text: OnText) -> None:
         """Relays the text of one claim until its worker ends it. Best effort: a watch is complete without live text.
@@ -175,7 +177,7 @@ class LiveTextRelay:
     async def _listen(
         self, source: coordinator.GetLiveSourceResponse, task_id: str, epoch: int, stream: _SharedStream
     ) -> None:
-        address = await dialled_address(source.address, allows_loopback=source.allows_loopback)
+        address = await dialled_address(source.address, self._names, allows_loopback=source.allows_loopback)
         async with self._channel(address) as channel:
             messages = WorkerServiceStub(channel).WatchLive(worker.WatchLiveRequest(task_id=task_id, epoch=epoch))
             await _check_proof(messages, source.proof_digest)
@@ -209,7 +211,7 @@ class LiveTextRelay:
                 _log.warning("closing a channel to a worker timed out", extra={"address": address})
 
 
-async def dialled_address(text: str, *, allows_loopback: bool) -> str:
+async def dialled_address(text: str, names: NameLookups, *, allows_loopback: bool) -> str:
     """Returns the ip:port to connect to. A name is resolved here, once: what is checked is what is dialled.
 
     Raises PermissionDenied (ADDRESS_REFUSED), and Unavailable for a name without an address.
@@ -218,7 +220,7 @@ async def dialled_address(text: str, *, allows_loopback: bool) -> str:
         address = LiveAddress.parse(text)
     except ValueError as error:
         raise PermissionDenied(f"the worker's address {text!r} {error}", reason="ADDRESS_REFUSED") from error
-    ips = [address.ip] if address.ip is not None else await _resolved(address.host)
+    ips = [address.ip] if address.ip is not None else await _resolved(address.host, names)
     refusals = [refusal_of(ip, allows_loopback=allows_loopback) for ip in ips]
     for ip, refusal in zip(ips, refusals, strict=True):
         if refusal is None:
@@ -226,13 +228,11 @@ async def dialled_address(text: str, *, allows_loopback: bool) -> str:
     raise PermissionDenied(f"gateways do not connect to {address}: {refusals[0]}", reason="ADDRESS_REFUSED")
 
 
-async def _resolved(host: str) -> list[Any]:
+async def _resolved(host: str, names: NameLookups) -> list[IPAddress]:
     try:
-        async with asyncio.timeout(RESOLVE_SECONDS):
-            infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(f"the worker's host name {host} cannot be resolved: {error}") from error
-    return [ip_address(each[4][0]) for each in infos]
+        return await names.ip_addresses(host, RESOLVE_SECONDS)
+    except Unresolved as error:
+        raise Unavailable(f"the address of the worker is unknown: {error}") from error
 
 
 async def _check_proof(messages: Any, digest: bytes) -> None:

@@ -177,9 +177,7 @@ async def _service(
     tokens: TokenChecker,
 ) -> RpcServer:
     """Composes the server: the connections, the runner's life, the writers under it, the runner, the executor."""
-    limits = RunnerLimits(
-        tools.lanes, settings.max_accepted, settings.max_own_of_tenant, drain_seconds=settings.drain_seconds
-    )
+    limits = RunnerLimits(tools.lanes, settings.max_accepted, drain_seconds=settings.drain_seconds)
     output_store = OutputStore(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LivenessTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds

@@ -43,9 +43,8 @@ class ToolsSettings:
     max_running: int = setting(
         "calls that run at once, besides programs and searches", default=64, minimum=1, maximum=1024
     )
-    max_accepted: int = setting("calls that run or wait to run", default=4096, minimum=1)
-    max_own_of_tenant: int = setting(
-        "calls of own tools of one tenant, which its workers run, among them", default=1024, minimum=1
+    max_accepted: int = setting(
+        "calls that run or wait to run; a tenant may have as many as are left free", default=4096, minimum=1
     )
     runner_ttl_seconds: float = setting("how long this runner counts as alive after a renewal", default=5.0)
     runner_margin_seconds: float = setting(

@@ -117,6 +117,17 @@ def without_served(portions: Iterable[Portion], served: Iterable[Line]) -> list[
     return left
 
 
+def has_share(free: int, of_tenant: int, own_of_tenant: int | None = None) -> bool:
+    """Returns whether a tenant may have one call more in a room that all tenants share.
+
+    A tenant may hold as many calls as are left free (a dynamic threshold, Choudhury and Hahne 1998): alone it gets half
+    of the room, beside one equal a third, and some room is always left for the first call of another one.
+    `own_of_tenant`: how many of its calls its own workers run, if this is such a call. They may take hours, and get
+    half as much, so that the tenant's other calls find room.
+    """
+    return of_tenant < free and (own_of_tenant is None or 2 * own_of_tenant < free)
+
+
 class _NextTask(NamedTuple):
     """The next task of a tenant. The smallest one is served first. Each tenant has at most one.
 

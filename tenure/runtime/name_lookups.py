@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from socket import SOCK_STREAM
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import aiodns
 import httpcore2
+
+from tenure.domain.outbound import IPAddress
 
 LOOKUP_SECONDS: Final = 5.0
 """The limit of one look-up, however many name servers are asked."""
@@ -42,6 +45,20 @@ class NameLookups:
     _running: dict[str, asyncio.Task[_Answer]] = field(default_factory=dict)
     _failures: OrderedDict[str, _Answer] = field(default_factory=OrderedDict)
     _resolver: aiodns.DNSResolver | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def ip_addresses(self, host: str, within_seconds: float) -> list[IPAddress]:
+        """Returns the addresses of a name. Raises Unresolved, also when the time is over."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                return [ip_address(each) for each in await self.addresses(host, 0)]
+        except TimeoutError:
+            raise Unresolved(f"the name {host} was not resolved within {within_seconds:g} s") from None
 
     async def addresses(self, host: str, _port: int) -> list[str]:
         """Returns the addresses of a name within LOOKUP_SECONDS. Raises Unresolved."""

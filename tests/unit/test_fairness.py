@@ -6,10 +6,11 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, order_of_tiers, share
+from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, has_share, order_of_tiers, share
 from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 
@@ -163,3 +164,20 @@ def test_one_round_equals_rounds_of_one_slot(some: Any, running: Any, places: in
             left[line] = (left[line][0] - 1, left[line][1])
             loads[line.tenant] = Load(loads.get(line.tenant, Load()).running + 1)
     assert singly == at_once
+
+
+@pytest.mark.parametrize(("tenants", "expected"), [(1, 50), (2, 33), (3, 25), (9, 10)])
+def test_greedy_tenants_share_a_room_and_leave_the_same_part_free(tenants: int, expected: int) -> None:
+    held = dict.fromkeys(range(tenants), 0)
+    while hungry := [one for one in held if has_share(100 - sum(held.values()), held[one])]:
+        held[min(hungry, key=lambda one: held[one])] += 1
+    assert set(held.values()) <= {expected, expected + 1}
+    assert has_share(100 - sum(held.values()), 0)
+
+
+def test_own_calls_leave_room_for_the_other_calls_of_their_tenant() -> None:
+    own = 0
+    while has_share(100 - own, own, own):
+        own += 1
+    assert own == 34
+    assert has_share(100 - own, own)

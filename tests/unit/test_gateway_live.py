@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from services.gateway.live_text import (
 )
 from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
 from tenure.domain.session_secret import holder_proof, proof_digest
+from tenure.runtime.name_lookups import NameLookups
 from tenure.runtime.rpc_server import RpcServer
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import live_pb2
@@ -197,16 +198,22 @@ async def test_endless_text_is_held_back_to_a_pace() -> None:
         assert time.monotonic() - began >= (count - 1) * MAX_CHARACTERS_PER_DELTA / CHARACTERS_PER_SECOND
 
 
+@pytest.fixture
+async def names() -> AsyncGenerator[NameLookups]:
+    async with NameLookups() as made:
+        yield made
+
+
 @pytest.mark.parametrize("address", ["localhost:{}", "127.0.0.1:{}"])
-async def test_a_loopback_address_of_a_remote_worker_is_not_dialled(address: str) -> None:
+async def test_a_loopback_address_of_a_remote_worker_is_not_dialled(address: str, names: NameLookups) -> None:
     connected: list[Any] = []
     listener = await asyncio.start_server(lambda *_: connected.append(_), "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     async with listener:
         with pytest.raises(PermissionDenied) as refused:
-            await dialled_address(address.format(port), allows_loopback=False)
+            await dialled_address(address.format(port), names, allows_loopback=False)
         assert refused.value.reason == "ADDRESS_REFUSED"
-        assert await dialled_address(address.format(port), allows_loopback=True) in {
+        assert await dialled_address(address.format(port), names, allows_loopback=True) in {
             f"127.0.0.1:{port}",
             f"[::1]:{port}",
         }
@@ -214,11 +221,11 @@ async def test_a_loopback_address_of_a_remote_worker_is_not_dialled(address: str
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254:80", "0.0.0.0:80", "unix:/run/docker.sock", "unix:1"])
-async def test_a_special_address_is_not_dialled(address: str) -> None:
+async def test_a_special_address_is_not_dialled(address: str, names: NameLookups) -> None:
     with pytest.raises(PermissionDenied):
-        await dialled_address(address, allows_loopback=True)
+        await dialled_address(address, names, allows_loopback=True)
 
 
-async def test_unresolved_name_is_retried() -> None:
+async def test_unresolved_name_is_retried(names: NameLookups) -> None:
     with pytest.raises(Unavailable):
-        await dialled_address("no-such-host.invalid:80", allows_loopback=True)
+        await dialled_address("no-such-host.invalid:80", names, allows_loopback=True)

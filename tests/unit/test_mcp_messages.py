@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import ssl
+import tracemalloc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -94,6 +97,18 @@ def test_a_structured_answer_without_text_is_shown_as_json() -> None:
     assert shown() == ""
 
 
+class Portions(httpx2.AsyncByteStream):
+    """The body of an answer as it arrives."""
+
+    def __init__(self, answer: httpx2.Response) -> None:
+        self._answer = answer
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._answer.stream, httpx2.ByteStream)
+        for portion in self._answer.stream:
+            yield portion
+
+
 class Network(httpx2.AsyncBaseTransport):
     def __init__(self, answer: httpx2.Response | Exception) -> None:
         self.answer = answer
@@ -101,7 +116,7 @@ class Network(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return httpx2.Response(self.answer.status_code, headers=self.answer.headers, stream=Portions(self.answer))
 
 
 def error_message(own_id: int | str | None) -> str:
@@ -205,6 +220,30 @@ async def test_an_answer_over_http_that_is_too_long_is_an_error() -> None:
     long = httpx2.Response(200, content=LONG, headers={"content-type": "application/json"})
     error, _ = await exchanged(long)
     assert error.code == TOO_LONG
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+async def test_encoded_answer_is_bounded_or_refused(content_type: str) -> None:
+    """A server may encode what the request did not accept encoded; 64 KiB of gzip unpack to 64 MiB."""
+    bomb = gzip.compress(b"x" * (64 << 20), mtime=0)
+    headers = {"content-type": content_type, "content-encoding": "gzip"}
+    tracemalloc.start()
+    error, ended = await exchanged(httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(bomb)))
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 4 * MAX_MESSAGE_BYTES
+    assert not ended
+    if content_type == "application/json":
+        assert error.code == TOO_LONG
+    else:
+        assert marked_error(error.data) is AnswerUnreadable
+
+
+async def test_encoded_answer_is_read() -> None:
+    body = gzip.compress(error_message(1).encode())
+    answer = httpx2.Response(200, headers={"content-encoding": "gzip"}, stream=httpx2.ByteStream(body))
+    error, _ = await exchanged(answer)
+    assert error.message == "no"
 
 
 async def test_reading_past_the_end_is_the_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 
 import pytest
 
@@ -50,6 +51,15 @@ async def test_lookup_of_a_silent_name_ends_in_time_for_all_who_wait(monkeypatch
             ):
                 await one
         assert server.asked == {"w.silent": 1}
+
+
+async def test_caller_with_less_time_does_not_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lookups, "LOOKUP_SECONDS", 3600.0)
+    async with lookups(monkeypatch) as (made, server):
+        with pytest.raises(Unresolved, match=r"w\.silent was not resolved within 0\.1 s"):
+            await made.ip_addresses("w.silent", 0.1)
+        assert await made.ip_addresses("good.test", 60) == [ip_address("127.0.0.7")]
+        assert server.asked == {"w.silent": 1, "good.test": 1}
 
 
 @pytest.mark.parametrize(("kept_seconds", "times_asked"), [(3600.0, 1), (0.0, 2)])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from ipaddress import ip_address
-from socket import SOCK_STREAM
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import NotFound
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.live_address import LiveAddress, LiveNetworks, is_from_this_machine, refusal_of
+from tenure.runtime.name_lookups import Unresolved
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import coordinator_service_pb2 as pb
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import LeaseStore
     from tenure.domain.outbound import IPAddress
+    from tenure.runtime.name_lookups import NameLookups
 
 _log: Final = logging.getLogger(__name__)
 RESOLVE_SECONDS: Final = 1.0
@@ -26,8 +25,8 @@ RESOLVE_SECONDS: Final = 1.0
 class LiveAddresses:
     """Applies the rules to the address in Hello. A worker without an address works like others, without live text."""
 
-    def __init__(self, networks: LiveNetworks) -> None:
-        self._networks = networks
+    def __init__(self, networks: LiveNetworks, names: NameLookups) -> None:
+        self._networks, self._names = networks, names
 
     async def admit(self, worker_id: str, advertised: str, connected_from: IPAddress | None) -> str:
         """Returns the address to record, or "". Logs why an address is not recorded.
@@ -39,7 +38,7 @@ class LiveAddresses:
         address, allows_loopback = LiveAddress.parse(advertised), is_from_this_machine(connected_from)
         if not self._networks and address.ip is None:
             return str(address)  # the gateway resolves the name, perhaps with another resolver, and applies the rule
-        ips = [address.ip] if address.ip is not None else await _resolved(address.host)
+        ips = [address.ip] if address.ip is not None else await self._resolved(address.host)
         refusal = f"{address.host} has no IP address"
         for ip in ips:
             reason = refusal_of(ip, allows_loopback=allows_loopback)
@@ -50,14 +49,11 @@ class LiveAddresses:
         _log.warning("a worker has no live text: gateways must not connect to its address", extra=fields)
         return ""
 
-
-async def _resolved(host: str) -> list[IPAddress]:
-    try:
-        async with asyncio.timeout(RESOLVE_SECONDS):
-            infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=SOCK_STREAM)
-    except (OSError, TimeoutError):
-        return []
-    return [ip_address(each[4][0]) for each in infos]
+    async def _resolved(self, host: str) -> list[IPAddress]:
+        try:
+            return await self._names.ip_addresses(host, RESOLVE_SECONDS)
+        except Unresolved:
+            return []
 
 
 async def live_source(store: LeaseStore, task_id: str, epoch: int) -> pb.GetLiveSourceResponse:

@@ -29,6 +29,7 @@ from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness
 from services.tools.tool import CallContext, RunnerStopped, Tool, ToolInDoubt, ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
+from tenure.domain.fairness import has_share
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
@@ -51,13 +52,11 @@ class RunnerLimits:
     """The limits of a runner.
 
     `lanes`: the calls that run at once, by lane. `max_accepted`: the calls that run or wait for their lane.
-    `max_own_of_tenant`: those of one tenant among them that their callers run, which may take hours.
     `drain_seconds`: the wait for running calls when the process stops.
     """
 
     lanes: Mapping[str, int]
     max_accepted: int = 4096
-    max_own_of_tenant: int = 1024
     drain_seconds: float = 10.0
 
 
@@ -96,7 +95,7 @@ class Runner:
         self._writers, self._limits = writers, limits
         self._lanes = {lane: Lane(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._own_calls: Counter[str] = Counter()
+        self._of_tenant, self._own_of_tenant = Counter[str](), Counter[str]()
         self._sampling = ExitStack()
         self._ready: set[ReadyStart] = set()
         self._is_closing = False
@@ -135,11 +134,12 @@ class Runner:
         """
         if self.runs.find(request.key) is not None:
             return
-        most, tenant = self._limits.max_own_of_tenant, request.claims.tenant
-        if request.runs_at_caller and self._own_calls[tenant] >= most:
-            raise _too_many(f"{most} calls of the tenant's own tools already run on this replica")
-        if len(self._tasks) >= self._limits.max_accepted:
+        tenant, free = request.claims.tenant, self._limits.max_accepted - len(self._tasks)
+        own = self._own_of_tenant[tenant] if request.runs_at_caller else None
+        if free <= 0:
             raise _too_many(f"{self._limits.max_accepted} calls already run or wait on this replica")
+        if not has_share(free, self._of_tenant[tenant], own):
+            raise _too_many("the tenant has its share of the calls that may run or wait on this replica")
 
     def shrink_lane(self, lane: str) -> None:
         """Runs one call less of the lane at once from now on: a slot that its calls need is lost."""
@@ -181,16 +181,17 @@ class Runner:
             self._settle_ready(ready)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._count(task, self._of_tenant, request.claims.tenant)
         if request.runs_at_caller:
-            self._own_calls[request.claims.tenant] += 1
-            task.add_done_callback(lambda _: self._end_own(request.claims.tenant))
+            self._count(task, self._own_of_tenant, request.claims.tenant)
         self.runs.hold(task)
         return run
 
-    def _end_own(self, tenant: str) -> None:
-        self._own_calls[tenant] -= 1
-        if not self._own_calls[tenant]:
-            del self._own_calls[tenant]
+    @staticmethod
+    def _count(task: asyncio.Task[None], calls: Counter[str], tenant: str) -> None:
+        """Counts the call of a tenant until its task ends. A tenant without calls has no entry."""
+        calls[tenant] += 1
+        task.add_done_callback(lambda _: calls.subtract((tenant,)) if calls[tenant] > 1 else calls.pop(tenant))
 
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and sends the result to all listeners."""

@@ -25,6 +25,7 @@ from services.tools.mcp.delivery_errors import (
 )
 from services.tools.mcp.stdio_framing import MAX_MESSAGE_BYTES, TOO_LONG
 from services.tools.sending import leaves_open
+from tenure.runtime.body_decoder import BadEncoding, BodyDecoder
 
 _SESSION: Final = "mcp-session-id"
 _DELETE_SECONDS: Final = 2.0
@@ -39,11 +40,13 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         self._inner, self._ended = inner, ended
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["accept-encoding"] = "identity"  # nothing bounds what a part of an encoded stream unpacks to
         if request.method == "DELETE":
             async with asyncio.timeout(_DELETE_SECONDS):
                 return await self._inner.handle_async_request(request)
         if request.method != "POST":
-            return await self._inner.handle_async_request(request)
+            response = await self._inner.handle_async_request(request)
+            return response if _is_plain(response) else await _unreadable_encoding(response)
         try:
             return await self._checked(request, await self._inner.handle_async_request(request))
         except _NEVER_SENT as error:
@@ -59,8 +62,11 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     async def _checked(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         expects_answer = _expected_id(request) is not None
         if response.is_success and (_is_events(response) or not expects_answer):
-            return response
-        body = await _bounded(response)
+            return response if _is_plain(response) else await _unreadable_encoding(response)
+        try:
+            body = await _bounded(response)
+        except BadEncoding as error:
+            return _transport_error(str(error), AnswerUnreadable)
         if response.is_error:
             return self._refused(request, response, body or b"")
         if response.is_redirect:
@@ -96,16 +102,31 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
 
 async def _bounded(response: httpx2.Response) -> bytes | None:
-    """Reads the body. Returns None when the body is too long."""
-    body = bytearray()
+    """Reads and decodes the body. Returns None when the body is too long. Raises BadEncoding."""
     try:
-        async for portion in response.aiter_bytes():
-            body += portion
-            if len(body) > MAX_MESSAGE_BYTES:
+        decoding = BodyDecoder(_encoding(response), MAX_MESSAGE_BYTES)
+        async for portion in response.aiter_raw():
+            decoding.add(portion)
+            if decoding.is_full:
                 return None
+        decoding.end()
     finally:
         await response.aclose()
-    return bytes(body)
+    return decoding.take()
+
+
+def _encoding(response: httpx2.Response) -> str:
+    return str(response.headers.get("content-encoding", ""))
+
+
+def _is_plain(response: httpx2.Response) -> bool:
+    return _encoding(response).strip().lower() in {"", "identity"}
+
+
+async def _unreadable_encoding(response: httpx2.Response) -> httpx2.Response:
+    await response.aclose()
+    message = f"it sent an event stream with the encoding {_encoding(response)[:40]}, which was not accepted"
+    return _transport_error(message, AnswerUnreadable)
 
 
 def _message_headers(response: httpx2.Response) -> dict[str, str]:
