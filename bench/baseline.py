@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from bench.figures import Figure, Section
-from bench.machine import Machine
+from bench.report import Figure, Section
+from bench.run import Machine
 
 FILE: Final = Path(__file__).with_name("baseline.json")
 TOLERANCE: Final = 0.15

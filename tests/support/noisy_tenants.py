@@ -1,7 +1,8 @@
-"""`python -m bench.noise ADDRESS CA_FILE SECONDS`: a tenant whose clients call a gateway as much as they can.
+"""A tenant beside one whose clients call a gateway as much as they can.
 
-Reads the API keys of the clients from standard input, one in each line. Prints a line when all clients call, and at the
-end the counts of answers by kind and code, as JSON. A refused call is repeated at once.
+`python -m tests.support.noisy_tenants ADDRESS CA_FILE SECONDS` is the noise. It reads the API keys of the clients from
+standard input, one in each line. It prints a line when all clients call, and at the end the counts of answers by kind
+and code, as JSON. A refused call is repeated at once.
 """
 
 from __future__ import annotations
@@ -12,18 +13,119 @@ import os
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
+from devstack import Stack, StackOptions
 from tenure.client import Client
+from tenure.domain.access import Permission
 from tenure.domain.errors import TenureError
 from tenure.runtime.tls import ClientTls
+from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.wire.access import PERMISSIONS
+
+NOISY_CLIENTS: Final = 4
+SUBMIT_EVERY_SECONDS: Final = 0.1
+NEIGHBOUR_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Neighbour:
+    """Calls at a steady rate, however long the answers take. `rounds`: how many have been answered."""
+
+    client: Client
+    every_seconds: float = SUBMIT_EVERY_SECONDS
+    rounds: int = 0
+
+    async def call(self, seconds: float) -> None:
+        """Calls for some seconds, and waits for the last answers. Raises the first refusal."""
+        end = monotonic() + seconds
+        async with asyncio.TaskGroup() as running:
+            while monotonic() < end:
+                running.create_task(self._one())
+                await asyncio.sleep(self.every_seconds)
+
+    async def _one(self) -> None:
+        request = api.SubmitTaskRequest(goal="be heard", queue="without-workers")
+        task_id = (await self.client.tasks.SubmitTask(request, timeout=NEIGHBOUR_SECONDS)).task.task_id
+        await self.client.tasks.GetTask(api.GetTaskRequest(task_id=task_id), timeout=NEIGHBOUR_SECONDS)
+        stream = self.client.tasks.WatchTask(api.WatchTaskRequest(task_id=task_id), timeout=NEIGHBOUR_SECONDS)
+        await stream.read()
+        stream.cancel()
+        self.rounds += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """A stack whose gateway demands API keys, with the keys of two tenants."""
+
+    stack: Stack
+    ca_file: Path
+    neighbour_key: str
+    noisy_keys: list[str]
+
+    def neighbour(self) -> Client:
+        """Returns a client of the neighbour."""
+        return Client(self.stack.gateway_address, api_key=self.neighbour_key, tls=ClientTls(self.ca_file))
+
+    @asynccontextmanager
+    async def noise(self, seconds: float) -> AsyncGenerator[Counter[str]]:
+        """Makes noise while the block runs, at most for some seconds; at its end the counts of answers are there."""
+        command = ["-m", "tests.support.noisy_tenants", self.stack.gateway_address, str(self.ca_file), str(seconds)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        counts: Counter[str] = Counter()
+        try:
+            process.stdin.write("\n".join(self.noisy_keys).encode())
+            process.stdin.close()
+            await process.stdout.readline()
+            yield counts
+            counts.update(json.loads(await process.stdout.read()))
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def tenants(folder: Path, gateway: Mapping[str, str] | None = None) -> AsyncGenerator[Tenants]:
+    """Starts the stack, with more settings of the gateway, and creates the keys."""
+    environment = {"gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys", **(gateway or {})}}
+    async with Stack(StackOptions(data_dir=folder, workers=1, tls=True, environment=environment)) as stack:
+        ca_file = stack.layout.certificates / "ca.pem"
+        operator = await operator_key(stack)
+
+        async def key(tenant: str) -> str:
+            async with Client(stack.gateway_address, api_key=operator, tenant=tenant, tls=ClientTls(ca_file)) as client:
+                permissions = [PERMISSIONS.to_wire(Permission.WRITE)]
+                created = await client.create_api_key(pb.CreateApiKeyRequest(name="bench", permissions=permissions))
+                return created.secret
+
+        noisy = [await key("noisy") for _ in range(NOISY_CLIENTS)]
+        yield Tenants(stack, ca_file, await key("neighbour"), noisy)
+
+
+async def operator_key(stack: Stack) -> str:
+    """Creates a key of an operator, as on a host of the ledger."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "services.checkpoint", "operator-key"),
+        env={**os.environ, **stack.services["checkpoint"].environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, "the command has printed why"
+    return output.decode().strip()
+
 
 QUEUE: Final = "without-workers"
 SUBMITS: Final = 32
@@ -114,7 +216,8 @@ async def make_noise(address: str, ca_file: Path, seconds: float, keys: list[str
             for kind, number, call in noisy.calls(watched)
             for _ in range(number)
         ]
-        print("calling", flush=True)
+        sys.stdout.write("calling\n")
+        sys.stdout.flush()
         await asyncio.sleep(seconds)
         for one in running:
             one.cancel()
@@ -127,7 +230,7 @@ def main() -> int:
     os.nice(NICE)
     address, ca_file, seconds = sys.argv[1:]
     keys = sys.stdin.read().split()
-    print(json.dumps(asyncio.run(make_noise(address, Path(ca_file), float(seconds), keys))))
+    sys.stdout.write(json.dumps(asyncio.run(make_noise(address, Path(ca_file), float(seconds), keys))))
     return 0
 
 
