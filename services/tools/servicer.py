@@ -241,7 +241,7 @@ class ToolServicer(ToolServiceServicer):
             clear=clear,
             traceparent=request.traceparent,
             timeout_seconds=seconds(request.timeout),
-            output_limit_bytes=_output_limit_bytes(request, tool),
+            output_limit_bytes=limit_of_output(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
             runs_at_caller=is_own,
@@ -278,7 +278,7 @@ class ToolServicer(ToolServiceServicer):
             ) from error
 
 
-def _output_limit_bytes(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
+def limit_of_output(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
     """Returns the smaller of the request's and the tool's output limits; 0: neither has one."""
     limits = [request.output_limit_bytes, tool.definition.output_limit_bytes if tool is not None else 0]
     return min((limit for limit in limits if limit), default=0)

@@ -15,7 +15,7 @@ import pytest
 
 from services.gateway.answer_links import AnswerPage
 from services.gateway.http import connections, server
-from services.gateway.http.origins import _is_this_machine
+from services.gateway.http.origins import is_this_machine
 from services.gateway.http.settings import HttpSettings
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.settings import Address, ConfigurationError, load
@@ -195,7 +195,7 @@ async def test_requests_that_follow_each_other_are_answered(tmp_path: Path) -> N
     ["localhost", "LocalHost:8480", "console.localhost:1", "127.0.0.1", "127.0.0.1:8480", "[::1]", "[::1]:8480"],
 )
 def test_this_machine_has_these_hosts(host: str) -> None:
-    assert _is_this_machine(host)
+    assert is_this_machine(host)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_this_machine_has_these_hosts(host: str) -> None:
     ],
 )
 def test_other_hosts_are_not_this_machine(host: str) -> None:
-    assert not _is_this_machine(host)
+    assert not is_this_machine(host)
