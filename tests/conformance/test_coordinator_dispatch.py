@@ -1,4 +1,4 @@
-"""Laws of dispatch: no task twice, no task forgotten, whoever dies in between."""
+"""Laws of dispatch: no task twice, no task forgotten, also when processes die in between."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ async def test_modules_of_the_workspace_are_imported(warm: Sandbox, cold: Sandbo
 
 
 async def test_the_file_for_a_program_is_open_to_its_uid_alone(warm: Sandbox) -> None:
-    """Somebody else on the host, who opens it while it is empty, would read the program later."""
+    """Another account of the host, which opens it while it is empty, would read the program later."""
     (one,) = waiting(warm)
     status = os.fstat(one._program_fd)
     assert stat.S_IMODE(status.st_mode) == 0o400
@@ -141,7 +141,7 @@ async def _kill(one: WarmSandbox) -> None:
     descriptor = os.pidfd_open(pid_of(one))
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        while one.is_alive:  # without giving way: nobody else is to learn of it first
+        while one.is_alive:  # without giving way: no other task learns of it first
             pass
     finally:
         os.close(descriptor)

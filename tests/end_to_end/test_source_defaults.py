@@ -1,4 +1,4 @@
-"""`defaults.<source>`: what tasks of the four sources are when nobody says, through a gateway, as processes."""
+"""`defaults.<source>`: what tasks of the four sources are by default, through a gateway, as processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPECTED = {"scheduler": (task_pb2.PRIORITY_LOW, 10_800, 803), "manual": (task_p
 """Priority, whole task, wait for an event, in seconds."""
 
 QUEUE = f"defaults-{uuid.uuid4().hex[:12]}"
-"""Nobody serves it: the tasks stay as they were created."""
+"""No worker serves it: the tasks stay as they were created."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -60,7 +60,7 @@ async def gateway(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 async def client(gateway: str) -> AsyncIterator[Client]:
-    """What it submitted is cancelled in the end: nobody would work on it."""
+    """What it submitted is cancelled in the end: no worker serves the queue."""
     async with Client(gateway) as client:
         yield client
         async for task in client.list_tasks(task_pb2.TaskFilter(queue=QUEUE, states=[task_pb2.TASK_STATE_QUEUED])):

@@ -39,7 +39,7 @@ async def tasks(stub: Any) -> Any:
 
 @pytest.mark.faults
 async def test_concurrent_submits_of_one_id_make_one_task(gateways: Any) -> None:
-    """F39: whoever comes first."""
+    """F39: the first one wins."""
     request_id = str(uuid.uuid4())
     requests = [submit(request_id=request_id, goal=f"goal {number % 4}") for number in range(REPEATS)]
     answers = await asyncio.gather(

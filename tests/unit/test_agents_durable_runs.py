@@ -52,7 +52,7 @@ class Provider(ModelProvider):
 
 
 async def test_a_run_in_a_function_is_recorded() -> None:
-    """By name, by the run's configuration, and of an agent that nobody made durable."""
+    """By name, by the run's configuration, and of an agent that is not durable."""
     script = sdk.Script(*[sdk.text_message(text) for text in ("One", "Two", "Three")])
     named = agents.Agent(name="named", model="gpt-5")
     durable_openai(named)

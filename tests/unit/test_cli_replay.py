@@ -1,4 +1,4 @@
-"""`tenure tasks replay` that does not come to its end: the new task must not stay in a queue that nobody serves."""
+"""`tenure tasks replay` that does not come to its end: the new task must not stay in a queue without workers."""
 
 from __future__ import annotations
 

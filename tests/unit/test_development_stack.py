@@ -258,7 +258,7 @@ def test_the_ledger_and_the_workers_have_one_default_model(tmp_path: Path, expec
 
 
 class Latecomer(SimulatorProcess):
-    """Takes its address only when somebody has looked whether it serves."""
+    """Takes its address only when the test has looked whether it serves."""
 
     def __init__(self, folder: Path, address: str) -> None:
         super().__init__(Layout(folder), address, StackOptions(data_dir=folder))

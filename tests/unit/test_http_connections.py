@@ -83,7 +83,7 @@ async def test_an_address_has_a_limit_of_connections(tmp_path: Path) -> None:
 
 
 async def test_a_connection_beyond_the_limit_of_all_is_refused(tmp_path: Path) -> None:
-    """Those within it are served: before, everybody got 503."""
+    """Those within it are served: before, all got 503."""
     async with http_server(tmp_path, connections=1, trusted_proxies=("127.0.0.1",), address_connections=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):

@@ -306,7 +306,7 @@ async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
 
 
 async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when what closes a failed connection hangs: whoever links again must not wait for that."""
+    """As when what closes a failed connection hangs: the next link must not wait for that."""
     monkeypatch.setattr(held_module, "OPEN_SECONDS", 0.1)
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Endings that nobody has to carry out: from wherever a task stands, the moves to its end are all in the table."""
+"""Endings without a live owner: from wherever a task stands, the moves to its end are all in the table."""
 
 from __future__ import annotations
 
