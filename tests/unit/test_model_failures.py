@@ -10,7 +10,7 @@ import pytest
 
 from services.worker.transitions import RetryModelCall, after_failure, is_late
 from tenure.domain.entries import ModelFailure, Transition
-from tenure.domain.retry import MODEL_CALL_TRIES, RETRYABLE, FailureClass, RetryPolicy, class_of_status
+from tenure.domain.retry import MODEL_CALL_TRIES, RETRYABLE, FailureClass, RetryPolicy
 from tenure.domain.states import Reason, TaskState
 from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
 
@@ -79,23 +79,6 @@ def test_a_long_retry_time_is_waited_for_without_a_worker() -> None:
     )
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 900.0)
-
-
-@pytest.mark.parametrize(
-    ("status", "error_class"),
-    [
-        (400, "INVALID_REQUEST"),
-        (402, "BILLING"),
-        (408, "TIMEOUT"),
-        (409, "CONFLICT"),
-        (418, "INVALID_REQUEST"),
-        (422, "INVALID_REQUEST"),
-        (502, "SERVER_ERROR"),
-        (504, "TIMEOUT"),
-    ],
-)
-def test_every_status_has_a_class(status: int, error_class: str) -> None:
-    assert class_of_status(status) == error_class
 
 
 def test_only_our_own_timeout_is_a_late_model_call() -> None:
