@@ -15,7 +15,7 @@ in_doubt.py       lists and resolutions of calls in doubt
 forwarding.py     LeaseService, ScheduleService, TenantService and WebhookService, forwarded
 approvals.py      approver groups, forwarded
 answer_links.py   the pages of answer links, for people without an account
-http/             the HTTP door: JSON, server-sent events, the console
+http/             the HTTP server: JSON, server-sent events, the console
 audit.py          the audit log: records acts before they happen, and refusals
 client_authentication.py  the client of each call: an API key (api_keys.py) or a token (json_web_tokens.py)
 page_tokens.py    the seal of page tokens: a token of another list is refused

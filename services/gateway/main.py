@@ -158,7 +158,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
 def _http_door(
     settings: GatewaySettings, security: Security, local: Path, process: Process, peers: Peers
 ) -> AbstractAsyncContextManager[str]:
-    """Returns the HTTP door. Its libraries are imported by gateways that have one."""
+    """Returns the HTTP server. Its libraries are imported by gateways that have one."""
     from services.gateway.http.server import http_door
 
     return http_door(

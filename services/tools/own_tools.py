@@ -18,7 +18,7 @@ from tenure.wire.common import OUTCOME_STATUSES, seconds
 _DETAIL: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
 
 
-def judge_own(
+def check_own_call(
     registry: ToolRegistry, claims: Claims, definition: ToolDefinition, arguments_json: str
 ) -> Arguments | Outcome:
     """Returns the arguments, or the outcome of a call that must not run. Raises InvalidRequest for an invalid schema.

@@ -53,10 +53,10 @@ def named_tenant(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | No
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-# The other end of a call. The HTTP door of a gateway calls its gRPC server over a Unix socket, for callers of its own.
+# The other end of a call. The HTTP server of a gateway calls its gRPC server over a Unix socket for its callers.
 
 PEER_KEY: Final = "x-tenure-peer"
-"""The key under which the HTTP door names the other end of its connection, as gRPC would name it."""
+"""The key under which the HTTP server names the other end of its connection, as gRPC would name it."""
 _LOCAL_SOCKET: Final = "unix:"
 
 

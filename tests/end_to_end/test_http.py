@@ -1,4 +1,4 @@
-"""The HTTP door of a running installation: every route, and that it is the same API."""
+"""The HTTP server of a running installation: every route, and that it is the same API."""
 
 from __future__ import annotations
 

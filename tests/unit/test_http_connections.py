@@ -1,4 +1,4 @@
-"""The connections of the HTTP door: their limits, their handshakes, trusted proxies, and heads with two readings."""
+"""The connections of the HTTP server: their limits, their handshakes, trusted proxies, and heads with two readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP door of the gateway: JSON and server-sent events, for callers without gRPC.
+"""The HTTP server of the gateway: JSON and server-sent events, for callers without gRPC.
 
 Each request becomes a call of the gateway's own gRPC server, over a Unix socket, with the caller's credentials. So
 authentication, access, limits, validation and audit exist once. The answer is the public JSON (docs/json.md).

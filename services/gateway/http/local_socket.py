@@ -1,4 +1,4 @@
-"""The Unix socket between the HTTP door and the gateway's own gRPC server."""
+"""The Unix socket between the HTTP server and the gateway's own gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of the HTTP door."""
+"""The settings of the HTTP server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure.runtime.settings import Address, setting
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """The settings of the HTTP door, under TENURE_GATEWAY_HTTP_."""
+    """The settings of the HTTP server, under TENURE_GATEWAY_HTTP_."""
 
     listen: Address | None = setting("the address to serve HTTP on; empty: no HTTP", default=None)
     mcp_max_cost: float = setting(
