@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -123,6 +123,12 @@ def beyond(field: FieldDescriptor) -> Iterator[Any]:
             yield rule.most + 1
 
 
+def fields_at(kind: Descriptor, way: Way) -> Sequence[FieldDescriptor]:
+    """The fields of the message at the end of a way."""
+    below = way[-1].message_type if way else kind
+    return below.fields if below is not None else ()
+
+
 def cases_of(kind: Descriptor, way: Way, field: FieldDescriptor) -> Iterator[Case]:
     rule = rule_of(field)
     if is_map(field):
@@ -149,7 +155,7 @@ def test_each_value_beyond_a_bound_is_refused_by_its_field() -> None:
         case
         for kind in kinds.values()
         for way in ways(kind)
-        for field in (way[-1].message_type if way else kind).fields
+        for field in fields_at(kind, way)
         if rule_of(field) is not None
         for case in cases_of(kind, way, field)
     ]
