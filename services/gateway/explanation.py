@@ -50,7 +50,10 @@ REASONS: Final = {
     Reason.CALL_RESOLVED: "its calls in doubt were resolved",
     Reason.MODEL_RATE_LIMITED: "the model provider limited its request rate",
     Reason.MODEL_UNAVAILABLE: "the model did not answer",
+    Reason.MODEL_ACCOUNT_REFUSED: "the model provider refused the key or the account",
     Reason.MODEL_REJECTED: "the model provider refused the request",
+    Reason.MODEL_ANSWER_UNUSABLE: "several answers of the model could not be used",
+    Reason.MODEL_EMPTY_ANSWER: "the model's answers were empty",
     Reason.FUNCTION_RETURNED: "its function returned",
     Reason.FUNCTION_FAILED: "its function failed",
     Reason.FUNCTION_DIVERGED: "its function does not match its recorded steps",
@@ -340,7 +343,9 @@ def _what_it_needs(facts: Facts) -> str:
     needs = {
         TaskState.QUEUED: _needed_to_start(facts),
         TaskState.RUNNING: _needed_to_run(facts),
-        TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
+        TaskState.RETRY_SCHEDULED: _CORRECT_THE_ACCOUNT
+        if facts.reason == Reason.MODEL_ACCOUNT_REFUSED
+        else "time; tenure admin requeue queues it at once",
         TaskState.WAITING_USER: f"a person's resolution of the call: {RESOLVE_COMMANDS}; or tenure cancel"
         if facts.reason == Reason.TOOL_IN_DOUBT
         else "a person's grant: tenure resume --tokens N --usd X; or a refusal: tenure resume --deny"
@@ -351,6 +356,12 @@ def _what_it_needs(facts: Facts) -> str:
         else "the event: tenure tasks signal, or tenure cancel",
     }
     return f"It needs: {needs[facts.state]}"
+
+
+_CORRECT_THE_ACCOUNT: Final = (
+    "a valid key of the provider (of the model runner; without one, of the worker) or credit on its account: the task "
+    "goes on by itself within minutes, or at once with tenure admin requeue"
+)
 
 
 def _what_continues_it(facts: Facts) -> str:
@@ -375,11 +386,6 @@ def _what_continues_after_refusal(error_class: str) -> str:
             return (
                 "The model provider does not have its model, so a requeue would fail again: "
                 "tenure fork --model NAME starts a new task from its history with another model"
-            )
-        case FailureClass.AUTHENTICATION | FailureClass.PERMISSION | FailureClass.BILLING:
-            return (
-                "Correct the provider's key (of the model runner; without one, of the worker) or the account; then "
-                "tenure admin requeue begins its next attempt"
             )
         case _:
             return (

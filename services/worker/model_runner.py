@@ -43,7 +43,7 @@ STILL_WAITING_SECONDS: Final = 10.0
 
 CANCEL_TIMEOUT_SECONDS: Final = 30.0
 COUNT_TIMEOUT_SECONDS: Final = 10.0
-_MAYBE_ANSWERED: Final = frozenset({"BROKEN_STREAM", "LOST"})
+_MAYBE_ANSWERED: Final = frozenset({"BROKEN_STREAM", "UNUSABLE_ANSWER", "LOST"})
 """Failures of calls that the provider took: they are billed for their input at least."""
 
 

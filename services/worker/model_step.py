@@ -29,9 +29,10 @@ from tenure.domain.errors import TryLater, WrongState
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import ToolDefinition, call_id
+from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, call_id
 from tenure.domain.turn import CallModel
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
+from tenure.model_providers.stream import UNUSABLE
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
@@ -57,7 +58,8 @@ def too_large(answer: ModelAnswer, own: Sequence[StepEntry]) -> ModelCallFailed:
 
     The answer and its intents must share a commit: a crash between two commits would lose some of the intents.
     """
-    message = f"the answer has {len(own) - 1} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
+    calls = sum(isinstance(body, entries.ToolIntent) for _, body in own)
+    message = f"the answer has {calls} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
     most = f"an answer may have at most {MAX_ENTRIES - 1} tool calls and {MAX_BYTES} bytes"
     return _unusable(FailureClass.ANSWER_TOO_LARGE, f"{message}; {most}", answer)
 
@@ -80,18 +82,20 @@ def summary_entries(step: int, attempt: entries.ModelAttempt, answer: ModelAnswe
 
 
 def answer_entries(step: int, attempt: entries.ModelAttempt, answer: ModelAnswer) -> list[StepEntry]:
-    """Returns the answer and an intent for each of its tool calls, to be committed before any tool runs."""
+    """Returns the answer and an intent for each of its tool calls, to be committed before any tool runs.
+
+    A call that cannot be run has its outcome in the same commit: the model reads why.
+    """
     uses = [block for block in answer.content if block.get("type") == "tool_use"]
-    intents = [
-        entries.ToolIntent(
-            call_id=call_id(step, index),
-            tool_use_id=block["id"],
-            tool=block["name"],
-            arguments_json=json.dumps(block["input"], ensure_ascii=False, separators=(",", ":")),
-        )
-        for index, block in enumerate(uses)
-    ]
-    return [(step, _message(attempt, answer)), *((step, intent) for intent in intents)]
+    calls: list[entries.Body] = []
+    for index, block in enumerate(uses):
+        written = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
+        intent = entries.ToolIntent(call_id(step, index), block["id"], block["name"], written)
+        calls.append(intent)
+        if why := block.get(UNUSABLE):
+            calls.append(entries.ToolOutcome(intent.call_id, Outcome(OutcomeStatus.INVALID_ARGUMENTS, why)))
+    content = tuple({key: value for key, value in block.items() if key != UNUSABLE} for block in answer.content)
+    return [(step, _message(attempt, replace(answer, content=content))), *((step, call) for call in calls)]
 
 
 def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.AssistantMessage:

@@ -20,10 +20,9 @@ from tenure.domain.conversation import Message, result_of
 from tenure.domain.entries import ToolIntent
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.turn import (
-    CONTINUE_PROMPT,
+    AskAgain,
     CallModel,
     CloseOut,
-    ContinueTruncated,
     CorrectAnswer,
     ExecuteTools,
     JoinModelCall,
@@ -67,8 +66,8 @@ class TaskLoop(Loop):
                 return await self._join_model_call(move)
             case ExecuteTools() as move:
                 return await self._execute(move)
-            case ContinueTruncated(step=step):
-                self._pending.append((step, entries.UserMessage(CONTINUE_PROMPT)))
+            case AskAgain(step=step, prompt=prompt):
+                self._pending.append((step, entries.UserMessage(prompt)))
                 return await self._call_model(CallModel(step + 1, 1))
             case ValidateResult() as move:
                 return await self._validate_result(move)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from services.worker.claim_ledger import TRIES, ClaimLedger, CommitRefused, StepEntry
@@ -23,7 +22,15 @@ from tenure.domain.errors import TryLater
 from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import RUNNER_NOT_GONE, CallInDoubt
 from tenure.domain.outputs import MAX_OUTPUTS, TaskOutput, check_outputs, output_of
-from tenure.domain.retry import MODEL_CALL_RETRY, FailureClass, RetryPolicy, reason_of_retry
+from tenure.domain.retry import (
+    ACCOUNT_FAULTS,
+    MAX_UNUSABLE_ANSWERS,
+    MODEL_CALL_RETRY,
+    UNUSABLE,
+    FailureClass,
+    RetryPolicy,
+    reason_of_retry,
+)
 from tenure.domain.states import Reason, TaskState, is_terminal
 from tenure.domain.task import TaskPolicy
 from tenure.domain.timeouts import Phase, after_timeout
@@ -63,23 +70,30 @@ def after_failure(
     """Decides after failed attempts of one step: retry the call, retry the task later, or fail the task.
 
     `failures` are in a row, the newest last; `retries` counts the retries of the task; `result` is its result so far. A
-    failure that a retry cannot repair ends the task with the provider's message. When the attempts of one call are used
-    up, the task's own retry policy applies, and after it the task fails.
+    failure of the request ends the task with the provider's message, and so do a few answers that were complete and
+    cannot be used: the same prompt buys the same answer. A provider that is away, and an account that it refuses, are
+    not faults of the task: it is retried with the policy's backoff until its deadline passes, whatever their count.
     """
     newest = failures[-1]
     message = f"{newest.error_class}: {newest.message}"
-    if not newest.retryable:
+    is_refused_account = newest.error_class in ACCOUNT_FAULTS
+    if not newest.retryable and not is_refused_account:
         return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, message, result, error_class=newest.error_class)
-    wait = wait_before_attempt(failures, random_fraction)
+    unusable = sum(failure.error_class in UNUSABLE for failure in failures)
+    if newest.error_class in UNUSABLE and unusable >= MAX_UNUSABLE_ANSWERS:
+        message = f"{unusable} answers of the model could not be used. The last one: {message}"
+        reason = Reason.MODEL_ANSWER_UNUSABLE
+        return Transition(TaskState.FAILED, reason, message, result, error_class=newest.error_class)
+    wait = None if is_refused_account else wait_before_attempt(failures, random_fraction)
     if wait is not None:
         return RetryModelCall(wait)
-    transition_to = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
-    if policy.exhausted(retries + 1):
-        return transition_to(
-            TaskState.FAILED, message=f"{message} (after {retries} retries of the task)", result=result
-        )
-    delay_seconds = policy.wait_seconds(retries + 1, random_fraction, newest.retry_after_seconds)
-    return transition_to(TaskState.RETRY_SCHEDULED, message=message, retry_delay_seconds=delay_seconds)
+    return Transition(
+        TaskState.RETRY_SCHEDULED,
+        reason_of_retry(newest.error_class),
+        message,
+        retry_delay_seconds=policy.wait_seconds(retries + 1, random_fraction, newest.retry_after_seconds),
+        error_class=newest.error_class,
+    )
 
 
 def is_late(failure: ModelFailure) -> bool:

@@ -225,7 +225,7 @@ LEASE_LOST: Final = {
     "--retries",
     type=click.IntRange(0, 99),
     default=None,
-    help="How often the task is retried when its model calls fail. Default: 3.",
+    help="How often the task is retried when its function fails or a phase is late. Default: 3.",
 )
 @result_schema_option("A file with the JSON Schema of the result. Default: any text.")
 @click.option(

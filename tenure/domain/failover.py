@@ -3,8 +3,9 @@
 A call moves only while no provider can have billed it: the provider refused it before any byte of an answer, or no
 connection was made. A call that was answered and broke, and one whose connection broke after it was sent, fails.
 
-Each endpoint has a circuit. It opens after three failures in a row, so that calls no longer meet them; after a pause
-one call tries the endpoint again, and its success closes the circuit. The pause doubles with each failure, to a limit.
+Each endpoint has a circuit for each model. It opens after three failures in a row, so that calls no longer meet them;
+after a pause one call tries the endpoint again for all, and its success closes the circuit. The pause doubles with each
+failure, to a limit. A call that finds all circuits open fails at once, without a request, and is tried again later.
 
 Endpoints of the same rank share the tasks: each task prefers one of them, which follows from its id, so that all of its
 calls meet the same prompt cache. After a task was answered elsewhere it stays there while its prompt is cached.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from tenure.domain.retry import FailureClass
+from tenure.domain.retry import ACCOUNT_FAULTS, FailureClass
 
 KEPT_SECONDS: Final = 300.0
 """How long a provider keeps a prompt in its cache after the last use."""
@@ -31,10 +32,12 @@ _MAX_DOUBLINGS: Final = 16
 
 REFUSALS: Final = frozenset({FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.RATE_LIMITED})
 """The classes with which a provider refuses a call that another endpoint may accept."""
-_FAULTS: Final = frozenset(
-    {FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.CONNECTION, FailureClass.TIMEOUT}
-)
-"""The classes that are faults of the endpoint. A rate limit is none: the limiter waits for it."""
+_FAULTS: Final = ACCOUNT_FAULTS | {
+    FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.CONNECTION, FailureClass.TIMEOUT,
+}  # fmt: skip
+"""The classes that are faults of the endpoint or of its account. A rate limit is none: the limiter waits for it."""
+TRY_SECONDS: Final = 5.0
+"""When a call asks again whether the call that tries an endpoint was answered."""
 
 
 _OF_GATEWAYS: Final = frozenset({502, *range(520, 528)})
@@ -49,8 +52,9 @@ def may_move(error_class: FailureClass, status_code: int, *, was_sent: bool, was
 
 @dataclass(slots=True)
 class Circuit:
-    """Whether calls go to one endpoint. `now`: monotonic seconds."""
+    """Whether calls go to one endpoint. `now`: monotonic seconds. `fault`: the class of the newest failure."""
 
+    fault: FailureClass = FailureClass.CONNECTION
     _failures: int = 0
     _paused_until: float = -math.inf
     _is_tried: bool = False
@@ -79,8 +83,8 @@ class Circuit:
         """Takes what became of a call. None: the endpoint accepted it."""
         if is_try:
             self._is_tried = False
-        if error_class in _FAULTS:
-            self._failures += 1
+        if error_class is not None and error_class in _FAULTS:
+            self._failures, self.fault = self._failures + 1, error_class
             doublings = min(max(0, self._failures - FAILURES_TO_OPEN), _MAX_DOUBLINGS)
             self._paused_until = now + min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**doublings)
         elif error_class is not FailureClass.INTERRUPTED:  # which says nothing about the endpoint

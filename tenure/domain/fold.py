@@ -42,6 +42,7 @@ from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import leaves_call_open
 
+TRUNCATED = "max_tokens"
 _TOO_LONG = "model_context_window_exceeded"
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
@@ -52,6 +53,8 @@ class ResumePoint:
     """The state of a task after the entries so far. Call `apply` for each entry in order; it refuses a gap.
 
     `answer_text`: the newest answer, joined with the truncated answers that it continues.
+    `truncations`, `empty_answers`: how many of the newest answers in a row the output limit truncated, or had neither a
+    text nor a tool call.
     `corrections`: how many final answers result validation has rejected in this attempt of the task.
     `summary_through_step`: the step of the summary that the newest model attempt asks for, until the summary is
     committed; 0: the newest model attempt asks for no summary.
@@ -86,6 +89,7 @@ class ResumePoint:
     reserved_epoch: int = 0
     answer: AssistantMessage | None = None
     truncations: int = 0
+    empty_answers: int = 0
     retries: int = 0
     timeout_retries: int = 0
     last_text: str = ""
@@ -100,6 +104,7 @@ class ResumePoint:
     said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
+    _is_text_truncated: bool = False
 
     @property
     def messages(self) -> list[Message]:
@@ -223,6 +228,7 @@ class ResumePoint:
         """Begins the task's next attempt (a requeue) or a fork's first: keeps the history and resets all counters."""
         self.failures.clear()
         self.retries = self.timeout_retries = self.truncations = self.corrections = self.overflows = 0
+        self.empty_answers = 0
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
         self.cancel_reason = None
@@ -303,8 +309,11 @@ class ResumePoint:
             self._overflow(attempt)
         else:
             self.overflows = self.refused_tokens = 0
-        self.answer_text = self.answer_text + text if self.truncations else text
-        self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
+        has_calls = any(block["type"] == "tool_use" for block in body.content)
+        self.answer_text = self.answer_text + text if self._is_text_truncated else text
+        self.truncations = self.truncations + 1 if body.stop_reason == TRUNCATED else 0
+        self._is_text_truncated = body.stop_reason == TRUNCATED and not has_calls
+        self.empty_answers = 0 if has_calls or self.answer_text else self.empty_answers + 1
 
     def _failure(self, body: ModelFailure) -> None:
         attempt, self.open_attempt = self.open_attempt, None

@@ -65,6 +65,7 @@ class FailureClass(StrEnum):
     CONFLICT = "CONFLICT"
     CONNECTION = "CONNECTION"
     BROKEN_STREAM = "BROKEN_STREAM"
+    UNUSABLE_ANSWER = "UNUSABLE_ANSWER"  # a complete answer that is not one of the protocol
     ANSWER_TOO_LARGE = "ANSWER_TOO_LARGE"  # more tool calls or bytes than fit into one commit
     NO_SUMMARY = "NO_SUMMARY"  # the answer to the request for a summary is not a summary
     LOST = "LOST"  # the model runner ended in the middle of the call
@@ -87,15 +88,22 @@ RETRYABLE: Final = frozenset(
         FailureClass.CONFLICT,
         FailureClass.CONNECTION,
         FailureClass.BROKEN_STREAM,
+        FailureClass.UNUSABLE_ANSWER,
         FailureClass.ANSWER_TOO_LARGE,
         FailureClass.NO_SUMMARY,
         FailureClass.LOST,
         FailureClass.INTERRUPTED,
     }
 )
-"""The classes after which the same request may succeed later. A fault of the request, the key, the account or the model
-persists.
-"""
+"""The classes after which the same request may succeed later. A fault of the request or the model persists."""
+
+ACCOUNT_FAULTS: Final = frozenset({FailureClass.AUTHENTICATION, FailureClass.PERMISSION, FailureClass.BILLING})
+"""The classes of a key or an account that the provider refuses, until an operator corrects it."""
+
+UNUSABLE: Final = frozenset({FailureClass.UNUSABLE_ANSWER, FailureClass.ANSWER_TOO_LARGE, FailureClass.NO_SUMMARY})
+"""The classes of answers that were complete and are paid for: another attempt is another purchase."""
+MAX_UNUSABLE_ANSWERS: Final = 3
+"""A step whose call got so many unusable answers ends the task."""
 
 _CLASS_OF_STATUS: Final = {
     401: FailureClass.AUTHENTICATION,
@@ -119,4 +127,6 @@ def class_of_status(status_code: int) -> FailureClass:
 
 def reason_of_retry(error_class: str) -> str:
     """Returns the reason of the transition after the last attempt of a model call has failed."""
+    if error_class in ACCOUNT_FAULTS:
+        return Reason.MODEL_ACCOUNT_REFUSED
     return Reason.MODEL_RATE_LIMITED if error_class == FailureClass.RATE_LIMITED else Reason.MODEL_UNAVAILABLE

@@ -19,7 +19,11 @@ from tenure.domain.waiting_calls import asks
 MAX_TRUNCATIONS: Final = 3
 """The task fails after this many truncated answers in a row: a model that never finishes would go on for ever."""
 
+MAX_EMPTY_ANSWERS: Final = 2
+"""The task fails after this many empty answers in a row."""
+
 CONTINUE_PROMPT: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
+EMPTY_PROMPT: Final = "Your last message was empty. Give your final answer as a text, or go on with your work."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,11 @@ class ExecuteTools:
 
 
 @dataclass(frozen=True, slots=True)
-class ContinueTruncated:
-    """Ask the model to continue its truncated answer, then call it."""
+class AskAgain:
+    """Say to the model why its answer is not final, then call it."""
 
     step: int
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class CorrectAnswer:
     rejected: ResultRejected
 
 
-NextAction = CallModel | JoinModelCall | ExecuteTools | ContinueTruncated | ValidateResult | CloseOut
+NextAction = CallModel | JoinModelCall | ExecuteTools | AskAgain | ValidateResult | CloseOut
 
 
 def next_action(point: ResumePoint) -> NextAction:
@@ -102,7 +107,7 @@ def next_action(point: ResumePoint) -> NextAction:
         if point.attempts_in_step:  # the model call failed or was lost
             return CallModel(point.step, point.attempts_in_step + 1)
         return CallModel(point.step + 1, 1)
-    if point.intents:
+    if point.intents and point.truncations < MAX_TRUNCATIONS:
         return CallModel(point.step + 1, 1)
     return _after_answer(point, point.answer.stop_reason)
 
@@ -126,10 +131,10 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextAction:
     match stop_reason:
         case "pause_turn":
             return CallModel(point.step + 1, 1)
-        case "max_tokens" if point.has_unread_messages:
+        case "max_tokens" if point.has_unread_messages and not point.intents:
             return CallModel(point.step + 1, 1)
         case "max_tokens" if point.truncations < MAX_TRUNCATIONS:
-            return ContinueTruncated(point.step)
+            return AskAgain(point.step, CONTINUE_PROMPT)
         case "max_tokens":
             return _failed(
                 point, Reason.MODEL_TRUNCATED, f"the output limit truncated {MAX_TRUNCATIONS} answers in a row"
@@ -152,7 +157,7 @@ def after_validation(point: ResumePoint, validation: ResultValidation) -> CloseO
     """Returns the move after a ValidateResult: the close-out, or a correction while the policy allows one more."""
     assert point.spec is not None, "a ledger begins with the spec"
     if not validation.violations:
-        return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text, validation.result_json)
+        return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.answer_text, validation.result_json)
     if point.corrections < point.spec.policy.max_result_corrections:
         return CorrectAnswer(point.step, rejection(validation.violations))
     message = f"the last answer does not fit the result's schema, after {point.corrections} corrections: "
@@ -163,7 +168,11 @@ def _after_final_answer(point: ResumePoint) -> NextAction:
     schema_json = point.spec.result_schema_json if point.spec is not None else ""
     if schema_json:
         return ValidateResult(point.step, schema_json, point.answer_text)
-    return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text)
+    if point.answer_text:
+        return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.answer_text)
+    if point.empty_answers < MAX_EMPTY_ANSWERS:
+        return AskAgain(point.step, EMPTY_PROMPT)
+    return _failed(point, Reason.MODEL_EMPTY_ANSWER, f"{MAX_EMPTY_ANSWERS} answers of the model in a row were empty")
 
 
 def _failed(point: ResumePoint, reason: str, message: str) -> CloseOut:

@@ -6,6 +6,7 @@ meaning is read; all else is a malformed answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +17,7 @@ from tenure.model_providers.stream import (
     Event,
     EventStream,
     MalformedAnswer,
+    count_of,
     parsed_object,
     shown,
 )
@@ -25,6 +27,7 @@ _CUT_OFF: Final = "length"
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _STOP_REASONS: Final = {
     "stop": "end_turn",
+    "eos": "end_turn",
     "tool_calls": "tool_use",
     "function_call": "tool_use",
     _CUT_OFF: "max_tokens",
@@ -74,8 +77,7 @@ class ChatStream(EventStream):
         for event in EventStream.feed(self, chunk):
             yield from self._events(event)
             if self._is_done:
-                if not self._finish_reason:
-                    raise MalformedAnswer("the answer ended without a finish reason")
+                self._finish_reason = self._finish_reason or ("stop" if self._begun else "")
                 yield from self.end()
                 return
 
@@ -89,7 +91,7 @@ class ChatStream(EventStream):
         is_cut_off = self._finish_reason == _CUT_OFF
         for block in range(self._blocks - 1 if is_cut_off else self._blocks):  # the limit cuts the last one
             yield {"type": "content_block_stop", "index": block}
-        stop_reason = _STOP_REASONS[self._finish_reason]
+        stop_reason = _STOP_REASONS.get(self._finish_reason, self._finish_reason)
         if self._calls and stop_reason == "end_turn":  # as some servers say it
             stop_reason = "tool_use"
         usage = {} if self._usage is None else {"usage": self._usage}
@@ -133,17 +135,16 @@ class ChatStream(EventStream):
             if not isinstance(delta, dict):
                 raise MalformedAnswer(f"a delta is not an object; received {shown(delta)}")
             yield from self._delta_events(delta)
-        if (reason := choice.get("finish_reason")) is not None:
-            if not isinstance(reason, str) or reason not in _STOP_REASONS:
-                raise MalformedAnswer(f"the answer has the unknown finish reason {shown(reason)}")
+        reason = choice.get("finish_reason")
+        if reason and isinstance(reason, str):
             self._finish_reason = self._finish_reason or reason
 
     def _delta_events(self, delta: dict[str, Any]) -> Iterator[Event]:
         for key in _HIDDEN:
             if piece := _optional_text(delta, key):
                 self.fold.grow(len(piece.encode("utf-8", "surrogatepass")))
-        for key in ("content", "refusal"):
-            if piece := _optional_text(delta, key):
+        for piece in (_text_of(delta.get("content")), _optional_text(delta, "refusal")):
+            if piece:
                 yield from self._text_events(piece)
         calls = delta.get("tool_calls")
         if calls is None:
@@ -174,7 +175,7 @@ class ChatStream(EventStream):
             self._calls[self._index_of(delta.get("index"))] = self._newest = call
             own_id = call_id or f"call_{call.block}"
             yield self._start({"type": "tool_use", "id": own_id, "name": name, "input": {}})
-        if piece := _optional_text(function, "arguments"):
+        if piece := _arguments(function):
             yield {
                 "type": "content_block_delta",
                 "index": call.block,
@@ -203,17 +204,36 @@ class ChatStream(EventStream):
 
 
 def usage_of(usage: object) -> dict[str, Any]:
-    """Returns a usage in the members of the Messages API, which count cached input apart. Raises MalformedAnswer."""
+    """Returns a usage in the members of the Messages API, which count cached input apart.
+
+    Counts that cannot be read are absent. A server that counts reasoning apart (xAI) states it in the total only.
+    """
     if not isinstance(usage, dict):
-        raise MalformedAnswer(f"the usage is not an object; received {shown(usage)}")
-    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        return {}
+    prompt, output, total = map(count_of, map(usage.get, ("prompt_tokens", "completion_tokens", "total_tokens")))
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    if type(prompt) is int and type(cached) is int:
-        if not 0 <= cached <= prompt:
-            raise MalformedAnswer(f"the usage has more cached than input tokens; received {shown(usage)}")
+    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if prompt is not None and output is not None and total is not None:
+        output = max(output, total - prompt)
+    if prompt is not None and cached is not None:
+        cached = min(cached, prompt)
         return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": output}
     return {"input_tokens": prompt, "cache_read_input_tokens": cached, "output_tokens": output}
+
+
+def _text_of(content: object) -> str:
+    """Returns the text of a content: a text, or a list of parts, of which some are thoughts. Raises MalformedAnswer."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise MalformedAnswer(f"the content is neither a text nor a list of parts; received {shown(content)}")
+    return "".join(_optional_text(part, "text") for part in content if part.get("type") in {"text", "output_text"})
+
+
+def _arguments(function: dict[str, Any]) -> str:
+    """Returns a piece of the arguments. Some servers send them as an object, which is the whole of them."""
+    arguments = function.get("arguments")
+    return json.dumps(arguments) if isinstance(arguments, dict) else _optional_text(function, "arguments")
 
 
 def _optional_text(holder: dict[str, Any], key: str) -> str:

@@ -32,7 +32,9 @@ from tenure.model_providers.stream import (
     ErrorEvent,
     Event,
     EventStream,
+    ForeignAnswer,
     MalformedAnswer,
+    StreamBroken,
     shown,
 )
 from tenure.runtime import metrics
@@ -64,6 +66,7 @@ _NOT_OFFERED: Final = frozenset({404, 405, 501})
 _MAX_UNCOUNTED: Final = 1000
 _SHORTEST_SECRET: Final = 8
 """A shorter key, such as "none", is not a secret, and may be part of any word."""
+_PAGES: Final = frozenset({"text/html", "application/xhtml+xml", "application/xml", "text/xml"})
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
 
 
@@ -262,7 +265,7 @@ class ModelClient:
             raise failure from error
         return ModelAnswer(
             content=content,
-            stop_reason=call.fold.stop_reason or "end_turn",
+            stop_reason=call.fold.stop_reason_of(content),
             usage=call.usage,
             model=call.fold.model,
             request_id=call.request_id,
@@ -315,6 +318,10 @@ async def read_answer(
     call.was_taken = True
     call.request_id = _id(headers.get(id_header, ""))
     call.on_headers(200, headers)
+    content_type = headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() in _PAGES:
+        message = f"the endpoint answered {shown(content_type)}, which is a page and not an answer of a model"
+        raise ForeignAnswer(f"{message}: is a proxy or a sign-in page in front of the provider?")
     async for chunk in chunks:
         call.observe(chunk)
         if call.fold.stopped:
@@ -322,7 +329,7 @@ async def read_answer(
             return
     call.observe_end()
     if not call.fold.stopped:
-        raise MalformedAnswer(f"the stream ended after {call.stream.size_bytes} bytes, before the end of the answer")
+        raise StreamBroken(f"the stream ended after {call.stream.size_bytes} bytes, before the end of the answer")
 
 
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
@@ -345,7 +352,11 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
             )
         case httpx2.TimeoutException():
             return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
-    if isinstance(error, (MalformedAnswer, *HTTP_ERRORS)):
+    if isinstance(error, ForeignAnswer):
+        return ModelCallFailed(FailureClass.CONNECTION, _error_text(error))
+    if isinstance(error, MalformedAnswer) and not isinstance(error, StreamBroken):
+        return ModelCallFailed(FailureClass.UNUSABLE_ANSWER, _error_text(error))
+    if isinstance(error, (StreamBroken, *HTTP_ERRORS)):
         return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
     if (failure := _provider_failure(error, provider)) is not None:
         return failure

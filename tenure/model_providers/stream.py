@@ -1,7 +1,9 @@
 """Folds the provider's stream events into content blocks and usage.
 
-The fold is strict: a deviation from the stream protocol is a malformed answer, and every accepted block can be stored,
-read again and sent back.
+Every accepted block can be stored, read again and sent back. A complete answer is paid for, so what has one meaning is
+read: a call whose arguments cannot be read is marked UNUSABLE and the model reads why, the content decides what an
+unknown stop reason means, blocks of unknown types are left out, and counts that cannot be read are estimated. Any other
+deviation from the stream protocol is a malformed answer.
 """
 
 from __future__ import annotations
@@ -38,8 +40,21 @@ Event = dict[str, Any]
 """The data of an event; its `type` is a string."""
 
 
+UNUSABLE: Final = "unusable"
+"""The member of a call's block that says why the call cannot be run. The worker removes it and gives it its outcome."""
+CUT_OFF_CALL: Final = "This call was cut off at the output limit and was not run: send it again, smaller."
+
+
 class MalformedAnswer(Exception):  # noqa: N818  describes the answer
     """The provider's stream is not a readable answer. The message quotes the received data."""
+
+
+class StreamBroken(MalformedAnswer):
+    """The stream ended before the end of the answer."""
+
+
+class ForeignAnswer(MalformedAnswer):
+    """Something that is not the provider has answered, such as the sign-in page of a proxy."""
 
 
 class ErrorEvent(Exception):  # noqa: N818  the provider's statement, not an error of this program
@@ -207,24 +222,15 @@ _DELTAS: Final = {
 """The member of a delta that carries the piece, and the block types that it may belong to."""
 
 _CUT_OFF: Final = "max_tokens"
-_STOP_REASONS: Final = frozenset(
-    {
-        "end_turn",
-        "stop_sequence",
-        "tool_use",
-        "pause_turn",
-        "refusal",
-        "model_context_window_exceeded",
-        _CUT_OFF,
-    }
-)
+_MAX_REASON_CHARACTERS: Final = 64
 
 
 @dataclass(slots=True)
 class _Block:
-    """One content block in progress: pieces as lists, joined once."""
+    """One content block in progress: pieces as lists, joined once. `is_known` False: the block is left out."""
 
     start: dict[str, Any]
+    is_known: bool = True
     pieces: dict[str, list[str]] = field(default_factory=dict)
     citations: list[Any] = field(default_factory=list)
     complete: bool = False
@@ -298,17 +304,19 @@ class AnswerFold:
     def content(self) -> tuple[ContentBlock, ...]:
         """Returns the content blocks in the form that the next request sends back.
 
-        Leaves out a tool call that the output limit cut off, and empty text, which the provider would refuse. Raises
-        MalformedAnswer.
+        Leaves out blocks of unknown types, and empty text, which the provider would refuse. A call that cannot be run
+        has the member UNUSABLE.
         """
-        folded = [self._fold_block(block) for block in self._blocks]
-        content = tuple(block for block in folded if block is not None)
+        folded = [self._fold_block(block) for block in self._blocks if block.is_known]
+        return tuple(block for block in folded if block is not None)
+
+    def stop_reason_of(self, content: tuple[ContentBlock, ...]) -> str:
+        """Returns the stop reason; "end_turn" for one that the content contradicts, and for none."""
         kinds = {block["type"] for block in content}
-        if self.stop_reason == "tool_use" and "tool_use" not in kinds:
-            raise MalformedAnswer("the answer stopped to use tools and has no tool call")
-        if self.stop_reason == "pause_turn" and kinds.isdisjoint(_CALLS):
-            raise MalformedAnswer("the answer paused for a tool of the provider and has no call of such a tool")
-        return content
+        lacks_calls = (self.stop_reason == "tool_use" and "tool_use" not in kinds) or (
+            self.stop_reason == "pause_turn" and kinds.isdisjoint(_CALLS)
+        )
+        return "end_turn" if lacks_calls or not self.stop_reason else self.stop_reason
 
     def _start_message(self, event: Event) -> None:
         self._begun = True
@@ -325,11 +333,10 @@ class AnswerFold:
             raise MalformedAnswer(f"{message}, of at most {MAX_BLOCKS}")
         start = _object(event, "content_block")
         kind = _text(start, "type")
-        if kind not in _OWN_FIELDS and not _SERVER_BLOCKS.match(kind):
-            raise MalformedAnswer(f"a content block has the unknown type {shown(kind)}")
-        checked = _checked_start(kind, start)
-        self._keep(checked)
-        self._blocks.append(_Block(checked))
+        is_known = kind in _OWN_FIELDS or _SERVER_BLOCKS.match(kind) is not None
+        kept = _checked_start(kind, start) if is_known else {"type": kind}
+        self._keep(kept)
+        self._blocks.append(_Block(kept, is_known))
 
     def _take_delta(self, event: Event) -> str:
         block = self._open_block(event)
@@ -340,7 +347,10 @@ class AnswerFold:
             self._keep(citation)
             block.citations.append(well_formed_value(citation))
             return ""
-        key, of_blocks = _DELTAS.get(kind, ("", frozenset[str]()))
+        if kind not in _DELTAS or not block.is_known:
+            self.grow(len(json.dumps(delta)))
+            return ""
+        key, of_blocks = _DELTAS[kind]
         if block.kind not in of_blocks:
             raise MalformedAnswer(f"a delta of type {shown(kind)} came for a block of type {shown(block.kind)}")
         piece = _text(delta, key)
@@ -352,17 +362,13 @@ class AnswerFold:
         return well_formed(piece) if key == "text" else ""
 
     def _delta_message(self, event: Event) -> None:
-        delta = _object(event, "delta")
-        if (reason := delta.get("stop_reason")) is not None:
-            if not isinstance(reason, str) or reason not in _STOP_REASONS:
-                raise MalformedAnswer(f"the answer has the unknown stop reason {shown(reason)}")
-            self.stop_reason = reason
         if self._take_usage(event):
             self._final_usage = True
+        reason = _object(event, "delta").get("stop_reason")
+        if reason and isinstance(reason, str):
+            self.stop_reason = escaped(reason, _MAX_REASON_CHARACTERS)
 
     def _stop_message(self) -> None:
-        if self.stop_reason is None:
-            raise MalformedAnswer("the answer ended without a stop reason")
         if self.stop_reason != _CUT_OFF and not all(block.complete for block in self._blocks):
             raise MalformedAnswer("the answer ended in the middle of a content block")
         self.stopped = True
@@ -388,20 +394,13 @@ class AnswerFold:
             raise MalformedAnswer(f"the answer has more than {MAX_CONTENT_BYTES} bytes")
 
     def _take_usage(self, holder: dict[str, Any]) -> bool:
-        """Stores usage counts, which are cumulative; an absent count stays as it was.
+        """Stores usage counts, which are cumulative; a count that is absent or cannot be read stays as it was.
 
         Returns whether output was counted.
         """
         usage = holder.get("usage")
-        if usage is None:
-            return False
-        counts = {name: _object(holder, "usage").get(name) for name in _USAGE_FIELDS}
+        counts = {name: count_of(usage.get(name)) for name in _USAGE_FIELDS} if isinstance(usage, dict) else {}
         message = {name: count for name, count in counts.items() if count is not None}
-        for name, count in message.items():
-            if type(count) is not int or not 0 <= count <= MAX_TOKENS:
-                raise MalformedAnswer(
-                    f"the usage has {name} {shown(count)}, which is not a count from 0 to {MAX_TOKENS}"
-                )
         self._usage.update(message)
         return "output_tokens" in message
 
@@ -420,17 +419,27 @@ class AnswerFold:
 
     def _fold_call(self, folded: dict[str, Any], block: _Block) -> ContentBlock | None:
         text = "".join(block.pieces.get("partial_json", ()))
-        cut_off = self.stop_reason == _CUT_OFF
-        if cut_off and not (block.complete and text):
-            return None
+        is_cut_off = self.stop_reason == _CUT_OFF
+        if is_cut_off and not (block.complete and text):
+            return _unusable_call(folded, CUT_OFF_CALL)
         try:
             folded["input"] = _arguments(text) if text else folded["input"]
         except ValueError as error:
-            if cut_off:
-                return None
-            message = f"the arguments of {shown(folded['name'])} cannot be read: {shown(str(error))}"
-            raise MalformedAnswer(f"{message}; received {shown(text)}") from error
+            why = f"The arguments cannot be read as a JSON object: {shown(str(error))}; received {shown(text)}"
+            return _unusable_call(folded, CUT_OFF_CALL if is_cut_off else why)
         return folded
+
+
+def _unusable_call(folded: dict[str, Any], why: str) -> ContentBlock | None:
+    """Returns a call that is not run. The provider's own calls are left out: nothing here answers them."""
+    return {**folded, "input": {}, UNUSABLE: why} if folded["type"] == "tool_use" else None
+
+
+def count_of(value: object) -> int | None:
+    """Returns a count of tokens that a provider states, also as 50.0; None: it cannot be read as one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
 
 
 def _checked_start(kind: str, start: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ _ENDINGS: Final[dict[TaskState, type[TaskEnded]]] = {
     TaskState.COST_EXCEEDED: BudgetExceeded,
 }
 _ENDING_HINTS: Final = {
-    Reason.MODEL_REJECTED: "check the name of the model, and the provider's key of the workers",
+    Reason.MODEL_REJECTED: "check the name of the model",
     Reason.MODEL_UNPRICED: "submit it without max_cost, or give the ledger a price of the model",
     Reason.RESULT_INVALID: "make the schema of the result simpler, or allow more corrections (TaskPolicy)",
     Reason.TOKEN_LIMIT: "submit it with a higher max_tokens, or continue it: tenure admin grant-budget",

@@ -806,7 +806,8 @@ class Limits(message.Message):
 
 @typing.final
 class RetryPolicy(message.Message):
-    """When a task is retried after its model calls keep failing. Backoffs grow by `factor` up to `max_backoff`, with full
+    """When a task is tried again after a failure: of its function, of a phase whose timeout says RETRY, or of a model provider
+    that is away. Such a provider is tried until the task's deadline, whatever max_attempts says. Backoffs grow by `factor` up to `max_backoff`, with full
     jitter.
     """
 

@@ -69,6 +69,17 @@ HUGE = {
 }
 
 
+@pytest.mark.parametrize("content_type", ["text/html", "text/html; charset=utf-8", "application/xml"])
+async def test_page_of_a_proxy_is_named_and_not_billed(server: PlatformServer, content_type: str) -> None:
+    server.body, server.content_type = b"<html>Sign in</html>", content_type
+    async with client_of(server) as client:
+        failure = await failure_of(client)
+    assert failure.error_class is FailureClass.CONNECTION
+    assert content_type in failure.message
+    assert "proxy" in failure.message
+    assert (failure.was_answered, failure.usage.total) == (False, 0)
+
+
 @pytest.mark.parametrize("kind", HUGE)
 async def test_an_answer_of_any_parts_is_bounded(server: PlatformServer, kind: str) -> None:
     """It must fit into a message to its worker, or the worker could neither take the call nor end it."""
@@ -76,7 +87,7 @@ async def test_an_answer_of_any_parts_is_bounded(server: PlatformServer, kind: s
     server.body = b"".join(map(written, [START, *HUGE[kind], *ended, {"type": "message_stop"}]))
     async with client_of(server) as client:
         failure = await failure_of(client)
-    assert failure.error_class is FailureClass.BROKEN_STREAM
+    assert failure.error_class is FailureClass.UNUSABLE_ANSWER
     assert "more than" in failure.message
     assert failure.usage.input_tokens == 7
 

@@ -51,7 +51,7 @@ class PlatformServer:
 
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
-        self.status, self.body = 200, b""
+        self.status, self.body, self.content_type = 200, b"", "application/json"
         self._server = HttpServer(self._answer, max_body_bytes=2**20, refusal=plain_refusal)
 
     async def __aenter__(self) -> Self:
@@ -67,7 +67,7 @@ class PlatformServer:
 
     async def _answer(self, request: HttpRequest, reply: Reply) -> None:
         self.requests.append(request)
-        reply.begin(self.status, {"content-type": "application/json", "request-id": "req_1"})
+        reply.begin(self.status, {"content-type": self.content_type, "request-id": "req_1"})
         reply.write(self.body)
         reply.end()
 

@@ -18,13 +18,14 @@ import pytest
 
 from services.worker.model_attempt import billed
 from tenure.domain import entries
+from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import text_block, text_of, with_own_ids
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.model_providers.anthropic_models import AnthropicProvider
 from tenure.model_providers.chat_stream import ChatStream
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelProvider, ModelRequest
 from tenure.model_providers.openai_models import OpenAIProvider
-from tenure.model_providers.stream import MAX_CONTENT_BYTES, ErrorEvent, MalformedAnswer
+from tenure.model_providers.stream import CUT_OFF_CALL, MAX_CONTENT_BYTES, UNUSABLE, ErrorEvent, MalformedAnswer
 from tests.support.model_clients import model_client
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -179,10 +180,11 @@ async def test_a_history_changes_the_vendor_and_back(client: Any) -> None:
     assert back.stop_reason == "end_turn"
 
 
-async def test_the_output_limit_leaves_a_cut_call_out(client: Any, prefix: str) -> None:
+async def test_call_that_the_output_limit_cuts_is_marked(client: Any, prefix: str) -> None:
     answer = await answer_of(client, f"{prefix}sim-parallel-tools", max_output_tokens=12)
     assert answer.stop_reason == "max_tokens"
-    assert [block["type"] for block in answer.content] == ["text"]
+    assert [block["type"] for block in answer.content] == ["text", "tool_use"]
+    assert (answer.content[1]["input"], answer.content[1][UNUSABLE]) == ({}, CUT_OFF_CALL)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +295,11 @@ def stream(*chunks: Any, done: bool = True) -> bytes:
     return "".join(f"data: {line}\n\n" for line in lines).encode()
 
 
-def chunk(delta: Any = None, finish_reason: str | None = None, **more: Any) -> Any:
+def chunk(delta: Any = None, finish_reason: Any = None, **more: Any) -> Any:
     return {"model": "m", "choices": [{"index": 0, "delta": delta or {}, "finish_reason": finish_reason}], **more}
 
 
-def call_delta(name: str | None, arguments: str, **more: Any) -> Any:
+def call_delta(name: str | None, arguments: Any, **more: Any) -> Any:
     function = {"arguments": arguments, **({"name": name} if name else {})}
     return chunk({"tool_calls": [{"function": function, **more}]})
 
@@ -345,30 +347,82 @@ async def test_a_refusal_is_an_answer(client: Any, simulator: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk({"content": "Hi."})],
+        [chunk({"content": "Hi."}, "")],
+        [chunk({"content": "Hi."}, "bored")],
+        [chunk({"content": "Hi."}, "eos")],
+        [chunk({"content": "Hi."}, 7)],
+        [chunk({"content": "Hi."}, "tool_calls")],
+        [chunk({"content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Hi."}]}, "stop")],
+        [chunk({"content": "Hi."}, "stop", usage=[1])],
+        [chunk({"content": "Hi."}, "stop", usage={"prompt_tokens": -1})],
+        [chunk({"content": "Hi."}, "stop", usage={"prompt_tokens": 10**30})],
+        [chunk({"content": "Hi."}, "stop", usage={"completion_tokens": 1.5})],
+    ],
+    ids=range(11),
+)
+async def test_odd_chat_answer_of_one_meaning_is_read(client: Any, simulator: Any, chunks: Any) -> None:
+    """A complete answer is paid for."""
+    answer = await chat_answer(client, simulator, stream(*chunks))
+    assert text_of(answer.content) == "Hi."
+    assert answer.usage_estimated
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 50.0, "completion_tokens": 9.0}, TokenUsage(50, 9)),
+        (
+            {"prompt_tokens": 1, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 2}},
+            TokenUsage(0, 9, cache_read_input_tokens=1),
+        ),
+        ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 2041}, TokenUsage(32, 2009)),
+        ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 1}, TokenUsage(32, 9)),
+    ],
+)
+async def test_odd_usage_of_one_meaning_is_billed(
+    client: Any, simulator: Any, usage: Any, expected: TokenUsage
+) -> None:
+    answer = await chat_answer(client, simulator, stream(chunk({"content": "Hi."}, "stop", usage=usage)))
+    assert (answer.usage, answer.usage_estimated) == (expected, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [("{", "cannot be read as a JSON object"), ("[]", "cannot be read"), ({"path": "."}, ""), ("", "")],
+)
+async def test_arguments_of_a_chat_call_are_read_or_marked(
+    client: Any, simulator: Any, arguments: Any, problem: str
+) -> None:
+    call = call_delta("list_files", arguments, index=0)
+    answer = await chat_answer(client, simulator, stream(call, chunk(finish_reason="bored")))
+    [block] = answer.content
+    assert block["input"] == (arguments if isinstance(arguments, dict) else {})
+    assert problem in block.get(UNUSABLE, "")
+    assert (UNUSABLE in block) == bool(problem)
+
+
+@pytest.mark.parametrize(
     "body",
     [
-        stream(chunk({"content": "Hi."})),
-        stream(chunk({"content": "Hi."}), done=False),
         stream(chunk({"content": 7}, "stop")),
-        stream(chunk({"content": "Hi."}, "bored")),
-        stream(call_delta("list_files", "{", index=0), chunk(finish_reason="tool_calls")),
         stream(call_delta("list files", "{}", index=0), chunk(finish_reason="tool_calls")),
         stream(call_delta(None, "{}", index=0), chunk(finish_reason="tool_calls")),
         stream(call_delta("list_files", "{}", index=-1), chunk(finish_reason="tool_calls")),
-        stream(chunk(finish_reason="tool_calls")),
-        stream(chunk({"content": "Hi."}, "stop", usage={"prompt_tokens": -1})),
-        stream(chunk({"content": "Hi."}, "stop", usage={"prompt_tokens": 10**30})),
-        stream(chunk({"content": "Hi."}, "stop", usage={"completion_tokens": 1.5})),
-        stream(
-            chunk({"content": "Hi."}, "stop", usage={"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}})
-        ),
         stream(*[chunk({"content": "y" * 500_000})] * (MAX_CONTENT_BYTES // 500_000 + 1)),
         stream(*[chunk({"reasoning": "y" * 500_000})] * (MAX_CONTENT_BYTES // 500_000 + 1)),
     ],
-    ids=range(15),
+    ids=range(6),
 )
-async def test_a_malformed_chat_answer_is_refused(client: Any, simulator: Any, body: bytes) -> None:
+async def test_malformed_chat_answer_is_unusable(client: Any, simulator: Any, body: bytes) -> None:
     simulator.order_answer(body)
+    assert (await failure_of(client, "openai/sim-hello")).error_class == "UNUSABLE_ANSWER"
+
+
+async def test_answer_without_its_end_is_a_broken_stream(client: Any, simulator: Any) -> None:
+    simulator.order_answer(stream(chunk({"content": "Hi."}), done=False))
     assert (await failure_of(client, "openai/sim-hello")).error_class == "BROKEN_STREAM"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +13,15 @@ import pytest
 
 from devstack.simulator.scenario import fault_from
 from devstack.simulator.simulator import ModelSimulator
+from services.models.endpoints import routing
 from services.models.endpoints.opening import open_endpoints
 from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
 from services.models.limits.key_queue import LineCaller
+from tenure.domain import failover
 from tenure.domain.conversation import text_of
 from tenure.domain.rate_limits import CallSize
-from tenure.domain.retry import FailureClass
+from tenure.domain.retry import FailureClass, class_of_status
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest
 from tenure.runtime.settings import ConfigurationError
@@ -83,6 +86,29 @@ async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
         assert endpoints.waiting_by_endpoint() == {"one": 0, "two": 0}
         assert probe is not None
         probe.end(None)
+
+
+@pytest.mark.parametrize("status", [500, 529, 401, 402])
+async def test_one_call_tries_a_failing_endpoint_for_all(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """An outage costs the provider three requests and one for each pause, whatever the number of tasks."""
+    monkeypatch.setattr(failover, "FIRST_PAUSE_SECONDS", 30.0)
+    async with contextlib.AsyncExitStack() as stack:
+        only = await stack.enter_async_context(ModelSimulator())
+        only.faults.order(fault_from({"status": status}, None), count=3, endpoint="messages", model=None)
+        endpoints = await stack.enter_async_context(opened([settings_of("one", only.url, 1)]))
+        for _ in range(3):
+            with pytest.raises(ModelCallFailed):
+                await ask(endpoints, limited())
+        sent = len(only.log.calls)
+        for _ in range(20):
+            with pytest.raises(ModelCallFailed) as avoided:
+                await ask(endpoints, limited())
+            assert (avoided.value.error_class, avoided.value.was_sent) == (class_of_status(status), False)
+            assert 0 < (avoided.value.retry_after_seconds or 0) <= 30.0
+        assert len(only.log.calls) == sent
+        monkeypatch.setattr(routing, "monotonic", lambda: time.monotonic() + 30.0)
+        await ask(endpoints, limited())
+        assert endpoints.open_circuits() == {"one": False}
 
 
 async def test_failing_model_keeps_the_endpoint_open_for_others() -> None:

@@ -356,9 +356,7 @@ async def test_full_service_accepts_the_outcome_of_its_call(tool_service: StartT
     assert (await caller.outcome()).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_a_tenants_own_calls_leave_room_for_others(
-    tool_service: StartTools, grants: Grants
-) -> None:
+async def test_tenant_leaves_room_for_others_and_other_calls(tool_service: StartTools, grants: Grants) -> None:
     """Calls of own tools may run for hours."""
     tools = await tool_service(max_accepted=5)
     callers = [await called(tools, own_request(grants.claim())) for _ in range(2)]

@@ -255,7 +255,7 @@ async def test_each_ending_has_its_error(address: str) -> None:
             await failing.result()
         assert (failed.value.reason, failed.value.state) == ("MODEL_REJECTED", TaskState.FAILED)
         assert failed.value.details in str(failed.value)
-        assert "provider's key" in failed.value.hint
+        assert "the name of the model" in failed.value.hint
         with pytest.raises(BudgetExceeded) as spent:
             await (await client.submit("x", model="sim-e2e-priced", max_cost=0.31)).result()
         assert (spent.value.reason, spent.value.task.result[:8]) == ("MONEY_LIMIT", "It is wo")

@@ -81,16 +81,14 @@ async def test_a_late_tool_is_by_default_reported_to_the_model(installation: Ins
     assert state_name(ended.state) == "SUCCEEDED"
 
 
-async def test_a_failing_model_is_retried_then_rescheduled_then_fatal(
-    installation: Installation,
-) -> None:
+async def test_task_of_a_refused_or_limited_key_waits(installation: Installation) -> None:
     response = policy("task", task_pb2.TIMEOUT_ACTION_FAIL, after_seconds=0)
     task_id = await installation.submit("sim-e2e-forbidden", policy=response)
-    refused = await installation.ended(task_id)
-    assert (state_name(refused.state), refused.reason) == ("FAILED", "MODEL_REJECTED")
+    refused = await installation.in_state(task_id, "RETRY_SCHEDULED")
+    assert refused.reason == "MODEL_ACCOUNT_REFUSED"
     entries = await installation.entries(task_id)
-    assert entries[-1].body.transition.error_class == "PERMISSION"
-    assert len(installation.model_calls(task_id)) == 1  # nothing is gained by asking again
+    assert {entry.body.model_failure.error_class for entry in entries} == {"", "PERMISSION"}
+    await installation.client.cancel(task_id, "the test is over")
     limited = await installation.submit("sim-e2e-limited", policy=response)
     scheduled = await installation.in_state(limited, "RETRY_SCHEDULED")
     assert (scheduled.reason, scheduled.HasField("next_retry_time")) == ("MODEL_RATE_LIMITED", True)

@@ -69,6 +69,7 @@ def explanations() -> dict[str, str]:
             "QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0
         ),
         "waiting for its retry": explained("RETRY_SCHEDULED", reason="MODEL_RATE_LIMITED", until_retry=40.0),
+        "waiting for a valid account": explained("RETRY_SCHEDULED", reason="MODEL_ACCOUNT_REFUSED", until_retry=40.0),
         "waiting for a person": explained(
             "WAITING_USER", reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0
         ),
@@ -129,7 +130,7 @@ def by_workers() -> dict[str, str]:
 
 def by_refusal() -> dict[str, str]:
     """A plain requeue of these is refused, or ends the same way."""
-    classes = ("NOT_FOUND", "PERMISSION", "INVALID_REQUEST", "")
+    classes = ("NOT_FOUND", "INVALID_REQUEST", "")
     rejected = {
         f"rejected by the provider: {name or 'no class'}": explained(
             "FAILED", reason="MODEL_REJECTED", message=f"{name}: model: x", error_class=name

@@ -167,7 +167,7 @@ def test_one_round_equals_rounds_of_one_slot(some: Any, running: Any, places: in
 
 
 @pytest.mark.parametrize(("tenants", "expected"), [(1, 50), (2, 33), (3, 25), (9, 10)])
-def test_greedy_tenants_leave_the_same_part_of_a_room_free(tenants: int, expected: int) -> None:
+def test_greedy_tenants_leave_an_equal_part_free(tenants: int, expected: int) -> None:
     held = dict.fromkeys(range(tenants), 0)
     while hungry := [one for one in held if has_share(100 - sum(held.values()), held[one])]:
         held[min(hungry, key=lambda one: held[one])] += 1
@@ -175,7 +175,7 @@ def test_greedy_tenants_leave_the_same_part_of_a_room_free(tenants: int, expecte
     assert has_share(100 - sum(held.values()), 0)
 
 
-def test_own_calls_leave_room_for_other_calls() -> None:
+def test_own_calls_leave_room_for_their_tenants_others() -> None:
     own = 0
     while has_share(100 - own, own, own):
         own += 1

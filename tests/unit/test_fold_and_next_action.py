@@ -16,10 +16,12 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import (
+    CONTINUE_PROMPT,
+    EMPTY_PROMPT,
     MAX_TRUNCATIONS,
+    AskAgain,
     CallModel,
     CloseOut,
-    ContinueTruncated,
     ExecuteTools,
     JoinModelCall,
     next_action,
@@ -129,7 +131,7 @@ def test_a_paused_turn_goes_on_with_the_same_messages() -> None:
 
 def test_truncated_answer_is_continued() -> None:
     cut = ledger((1, attempt()), (1, answer(text("so f"), stop="max_tokens")))
-    assert next_action(fold(cut)) == ContinueTruncated(1)
+    assert next_action(fold(cut)) == AskAgain(1, CONTINUE_PROMPT)
     nudged = [*cut, facts.Entry(len(cut) + 1, 1, facts.UserMessage("go on"))]
     assert next_action(fold(nudged)) == CallModel(2, 1)
 
@@ -142,6 +144,45 @@ def test_a_model_that_never_finishes_fails_with_its_text() -> None:
     assert move == CloseOut(
         TaskState.FAILED, "MODEL_TRUNCATED", f"the output limit truncated {MAX_TRUNCATIONS} answers in a row", "part 3"
     )
+
+
+def test_model_whose_calls_are_always_cut_fails_the_task() -> None:
+    """Its calls are answered, and still count: the same answer would be bought until the step limit."""
+    bodies: list[tuple[int, facts.Body]] = []
+    for step in range(1, MAX_TRUNCATIONS + 1):
+        call = {"type": "tool_use", "id": f"t{step}", "name": "mail", "input": {}}
+        intent = facts.ToolIntent(f"{step}.0", f"t{step}", "mail", "{}")
+        cut = facts.ToolOutcome(f"{step}.0", Outcome(OutcomeStatus.INVALID_ARGUMENTS, "cut off"))
+        bodies += [(step, attempt()), (step, answer(call, stop="max_tokens")), (step, intent), (step, cut)]
+        expected = CallModel if step < MAX_TRUNCATIONS else CloseOut
+        assert isinstance(next_action(fold(ledger(*bodies))), expected)
+    answered = [*bodies[:4], (2, attempt()), (2, answer(text("done")))]
+    assert next_action(fold(ledger(*answered))) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "done")
+
+
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+
+
+@pytest.mark.parametrize("content", [[], [THOUGHT]], ids=["nothing", "thoughts"])
+def test_empty_answer_is_asked_for_again_once(content: list[Any]) -> None:
+    """The text of an earlier step is not the result of a task."""
+    call = {"type": "tool_use", "id": "t", "name": "mail", "input": {}}
+    sent = facts.ToolOutcome("1.0", Outcome(OutcomeStatus.SUCCEEDED, "sent"))
+    story: list[tuple[int, facts.Body]] = [
+        (1, attempt()),
+        (1, answer(text("I will write that down."), call)),
+        (1, facts.ToolIntent("1.0", "t", "mail", "{}")),
+        (1, sent),
+        (2, attempt()),
+        (2, answer(*content)),
+    ]
+    assert next_action(fold(ledger(*story))) == AskAgain(2, EMPTY_PROMPT)
+    story += [(2, facts.UserMessage(EMPTY_PROMPT)), (3, attempt())]
+    said = next_action(fold(ledger(*story, (3, answer(text("done"))))))
+    assert said == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "done")
+    failed = next_action(fold(ledger(*story, (3, answer(*content)))))
+    assert isinstance(failed, CloseOut)
+    assert (failed.to_state, failed.reason) == (TaskState.FAILED, "MODEL_EMPTY_ANSWER")
 
 
 def test_an_answer_that_refuses_fails_the_task() -> None:
@@ -181,7 +222,7 @@ def test_fork_ignores_earlier_validations() -> None:
     forked = (0, facts.Forked("t", 9, len(bodies)))
     begin = (MAX_TRUNCATIONS, facts.Transition(TaskState.QUEUED, "FORKED"))
     entries = [facts.Entry(n, step, body) for n, (step, body) in enumerate([START[0], forked, *bodies, begin], start=1)]
-    assert next_action(fold(entries)) == ContinueTruncated(MAX_TRUNCATIONS)
+    assert next_action(fold(entries)) == AskAgain(MAX_TRUNCATIONS, CONTINUE_PROMPT)
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])

@@ -10,28 +10,31 @@ import pytest
 
 from services.worker.transitions import RetryModelCall, after_failure, is_late
 from tenure.domain.entries import ModelFailure, Transition
-from tenure.domain.retry import MODEL_CALL_TRIES, RETRYABLE, FailureClass, RetryPolicy
+from tenure.domain.retry import (
+    ACCOUNT_FAULTS,
+    MAX_UNUSABLE_ANSWERS,
+    MODEL_CALL_TRIES,
+    RETRYABLE,
+    UNUSABLE,
+    FailureClass,
+    RetryPolicy,
+    class_of_status,
+)
 from tenure.domain.states import Reason, TaskState
 from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
 
 POLICY = RetryPolicy(max_attempts=2, initial_seconds=4.0)
-LASTING = {
-    "INVALID_REQUEST",
-    "PROMPT_TOO_LONG",
-    "REQUEST_TOO_LARGE",
-    "AUTHENTICATION",
-    "PERMISSION",
-    "BILLING",
-    "NOT_FOUND",
-}
+LASTING = {"INVALID_REQUEST", "PROMPT_TOO_LONG", "REQUEST_TOO_LARGE", "NOT_FOUND"}
+AWAY = sorted((RETRYABLE | ACCOUNT_FAULTS) - UNUSABLE - {FailureClass.INTERRUPTED})
 
 
 def failure(error_class: FailureClass, **fields: Any) -> ModelFailure:
     return ModelFailure(1, error_class.value, "words", error_class in RETRYABLE, **fields)
 
 
-def test_errors_of_request_key_or_account_are_final() -> None:
-    assert set(FailureClass) - RETRYABLE == LASTING
+def test_every_class_is_of_one_kind() -> None:
+    assert set(FailureClass) - RETRYABLE - ACCOUNT_FAULTS == LASTING
+    assert RETRYABLE.isdisjoint(ACCOUNT_FAULTS)
 
 
 @pytest.mark.parametrize("error_class", sorted(LASTING))
@@ -42,17 +45,40 @@ def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any
     assert (verdict.error_class, verdict.message, verdict.result) == (error_class, f"{error_class}: words", "so far")
 
 
-@pytest.mark.parametrize("error_class", sorted(RETRYABLE - {FailureClass.INTERRUPTED}))
-def test_a_passing_failure_is_retried_rescheduled_then_fatal(error_class: Any) -> None:
+@pytest.mark.parametrize("error_class", AWAY)
+def test_provider_that_is_away_never_ends_a_task(error_class: FailureClass) -> None:
     failures = [failure(error_class)] * MODEL_CALL_TRIES
-    assert isinstance(after_failure(failures[:1], 0, POLICY, result="", random_fraction=0.5), RetryModelCall)
-    limited = error_class is FailureClass.RATE_LIMITED
-    reason = Reason.MODEL_RATE_LIMITED if limited else Reason.MODEL_UNAVAILABLE
-    for retries, to_state in ((0, TaskState.RETRY_SCHEDULED), (1, TaskState.FAILED)):
+    reason = {
+        FailureClass.RATE_LIMITED: Reason.MODEL_RATE_LIMITED,
+        **dict.fromkeys(ACCOUNT_FAULTS, Reason.MODEL_ACCOUNT_REFUSED),
+    }.get(error_class, Reason.MODEL_UNAVAILABLE)
+    for retries, delay_seconds in ((0, 2.0), (1, 4.0), (1000, 150.0)):
         verdict = after_failure(failures, retries, POLICY, result="", random_fraction=0.5)
         assert isinstance(verdict, Transition)
-        assert (verdict.to_state, verdict.reason, verdict.error_class) == (to_state, reason, error_class.value)
-        assert verdict.retry_delay_seconds == (2.0 if to_state is TaskState.RETRY_SCHEDULED else None)
+        assert (verdict.to_state, verdict.reason) == (TaskState.RETRY_SCHEDULED, reason)
+        assert (verdict.error_class, verdict.retry_delay_seconds) == (error_class.value, delay_seconds)
+
+
+def test_refused_account_is_not_asked_again_at_once() -> None:
+    for error_class in ACCOUNT_FAULTS:
+        verdict = after_failure([failure(error_class)], 0, POLICY, result="", random_fraction=0.5)
+        assert isinstance(verdict, Transition)
+        assert verdict.to_state is TaskState.RETRY_SCHEDULED
+
+
+@pytest.mark.parametrize("error_class", sorted(UNUSABLE))
+def test_unusable_answer_is_bought_again_twice_at_most(error_class: FailureClass) -> None:
+    passing = failure(FailureClass.CONNECTION)
+    failures = [failure(error_class)]
+    for _ in range(MAX_UNUSABLE_ANSWERS - 1):
+        assert isinstance(after_failure(failures, 0, POLICY, result="so far", random_fraction=0.5), RetryModelCall)
+        failures += [passing, failure(error_class)]
+    verdict = after_failure(failures, 0, POLICY, result="so far", random_fraction=0.5)
+    assert isinstance(verdict, Transition)
+    assert (verdict.to_state, verdict.reason) == (TaskState.FAILED, Reason.MODEL_ANSWER_UNUSABLE)
+    assert (verdict.error_class, verdict.result) == (error_class.value, "so far")
+    assert "3 answers of the model could not be used" in verdict.message
+    assert "words" in verdict.message
 
 
 def verdict(*failures: ModelFailure, random_fraction: float = 0.5) -> RetryModelCall | Transition:
@@ -79,6 +105,23 @@ def test_a_long_retry_time_is_waited_for_without_a_worker() -> None:
     )
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 900.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "error_class"),
+    [
+        (400, "INVALID_REQUEST"),
+        (402, "BILLING"),
+        (408, "TIMEOUT"),
+        (409, "CONFLICT"),
+        (418, "INVALID_REQUEST"),
+        (422, "INVALID_REQUEST"),
+        (502, "SERVER_ERROR"),
+        (504, "TIMEOUT"),
+    ],
+)
+def test_every_status_has_a_class(status: int, error_class: str) -> None:
+    assert class_of_status(status) == error_class
 
 
 def test_only_our_own_timeout_is_a_late_model_call() -> None:

@@ -14,7 +14,7 @@ from tenure.domain.fold import fold
 from tenure.domain.requeue import RequeueDecision, decide_grant, decide_requeue, refuse_limit_with_unread_grant
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.turn import CallModel, CloseOut, ContinueTruncated, next_action
+from tenure.domain.turn import AskAgain, CallModel, CloseOut, next_action
 
 AMPLE = (Budget(1000, 100, 0),)
 
@@ -146,7 +146,7 @@ def test_refused_answer_is_requested_again(stop_reason: str) -> None:
 
 def test_truncated_answer_is_continued_after_a_requeue() -> None:
     bodies = [fact for _ in range(3) for fact in (attempt(), answered("max_tokens"), facts.UserMessage("go on"))][:-1]
-    assert isinstance(next_action(history(*bodies)), ContinueTruncated)
+    assert isinstance(next_action(history(*bodies)), AskAgain)
 
 
 def test_final_answer_before_a_cancel_stays() -> None:

@@ -26,9 +26,9 @@ from tenure.domain.result_schema import (
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskPolicy, TaskSpec
 from tenure.domain.turn import (
+    AskAgain,
     CallModel,
     CloseOut,
-    ContinueTruncated,
     CorrectAnswer,
     ValidateResult,
     after_validation,
@@ -209,7 +209,7 @@ def test_message_precedes_the_validation() -> None:
 
 def test_a_continued_answer_is_validated_as_a_whole() -> None:
     cut = answered(1, '{"pri', "max_tokens")
-    assert isinstance(next_action(point(*cut)), ContinueTruncated)
+    assert isinstance(next_action(point(*cut)), AskAgain)
     end = validated(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
     assert isinstance(end, CloseOut)
     assert end.result_json == '{"price": 3}'

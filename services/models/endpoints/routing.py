@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from services.models.admission import LimitedCall
 from services.models.endpoints.settings import EndpointSettings
 from services.models.limits.key_queue import KeyFlight, KeyQueue, LineCaller
 from tenure.domain.budget import TokenUsage
-from tenure.domain.failover import Circuit, RankedEndpoint, WarmCaches, may_move, preferred_order
+from tenure.domain.failover import TRY_SECONDS, Circuit, RankedEndpoint, WarmCaches, may_move, preferred_order
 from tenure.domain.models import vendor_of
 from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass
@@ -113,7 +114,10 @@ class ModelEndpoints:
         return None
 
     async def admit(self, call: LimitedCall) -> EndpointPermit:
-        """Waits for a permit. A cancelled wait takes none. Raises ModelCallFailed if no endpoint has the model."""
+        """Waits for a permit. A cancelled wait takes none.
+
+        Raises ModelCallFailed if no endpoint has the model, and if calls avoid all that have it.
+        """
         return await self._admit(call, frozenset())
 
     async def _admit(self, call: LimitedCall, refused_by: frozenset[str]) -> EndpointPermit:
@@ -149,8 +153,8 @@ class ModelEndpoints:
             text = NO_ENDPOINT.format(model=shown(call.model), vendor=vendor.upper())
             raise ModelCallFailed(FailureClass.NOT_FOUND, text)
         closed = [route for route in routes if not route.circuit.wait_seconds(monotonic())]
-        if not closed:  # a call that tries an endpoint in its pause is better than a call that fails
-            return min(routes, key=lambda route: route.circuit.wait_seconds(monotonic()))
+        if not closed:
+            raise _avoided(routes)
         waits = [(route.queue.expected_wait_seconds(_size(call)), index) for index, route in enumerate(closed)]
         short = next((index for wait, index in waits if wait <= self._longest_wait_seconds), None)
         return closed[min(waits)[1] if short is None else short]
@@ -316,6 +320,21 @@ class EndpointPermit:
             self._flight.refuse(failure.retry_after_seconds)
         else:
             self._flight.end(usage if usage.total else None)
+
+
+def _avoided(routes: Sequence[_Route]) -> ModelCallFailed:
+    """Returns the failure of a call that is not sent: one call tries an endpoint for all of them."""
+    now = monotonic()
+    route = min(routes, key=lambda route: route.circuit.wait_seconds(now))
+    wait_seconds = route.circuit.wait_seconds(now)
+    again = "a call tries it just now" if math.isinf(wait_seconds) else f"a call tries it in {wait_seconds:.0f} s"
+    failure = ModelCallFailed(
+        route.circuit.fault,
+        f"the endpoint {route.endpoint.name} failed several times in a row, so no call is sent to it; {again}",
+        retry_after_seconds=TRY_SECONDS if math.isinf(wait_seconds) else wait_seconds,
+    )
+    failure.was_sent = False
+    return failure
 
 
 def _caller(call: LimitedCall) -> LineCaller:
