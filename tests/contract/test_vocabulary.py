@@ -102,7 +102,7 @@ BANNED_PHRASES = {
     r"\b(?<!there )(?<!there may )(?<!there will )(?:is|are|was|were|be) no (?!(?:longer|more|\w+er)\b)": "is not a",
     r"\bha(?:s|ve) to be told\b": "the subject, and the verb: Tenure reports",
     r"\bthere is no (?:task|agent|schedule|webhook|delivery|tenant|api key|group) [{]": "task {…} not found",
-    r"\\bis of an unknown type\\b": "has an unknown type",
+    r"\bis of an unknown type\b": "has an unknown type",
     r"\bmust be known\b": "unknown state",
 }
 BANNED_PERSONS = {r"\b(?:nobody|somebody|everybody|whoever)\b": "the actor: no worker, a person, each reader"}
