@@ -250,7 +250,7 @@ def _transcript_line(speaker: str, block: dict[str, Any]) -> str:
             return f"Agent calls {block['name']}: {json.dumps(block['input'], ensure_ascii=False)}"
         case "tool_result":
             return f"{'Error' if block['is_error'] else 'Result'}: {block['content']}"
-        case "thinking" | "redacted_thinking":
+        case "thinking" | "redacted_thinking" | "reasoning":
             return ""
         case kind:
             return f"{speaker} ({kind}): {json.dumps(block, ensure_ascii=False)}"

@@ -15,6 +15,7 @@ import anthropic
 import httpx2
 
 from tenure.domain.conversation import Message
+from tenure.model_providers.chat_messages import without_chat_parts
 from tenure.model_providers.client import (
     LibraryErrors,
     ModelCall,
@@ -67,11 +68,8 @@ def _with_mark(message: Message) -> Message:
 
 def written_messages(messages: Sequence[Message], request: ModelRequest) -> list[str]:
     """Returns the messages as JSON. Writes only those that are not the request's own: the marked ones."""
-    own = zip(request.messages, request.texts, strict=True) if request.texts else ((None, ""),) * len(messages)
-    return [
-        text if message is own_message else as_json(message)
-        for message, (own_message, text) in zip(messages, own, strict=True)
-    ]
+    own = dict(zip(map(id, request.messages), request.texts, strict=True)) if request.texts else {}
+    return [own.get(id(message)) or as_json(message) for message in messages]
 
 
 def written_tools(tools: Sequence[Mapping[str, Any]], request: ModelRequest) -> list[str]:
@@ -161,7 +159,7 @@ class AnthropicProvider:
 
     def payload_of(self, request: ModelRequest) -> dict[str, Any]:
         """Returns the body for the library: written, or as an object where the library changes it for a platform."""
-        prompt = Prompt(request.system, request.tools, request.messages)
+        prompt = Prompt(request.system, request.tools, without_chat_parts(request.messages))
         system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
         head = {"model": request.model, "max_tokens": request.max_output_tokens, "stream": True}
         head |= {"system": system} if system else {}
@@ -175,7 +173,7 @@ class AnthropicProvider:
         """Returns the provider's count of the request's input in tokens, unchecked."""
         counted = await self._client.messages.count_tokens(
             model=request.model,
-            messages=cast("Any", request.messages),
+            messages=cast("Any", without_chat_parts(request.messages)),
             system=request.system or anthropic.omit,
             tools=cast("Any", request.tools) or anthropic.omit,
         )

@@ -1,7 +1,8 @@
 """Converts the conversation of the ledger to the messages of the Chat Completions API. Pure.
 
 The ledger keeps one history, in Anthropic's blocks, whichever provider wrote it. The conversion leaves out what only
-Anthropic can read back: thoughts with their signatures, and the calls and results of Anthropic's own tools.
+Anthropic can read back: thoughts with their signatures, and the calls and results of Anthropic's own tools. What a chat
+server wants back unread (dialects.py) is kept in blocks `reasoning` and in the member `extra_content` of calls.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import Any, Final
 
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
+from tenure.model_providers.dialects import OTHER, ChatDialect
+
+REASONING: Final = "reasoning"
+EXTRA_CONTENT: Final = "extra_content"
 
 ERROR_HEAD: Final = "The call failed: "
 """Begins the result of a failed call: a chat message has no member for a failure."""
@@ -20,7 +25,30 @@ EMPTY_RESULT: Final = "(no output)"
 """Stands for an empty result, which some servers refuse."""
 
 
-def chat_messages(system: str, messages: Iterable[Message]) -> list[dict[str, Any]]:
+def without_chat_parts(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the conversation without what only chat servers read. Copies only messages that have such parts."""
+    if not any(map(_has_chat_parts, messages)):
+        return messages
+    plain = [
+        {**message, "content": [_plain(block) for block in message["content"] if block["type"] != REASONING]}
+        if _has_chat_parts(message)
+        else message
+        for message in messages
+    ]
+    return [message for message in plain if message["content"]]
+
+
+def _has_chat_parts(message: Message) -> bool:
+    if message["role"] != "assistant" or isinstance(message["content"], str):
+        return False
+    return any(block["type"] == REASONING or EXTRA_CONTENT in block for block in message["content"])
+
+
+def _plain(block: ContentBlock) -> ContentBlock:
+    return {key: value for key, value in block.items() if key != EXTRA_CONTENT}
+
+
+def chat_messages(system: str, messages: Iterable[Message], dialect: ChatDialect = OTHER) -> list[dict[str, Any]]:
     """Returns the chat messages of a conversation, after the system prompt unless it is "".
 
     Each result follows the message with its call, as the servers demand. Does not change the argument.
@@ -29,7 +57,7 @@ def chat_messages(system: str, messages: Iterable[Message]) -> list[dict[str, An
     for message in messages:
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        converted += _of_assistant(blocks) if message["role"] == "assistant" else _of_user(blocks)
+        converted += _of_assistant(blocks, dialect) if message["role"] == "assistant" else _of_user(blocks)
     return converted
 
 
@@ -48,7 +76,7 @@ def chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _of_assistant(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
+def _of_assistant(blocks: Sequence[ContentBlock], dialect: ChatDialect) -> Iterator[dict[str, Any]]:
     """Yields one message, or none if nothing of the answer can be sent."""
     text = "\n\n".join(block["text"] for block in blocks if block["type"] == "text" and block["text"])
     calls = [
@@ -59,14 +87,22 @@ def _of_assistant(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
                 "name": block["name"],
                 "arguments": json.dumps(block["input"], ensure_ascii=False, separators=(",", ":")),
             },
+            **_extra_content(block, dialect),
         }
         for block in blocks
         if block["type"] == "tool_use"
     ]
+    reasoning = "".join(block[REASONING] for block in blocks if block["type"] == REASONING)
+    thoughts = {dialect.thoughts: reasoning} if dialect.thoughts and reasoning else {}
     if calls:
-        yield {"role": "assistant", "content": text or None, "tool_calls": calls}
+        yield {"role": "assistant", "content": text or None, **thoughts, "tool_calls": calls}
     elif text:
-        yield {"role": "assistant", "content": text}
+        yield {"role": "assistant", "content": text, **thoughts}
+
+
+def _extra_content(block: ContentBlock, dialect: ChatDialect) -> dict[str, Any]:
+    kept = dialect.returns_extra_content and EXTRA_CONTENT in block
+    return {EXTRA_CONTENT: block[EXTRA_CONTENT]} if kept else {}
 
 
 def _of_user(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:

@@ -33,8 +33,8 @@ _STOP_REASONS: Final = {
     _CUT_OFF: "max_tokens",
     "content_filter": "refusal",
 }
-_HIDDEN: Final = ("reasoning_content", "reasoning")
-"""The thoughts of some servers. They are billed as output, but no server accepts them back."""
+_THOUGHTS: Final = ("reasoning_content", "reasoning")
+"""The thoughts of some servers. They are billed as output, and kept only for a server that wants them back."""
 
 
 @dataclass(slots=True)
@@ -54,9 +54,11 @@ class ChatStream(EventStream):
     """
 
     fold: AnswerFold = field(default_factory=AnswerFold)
+    keeps_thoughts: bool = False
     _begun: bool = False
     _blocks: int = 0
     _text_block: int | None = None
+    _thoughts_block: int | None = None
     _calls: dict[int, _Call] = field(default_factory=dict)
     _newest: _Call | None = None
     _finish_reason: str = ""
@@ -140,9 +142,9 @@ class ChatStream(EventStream):
             self._finish_reason = self._finish_reason or reason
 
     def _delta_events(self, delta: dict[str, Any]) -> Iterator[Event]:
-        for key in _HIDDEN:
+        for key in _THOUGHTS:
             if piece := _optional_text(delta, key):
-                self.fold.grow(len(piece.encode("utf-8", "surrogatepass")))
+                yield from self._thought_events(piece)
         for piece in (_text_of(delta.get("content")), _optional_text(delta, "refusal")):
             if piece:
                 yield from self._text_events(piece)
@@ -153,6 +155,16 @@ class ChatStream(EventStream):
             raise MalformedAnswer(f"the tool calls of a delta are not a list of objects; received {shown(calls)}")
         for call in calls:
             yield from self._call_events(call)
+
+    def _thought_events(self, piece: str) -> Iterator[Event]:
+        if not self.keeps_thoughts:
+            self.fold.grow(len(piece.encode("utf-8", "surrogatepass")))
+            return
+        if self._thoughts_block is None:
+            self._thoughts_block = self._blocks
+            yield self._start({"type": "reasoning", "reasoning": ""})
+        delta = {"type": "reasoning_delta", "reasoning": piece}
+        yield {"type": "content_block_delta", "index": self._thoughts_block, "delta": delta}
 
     def _text_events(self, piece: str) -> Iterator[Event]:
         if self._text_block is None:
@@ -174,7 +186,9 @@ class ChatStream(EventStream):
             call = _Call(self._blocks, call_id)
             self._calls[self._index_of(delta.get("index"))] = self._newest = call
             own_id = call_id or f"call_{call.block}"
-            yield self._start({"type": "tool_use", "id": own_id, "name": name, "input": {}})
+            extra = delta.get("extra_content")
+            kept = {"extra_content": extra} if isinstance(extra, dict) else {}
+            yield self._start({"type": "tool_use", "id": own_id, "name": name, "input": {}, **kept})
         if piece := _arguments(function):
             yield {
                 "type": "content_block_delta",

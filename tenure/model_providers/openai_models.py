@@ -23,6 +23,7 @@ from tenure.model_providers.client import (
     refused,
     text_in,
 )
+from tenure.model_providers.dialects import dialect_of
 from tenure.model_providers.http import open_http_client
 
 _STATUS_OF_KIND: Final = {
@@ -58,8 +59,6 @@ _TOO_LONG: Final = re.compile(
 )
 """The words of servers without a code for it."""
 
-_OWN_HOSTS: Final = (".openai.com", ".azure.com")
-
 
 class OpenAIProvider:
     """Models behind the Chat Completions API.
@@ -82,9 +81,7 @@ class OpenAIProvider:
             timeout=http_client.timeout,
             http_client=http_client,
         )
-        # OpenAI's reasoning models refuse the old name, and older servers ignore the new one
-        host = urlsplit(str(self._client.base_url)).hostname or ""
-        self._limit_name = "max_completion_tokens" if host.endswith(_OWN_HOSTS) else "max_tokens"
+        self._host = urlsplit(str(self._client.base_url)).hostname or ""
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -92,14 +89,15 @@ class OpenAIProvider:
 
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`."""
-        call.stream = ChatStream(fold=call.fold)
-        arguments: dict[str, Any] = {self._limit_name: request.max_output_tokens, **self._streaming}
+        dialect = dialect_of(self._host, request.model)
+        call.stream = ChatStream(fold=call.fold, keeps_thoughts=bool(dialect.thoughts))
+        arguments: dict[str, Any] = {dialect.limit_name: request.max_output_tokens, **self._streaming}
         if request.tools:
             arguments["tools"] = chat_tools(request.tools)
         completions: Any = self._client.chat.completions  # takes plain JSON, which its types do not say
         async with completions.with_streaming_response.create(
             model=request.model,
-            messages=chat_messages(request.system, request.messages),
+            messages=chat_messages(request.system, request.messages, dialect),
             extra_headers={"x-tenure-attempt": request.attempt},
             **arguments,
         ) as response:
@@ -129,7 +127,12 @@ class OpenAIProvider:
 
 
 def _error_of(body: object) -> dict[str, Any]:
-    """Returns the error object of a body. The library has already taken it out of {"error": …}; a stream has not."""
+    """Returns the error object of a body. The library has already taken it out of {"error": …}; a stream has not.
+
+    Google puts the body into a list.
+    """
+    if isinstance(body, list) and body:
+        body = body[0]
     if not isinstance(body, dict):
         return {}
     error = body.get("error", body)

@@ -209,13 +209,18 @@ _OWN_FIELDS: Final = {
     "text": ("text", "citations"),
     "thinking": ("thinking", "signature"),
     "redacted_thinking": ("data",),
-    "tool_use": ("id", "name", "input"),
+    "reasoning": ("reasoning",),
+    "tool_use": ("id", "name", "input", "extra_content"),
 }
-"""The members of these blocks that are kept: the provider refuses an unknown member when it is sent back."""
+"""The members of these blocks that are kept: the provider refuses an unknown member when it is sent back.
+
+Only chat servers send `reasoning` and `extra_content` (dialects.py), and only they get them back.
+"""
 _SERVER_BLOCKS: Final = re.compile(r"(server_tool_use|mcp_tool_use|container_upload|[a-z_]+_tool_result)\Z")
 _DELTAS: Final = {
     "text_delta": ("text", frozenset({"text"})),
     "thinking_delta": ("thinking", frozenset({"thinking"})),
+    "reasoning_delta": ("reasoning", frozenset({"reasoning"})),
     "signature_delta": ("signature", frozenset({"thinking"})),
     "input_json_delta": ("partial_json", _CALLS),
 }
@@ -449,7 +454,7 @@ def _checked_start(kind: str, start: dict[str, Any]) -> dict[str, Any]:
         kept = {"type": kind, **well_formed_value(kept)}
     except ValueError as error:
         raise MalformedAnswer(f"a content block cannot be read: {shown(str(error))}") from error
-    if kind in {"text", "thinking"}:
+    if kind in {"text", "thinking", "reasoning"}:
         kept = {**kept, kind: kept.get(kind) or ""}
     if kept.get("signature") is not None:
         _text(kept, "signature")

@@ -141,7 +141,7 @@ async def test_an_outcome_does_not_wait_long_for_a_slow_sibling(served: WorkerBe
 async def test_a_cut_answer_is_continued(served: WorkerBench) -> None:
     task_id = await served.submit("sim-worker-cut")
     task = await served.ended(task_id)
-    assert (state_name(task.state), task.result) == ("SUCCEEDED", "and the second.")
+    assert (state_name(task.state), task.result) == ("SUCCEEDED", "The first partand the second.")
     assert len(await served.bodies(task_id, facts.UserMessage)) == 1
 
 

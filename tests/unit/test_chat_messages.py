@@ -14,7 +14,7 @@ from devstack.simulator.chat_endpoint import to_messages_body
 from devstack.simulator.http_server import ApiError
 from tenure.domain.conversation import text_block
 from tenure.domain.models import vendor_of
-from tenure.model_providers.chat_messages import EMPTY_RESULT, ERROR_HEAD, chat_messages, chat_tools
+from tenure.model_providers.chat_messages import EMPTY_RESULT, ERROR_HEAD, chat_messages, chat_tools, without_chat_parts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 JSON = st.recursive(
@@ -146,3 +146,22 @@ def test_the_simulator_refuses_a_malformed_message(message: Any) -> None:
     with pytest.raises(ApiError) as refused:
         to_messages_body({"model": "m", "messages": [message]})
     assert refused.value.status == 400
+
+
+def test_another_vendor_gets_no_part_of_a_chat_server() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    thought = {"type": "reasoning", "reasoning": "hm"}
+    messages: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+        {"role": "assistant", "content": [thought]},
+        {"role": "assistant", "content": [thought, {**call, "extra_content": {"google": {}}}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Seen."}]},
+    ]
+    plain = without_chat_parts(messages)
+    assert [message["content"] for message in plain] == [
+        messages[0]["content"],
+        [call],
+        messages[3]["content"],
+    ]
+    assert plain[0] is messages[0]
+    assert without_chat_parts(plain) is plain
