@@ -267,7 +267,7 @@ async def test_a_noisy_tenant_is_held_to_its_limits(tmp_path: Path) -> None:
     settings = {"TENURE_GATEWAY_LIMIT_CALLS_PER_SECOND": str(CALLS_PER_SECOND)}
     async with tenants(tmp_path / "data", settings) as both, both.neighbour() as client:
         neighbour = Neighbour(client, NEIGHBOUR_EVERY_SECONDS)
-        async with both.noise(NOISE_SECONDS) as answers:
+        async with both.noise() as answers:
             began = monotonic()
             await neighbour.call(NOISE_SECONDS / 2)
         seconds = monotonic() - began
