@@ -88,7 +88,7 @@ class A2aDoor:
                 _check_version(request)
                 return await handler(HttpCall(request, self._stubs))
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client is gone
             except (TenureError, PeerFailed) as error:
                 return _answer(*reversed(error_json(error)))
             except Exception as error:  # noqa: BLE001  a bug, which the log has with its stack

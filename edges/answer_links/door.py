@@ -33,7 +33,7 @@ def answer_routes(pages: AnswerPages) -> list[Route]:
         try:
             form = await _form(request)
         except ClientDisconnect:
-            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client is gone
         except HttpRefusal as error:
             return Response(error.message, error.status, dict(HEADERS) | {"content-type": "text/plain"})
         return _response(await pages.answer(request.path_params["token"], _address(request), form))

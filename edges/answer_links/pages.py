@@ -104,7 +104,7 @@ class AnswerPages:
             self._limits.know(link)
         except (TenureError, PeerFailed) as error:
             return _refused(error)
-        return AnswerPage(200, _form(view, preselected))
+        return AnswerPage(200, answer_form(view, preselected))
 
     async def answer(self, token: str, address: str, form: Mapping[str, str]) -> AnswerPage:
         """Answers the wait of a link. `form`: the fields of the page."""
@@ -224,7 +224,7 @@ def _refused(error: TenureError | PeerFailed) -> AnswerPage:
     return AnswerPage(status, _document(title, f'{body}<p class="small">{escape(error.reason)}</p>'), error.reason)
 
 
-def _form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
+def answer_form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
     task, wait = view.task, view.task.wait
     title = _HEADLINES.get(wait.kind, "An answer is needed")
     facts = [
@@ -242,7 +242,7 @@ def _form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
         ("You are", view.addressee),
     ]
     shown = "".join(f"<dt>{escape(name)}</dt><dd>{_lines(text)}</dd>" for name, text in facts if text)
-    arguments = f"<h2>Arguments</h2><pre>{_arguments(wait.arguments_json)}</pre>" if wait.arguments_json else ""
+    arguments = f"<h2>Arguments</h2><pre>{shown_arguments(wait.arguments_json)}</pre>" if wait.arguments_json else ""
     form = (
         f'<form method="post" autocomplete="off"><input type="hidden" name="shown" value="{escape(view.shown_digest)}">'
         f"<fieldset><legend>Your answer</legend>{_choices(view.decisions, preselected)}"
@@ -288,7 +288,7 @@ def _request_text(wait: task_pb2.Wait) -> str:
     return " and ".join(wanted)
 
 
-def _arguments(arguments_json: str) -> str:
+def shown_arguments(arguments_json: str) -> str:
     """Returns the arguments, indented unless that would show less than they say. Nothing is cut."""
     try:
         parsed = json.loads(arguments_json, object_pairs_hook=_distinct, parse_int=_exact_int, parse_float=_exact_float)

@@ -53,7 +53,7 @@ class ChatThread:
         self._options = options.changed(source=source, request_id="")
 
     async def newest(self) -> task_pb2.Task | None:
-        """Returns the newest task, or None. Sub-agents have the source of their parent, but are no turns: only the
+        """Returns the newest task, or None. Sub-agents have the source of their parent, but are not turns: only the
         tasks of the conversation are exclusive.
         """
         source = task_pb2.SourceFilter(kind=SOURCES.to_wire(SourceKind.CONVERSATION), source_id=self._id)

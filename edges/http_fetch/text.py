@@ -149,7 +149,7 @@ _META: Final = re.compile(rb"""<meta\s[^>]{0,300}?charset\s{0,9}=\s{0,9}["']?([A
 _XML: Final = re.compile(rb"""<\?xml\s[^>]{0,300}?encoding\s{0,9}=\s{0,9}["']([A-Za-z0-9._:-]{1,40})""")
 _DECLARATION_BYTES: Final = 4096
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-# Python's codec names. Its registry also has codecs that are no character sets or that take quadratic time.
+# Python's codec names. Its registry also has codecs that are not character sets or that take quadratic time.
 _KNOWN: Final = frozenset(
     (
         *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-r", "koi8-u", "mac-roman", "tis-620"),

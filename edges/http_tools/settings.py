@@ -103,7 +103,7 @@ class HttpToolSettings(Section):
         if missing := sorted(set(self.places) - set(self.input_schema.get("required", ()))):
             raise ValueError(f"the URL needs {', '.join(missing)}: list them under required in input_schema")
         if self.ca_file is not None and not self.ca_file.is_file():
-            raise ValueError(f"ca_file: there is no file {self.ca_file}")
+            raise ValueError(f"ca_file: {self.ca_file} does not exist")
         require_tls(self.url, allow_insecure=self.allow_insecure)
         return self
 

@@ -29,7 +29,7 @@ from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_ti
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 
-# An answer as text for the model. Parts that are no text are kept in the workspace, and the text names their files.
+# An answer as text for the model. Parts that are not text are kept in the workspace, and the text names their files.
 
 Keep = Callable[[bytes, str], str]
 """Stores bytes in a file with the given suffix. Returns where they are, or why they were not stored."""
@@ -235,7 +235,7 @@ class McpToolCaller:
     def _keep(
         self, context: CallContext, kept: list[str], stopped: threading.Event, content: bytes, suffix: str
     ) -> str:
-        """Writes a part that is no text to a file of the workspace. Returns where it is, or why it was not kept."""
+        """Writes a part that is not text to a file of the workspace. Returns where it is, or why it was not kept."""
         if stopped.is_set():
             return "not kept (the call was stopped)"
         if len(kept) == MAX_PARTS_KEPT:

@@ -232,7 +232,7 @@ class McpSession:
         if error.code == TOO_LONG:
             return ToolFailure(f"The call was made, but {message}.", "OUTPUT_LIMIT")
         if error.code == types.PARSE_ERROR and message.startswith("Failed to parse SSE message"):
-            return AnswerUnreadable("its answer is an event that is no message")
+            return AnswerUnreadable("its answer is an event that is not a message")
         if error.code != types.CONNECTION_CLOSED or not message.startswith(("Connection closed", "SSE stream")):
             return ToolFailure(message or f"The server answered with error {error.code}.", "MCP_ERROR")
         return AnswerLost(message) if context.idempotency_key in self._writes.begun else CallNotSent(message)

@@ -92,7 +92,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
             return _passed_on(response, body)
         if status in _UNKNOWN_SESSION and _SESSION in request.headers:
             self._ended.set()
-            # A 400 whose body is no MCP message says nothing about the session.
+            # A 400 whose body is not an MCP message says nothing about the session.
             delivery_error = CallNotSent if status == HTTPStatus.NOT_FOUND or error is not None else AnswerLost
             return _transport_error("it no longer knows this session", delivery_error)
         message = f"it answered with HTTP {status}"

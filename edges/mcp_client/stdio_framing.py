@@ -106,7 +106,7 @@ _METHOD_FIRST: Final = re.compile(_START + rb'"method"')
 
 
 class LineReads(Reads):
-    """Reads one message per line, on demand. Logs and skips lines that are no messages.
+    """Reads one message per line, on demand. Logs and skips lines that are not messages.
 
     An answer that is too long becomes an error with the answer's id. That works when the id is the first or the last
     field, as the known libraries write it; otherwise the answer is dropped.
@@ -162,7 +162,7 @@ class LineReads(Reads):
             self._bad_lines += 1
             level = logging.WARNING if self._bad_lines == 1 else logging.DEBUG
             shown = line[:200].decode(errors="replace")
-            _log.log(level, "an MCP server wrote a line that is no message: %r", shown, extra={"server": self._server})
+            _log.log(level, "an MCP server's line is not a message: %r", shown, extra={"server": self._server})
             return None
 
     def _too_long(self, line: bytes) -> types.JSONRPCMessage | None:

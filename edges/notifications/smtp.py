@@ -181,6 +181,6 @@ def _refused(
     code = next((one for one in codes if smtp_failure(one) is FailureKind.TEMPORARY), codes[0])
     shown = "; ".join(f"{whom}: {error.code} {error.message}" for whom, error in refusals[:_SHOWN_REFUSALS])
     more = f"; and {len(refusals) - _SHOWN_REFUSALS} more" if len(refusals) > _SHOWN_REFUSALS else ""
-    # A code below 300 is no refusal that SMTP knows: it must not be read as a receipt.
+    # A code below 300 is not a refusal that SMTP knows: it must not be read as a receipt.
     status = code if code >= 300 else 0
     return WebhookResponse(status, printable(shown + more), None, smtp_failure(code), accepted)

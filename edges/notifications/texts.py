@@ -50,7 +50,7 @@ class NotificationSection(NamedTuple):
 class Notification:
     """A text for people. `facts` are (label, value) on one line each; `commands` are lines for a shell.
 
-    `links` answer the wait; whoever has them can answer.
+    `links` answer the wait; each holder of a link can answer.
     """
 
     title: str
@@ -133,7 +133,7 @@ class _Event:
         return f"tenure{named} {arguments}"
 
     def task_commands(self, *verbs: str) -> tuple[str, ...]:
-        """Returns one command per verb. An id that is no UUID gets none: a person pastes these lines into a shell."""
+        """Returns one command per verb. Other ids than UUIDs get none: a person pastes these lines into a shell."""
         return tuple(self.command(f"{verb} {self.task_id}") for verb in verbs) if _UUID.match(self.task_id) else ()
 
 

@@ -51,7 +51,7 @@ class TlsSettings(Section):
             raise ValueError("set both cert_file and key_file, or neither")
         for file in (self.ca_file, self.cert_file, self.key_file):
             if file is not None and not file.is_file():
-                raise ValueError(f"there is no file {file}")
+                raise ValueError(f"the file {file} does not exist")
         return self
 
 

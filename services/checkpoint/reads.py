@@ -262,4 +262,4 @@ def _state(number: int) -> str:
     try:
         return STATES.to_domain(number).value
     except ValueError:
-        raise InvalidRequest(violations=[("filter.states", "must be known states")]) from None
+        raise InvalidRequest(violations=[("filter.states", "contains an unknown state")]) from None

@@ -16,7 +16,7 @@ explanation.py    the rule: from that knowledge to lines that say why the task i
 admin.py          AdminService: lists and requests of operators
 in_doubt.py       lists and resolutions of calls in doubt
 forwarding.py     leases, schedules, tenants, webhooks, agents: the methods that do more than forward
-http/             the HTTP door: JSON, server-sent events, and what edges add to it
+http/             the HTTP server: JSON, server-sent events, and what edges add to it
 audit.py          the audit log: records acts before they happen, and refusals
 api_keys.py       the keys of clients: made here, and verified with the ledger
 client_authentication.py  the client of each call: an API key (api_keys.py) or a token (json_web_tokens.py)

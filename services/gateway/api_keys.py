@@ -57,7 +57,7 @@ class ApiKeys:
         """
         presented = read_api_key(key)
         if presented is None:
-            raise Unauthenticated("the authorization is no API key of Tenure", reason="API_KEY_INVALID")
+            raise Unauthenticated("the authorization is not an API key of Tenure", reason="API_KEY_INVALID")
         return verify_api_key(presented, await self._read(presented.key_id, address))
 
     async def _read(self, key_id: str, address: str) -> StoredApiKey | None:

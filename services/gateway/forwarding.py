@@ -213,6 +213,6 @@ class TenantForwarder(Forwarder):
             yield forwarded
             return
         if not self._is_operator():
-            raise NotFound(f"there is no tenant {request.tenant}", reason="TENANT_NOT_FOUND")
+            raise NotFound(f"tenant {request.tenant} not found", reason="TENANT_NOT_FOUND")
         with as_tenant(request.tenant):
             yield forwarded

@@ -190,7 +190,7 @@ def _http_door(
     peers: Peers,
     edges: Sequence[HttpEdge],
 ) -> AbstractAsyncContextManager[str]:
-    """Returns the HTTP door. Its libraries are imported by gateways that have one."""
+    """Returns the HTTP server. Its libraries are imported by gateways that have one."""
     from services.gateway.http.server import http_door
 
     return http_door(

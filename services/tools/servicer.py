@@ -20,7 +20,7 @@ from services.tools.calls.in_doubt import list_in_doubt
 from services.tools.calls.keeping import ContentKeeper
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
-from services.tools.own_tools import judge_own, read_own_outcome
+from services.tools.own_tools import check_own_call, read_own_outcome
 from services.tools.pins import ToolPins, no_such_source
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Arguments, Tool, ToolWork
@@ -237,7 +237,7 @@ class ToolServicer(ToolServiceServicer):
             clear=clear,
             traceparent=request.traceparent,
             timeout_seconds=seconds(request.timeout),
-            output_limit_bytes=_output_limit_bytes(request, tool),
+            output_limit_bytes=limit_of_output(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
             runs_at_caller=is_own,
@@ -253,9 +253,9 @@ class ToolServicer(ToolServiceServicer):
         """Returns the tool of a call, its own or this service's, with the arguments or the outcome without a run."""
         if request.HasField("own_tool"):
             definition = tool_to_domain(request.own_tool)
-            arguments = judge_own(self._registry, claims, definition, request.arguments_json)
+            arguments = check_own_call(self._registry, claims, definition, request.arguments_json)
             return self._caller_runs.tool(definition), arguments
-        arguments = self._registry.judge(claims, request.tool, request.arguments_json)
+        arguments = self._registry.check_call(claims, request.tool, request.arguments_json)
         return self._registry.find(request.tool), arguments
 
     def _fenced(self, fencing: asyncio.Task[list[CallSummary]]) -> None:
@@ -274,7 +274,7 @@ class ToolServicer(ToolServiceServicer):
             ) from error
 
 
-def _output_limit_bytes(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
+def limit_of_output(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
     """Returns the smaller of the request's and the tool's output limits; 0: neither has one."""
     limits = [request.output_limit_bytes, tool.definition.output_limit_bytes if tool is not None else 0]
     return min((limit for limit in limits if limit), default=0)

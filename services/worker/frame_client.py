@@ -171,7 +171,7 @@ class FrameClient:
             await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
 
     def _report(self, error: Exception) -> None:
-        """Logs the end of a stream. A worker that stops closes its streams itself: that is no problem to warn of."""
+        """Logs the end of a stream. A worker that stops closes its streams itself: that is not a problem to warn of."""
         is_own = isinstance(error, Unavailable) and error.reason == CALL_CANCELLED
         fields = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(error)}
         if is_own:

@@ -229,7 +229,7 @@ class Loop:
         return None
 
     async def _executed(self, step: int) -> None:
-        """Failpoint: what ran in this step has a result that nobody else has."""
+        """Failpoint: what ran in this step has a result that only this worker has."""
         with log_context(step=step):
             await failpoint("worker.after_execute")
 

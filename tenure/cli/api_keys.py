@@ -69,7 +69,7 @@ def create(
     with _key_file(output) as descriptor:
         created = context.run(lambda client: client.api_keys.CreateApiKey(request))
         if descriptor is not None:
-            _write(descriptor, created)
+            write_secret(descriptor, created)
             created.secret = ""
     if context.as_json:
         context.emit(created)
@@ -155,7 +155,7 @@ def _key_file(path: Path | None) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _write(descriptor: int, created: pb.CreateApiKeyResponse) -> None:
+def write_secret(descriptor: int, created: pb.CreateApiKeyResponse) -> None:
     """Writes the key. Raises ClickException if it cannot be written."""
     line = f"{created.secret}\n".encode("ascii")
     try:

@@ -65,7 +65,7 @@ def list_groups(context: Context) -> None:
 @_name
 @pass_context
 def delete(context: Context, name: str) -> None:
-    """Delete the group NAME: nobody may answer as its member any more."""
+    """Delete the group NAME: its members may no longer answer."""
 
     async def work(client: Client) -> None:
         request = approval_service_pb2.DeleteApproverGroupRequest(name=name)
@@ -73,6 +73,6 @@ def delete(context: Context, name: str) -> None:
         if context.as_json:
             context.emit({"group": name, "deleted": deleted})
         else:
-            echo(f"{name} is deleted" if deleted else f"there is no group {name}", err=not deleted)
+            echo(f"{name} is deleted" if deleted else f"group {name} not found", err=not deleted)
 
     context.run(work)

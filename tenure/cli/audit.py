@@ -28,7 +28,7 @@ class HeadType(click.ParamType[Head]):
         try:
             return Head.parse(value)
         except ValueError as error:
-            self.fail(f"{value!r} is no head: {error}", param, ctx)
+            self.fail(f"{value!r} is not a head: {error}", param, ctx)
 
 
 @click.group()

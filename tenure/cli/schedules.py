@@ -437,7 +437,7 @@ def delete(context: Context, schedule: str) -> None:
 
     async def work(client: Client) -> None:
         if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
-            raise NotFound(f"there is no schedule {schedule}", reason="SCHEDULE_NOT_FOUND")
+            raise NotFound(f"schedule {schedule} not found", reason="SCHEDULE_NOT_FOUND")
         if context.as_json:
             context.emit({"schedule": schedule, "deleted": True})
         else:

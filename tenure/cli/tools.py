@@ -198,7 +198,7 @@ def show(context: Context, name: str) -> None:
 def _unknown(name: str, names: Sequence[str]) -> str:
     nearest = get_close_matches(name, names, _NEAREST)
     advice = f"the nearest: {', '.join(nearest)}" if nearest else "`tenure tools list` shows all tools"
-    return f"there is no tool {harmless(name)}; {advice}"
+    return f"tool {harmless(name)} not found; {advice}"
 
 
 def _effect(tool: tool_pb2.OfferedTool) -> str:

@@ -350,7 +350,7 @@ def delete(context: Context, webhook: str) -> None:
 
     async def work(client: Client) -> None:
         if not (await client.webhooks.DeleteWebhook(pb.DeleteWebhookRequest(webhook=webhook))).deleted:
-            raise NotFound(f"there is no webhook {webhook}", reason="WEBHOOK_NOT_FOUND")
+            raise NotFound(f"webhook {webhook} not found", reason="WEBHOOK_NOT_FOUND")
         if context.as_json:
             context.emit({"webhook": webhook, "deleted": True})
         else:

@@ -37,7 +37,7 @@ def read_ledger(path: Path) -> list[ledger_pb2.Entry]:
         try:
             entry = Parse(line, ledger_pb2.Entry(), ignore_unknown_fields=True)
         except ParseError as error:
-            raise UnreadableLedger(f"{path}, line {number} is no entry of a ledger: {error}. Please {_HOW}") from error
+            raise UnreadableLedger(f"{path}, line {number} is not a ledger entry: {error}. Please {_HOW}") from error
         if entry.sequence != len(entries) + 1:
             raise UnreadableLedger(
                 f"{path}, line {number} has entry {entry.sequence}, but {len(entries) + 1} comes next: the file must "

@@ -160,7 +160,7 @@ def make_link_token(random_id: bytes, random_secret: bytes) -> str:
 
 
 def read_link_token(text: str) -> LinkToken | None:
-    """Returns the public part and the digest of a token, or None for a text that is no token."""
+    """Returns the public part and the digest of a token, or None for a text that is not a token."""
     match = _TOKEN.fullmatch(text)
     return LinkToken(match["link_id"], sha256(text.encode()).digest()) if match else None
 

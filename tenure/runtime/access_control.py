@@ -29,7 +29,7 @@ READMIT_SECONDS: Final = 2.0
 """Between two admissions of an open stream. With the age of a key's copy, a revocation counts within 5 s."""
 _log: Final = logging.getLogger(__name__)
 ANYONE: Final = Principal("anyone", permissions=EVERYTHING)
-NOBODY: Final = Principal("")
+ANONYMOUS: Final = Principal("")
 """The caller of a call that is not authenticated yet."""
 _PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=ANYONE)
 REFLECTION_RULE: Final = Access(permission=Permission.OPERATE)
@@ -100,7 +100,7 @@ class AccessControl:
 
     async def _identify(self, authenticate: Authenticate, context: Any, metadata: Metadata) -> Principal:
         """Returns the caller, and sets it for this call, also if the call is refused after that."""
-        _PRINCIPAL.set(NOBODY)
+        _PRINCIPAL.set(ANONYMOUS)
         principal = await authenticate(context, metadata)
         _PRINCIPAL.set(principal)
         return principal

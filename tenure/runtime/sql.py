@@ -220,7 +220,7 @@ async def migrate(dsn: str | Secret, migrations: Migrations, *, allowed: bool = 
 
 
 async def _has_pending(dsn: str | Secret, migrations: Migrations) -> bool:
-    """Needs no lock: an applied migration stays applied, whoever migrates meanwhile."""
+    """Needs no lock: an applied migration stays applied, also beside another migration."""
     with domain_errors():
         async with await _connect(dsn) as postgres:
             return bool(await _pending(postgres, migrations))
@@ -315,7 +315,7 @@ async def _apply_inside(postgres: psycopg.AsyncConnection[Any], schema: str, fil
 
 
 async def _apply_outside(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
-    """Without a lock timeout: these statements wait for transactions that began before, and nobody waits for them."""
+    """Without a lock timeout: these statements wait for transactions that began before, and block none."""
     await postgres.execute(sql.SQL("set search_path to {}, public").format(sql.Identifier(schema)))
     await postgres.execute("set lock_timeout = 0")
     for statement in file.statements:

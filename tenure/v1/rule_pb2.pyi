@@ -104,7 +104,7 @@ BY_GATEWAY_FILLED: ByGateway.ValueType  # 2
 @typing.final
 class FieldRule(message.Message):
     """The bounds of a field. Those of a text, of bytes and of a number hold for each item of a repeated field, and for each
-    value of a map. A bound of 0 is no bound.
+    value of a map. A bound of 0 sets no bound.
     """
 
     DESCRIPTOR: descriptor.Descriptor

@@ -208,7 +208,7 @@ class TaskServiceServicer:
         additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
         cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
         WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-        is no fork; `without_files` forks with an empty workspace.
+        is not a fork; `without_files` forks with an empty workspace.
         The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
         are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
         any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from bench.bulk_rows import NEW_TASK, multiply, scans_in_plan, unkeyed_scans_in_plan
 from services.checkpoint.queries import SCHEMA as LEDGER
 from services.checkpoint.queries import SESSION_SETTINGS
 from services.checkpoint.queue import sweeps
@@ -34,6 +33,7 @@ from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_retention import ended
+from tests.support.bulk_rows import NEW_TASK, multiply, scans_in_plan, unkeyed_scans_in_plan
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_tools import Grants, StartTools

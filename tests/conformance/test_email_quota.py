@@ -193,18 +193,6 @@ async def test_quota_delays_only_e_mail_of_the_tenant(
 
 
 @pytest.mark.nightly
-async def test_a_tenant_has_200_e_mails_an_hour_by_default(hooks: WebhookClient, mails: MailServer) -> None:
-    use = await window_use(hooks.replica, EMAILS)
-    assert (use.quota.most, use.quota.policy, use.is_default) == (200, DELAY, True)
-    await mail_webhook(hooks, addresses=[f"p{number}@example.com" for number in range(MAX_EMAIL_ADDRESSES)])
-    for _ in range(11):
-        await hooks.call("TestWebhook")
-    await until_held(hooks, 1)
-    await mails.until(10)
-    assert recipients(mails) == 200
-
-
-@pytest.mark.nightly
 async def test_without_the_quota_all_is_sent(hooks: WebhookClient, mails: MailServer) -> None:
     await limit(hooks.replica, EMAILS, None, DELAY)
     await mail_webhook(hooks, addresses=[f"p{number}@example.com" for number in range(MAX_EMAIL_ADDRESSES)])

@@ -55,21 +55,6 @@ async def test_a_watch_resumes_after_any_entry_without_gap_or_repeat(
         assert [entry.sequence for entry in response] == list(range(after + 1, last + 1))
 
 
-async def test_a_slow_reader_misses_nothing_and_slows_no_other(
-    replica: Checkpoint, shared_gateway: StubOfTenant
-) -> None:
-    owner = await replica.claim((await replica.create()).task_id)
-    stub = await shared_gateway()
-    slow = watch(stub, owner.task.task_id)
-    first = await anext(slow)
-    for _ in range(30):
-        await owner.commit(words("x" * 300_000))
-    await owner.end()
-    whole = list(range(1, 35))
-    assert [entry.sequence for entry in await entries(watch(stub, owner.task.task_id))] == whole
-    assert [entry.sequence for entry in [first.entry, *await entries(slow)]] == whole
-
-
 async def test_a_watch_outlives_a_ledger_that_is_away(
     checkpoint: MakeCheckpoint, gateway: Serve, tcp_proxy: MakeProxy
 ) -> None:

@@ -99,7 +99,7 @@ async def test_resolutions_enter_the_ledger_unless_a_call_could_repeat(
 
 
 async def check_sleeping(stub: Any, replica: Any, owner: Any) -> None:
-    """Its runner may wake up: it needs somebody's word that it will not."""
+    """Its runner may wake up: it needs a person's word that it will not."""
     with pytest.raises(WrongState) as refused:
         await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
     assert refused.value.reason == "RUNNER_NOT_GONE"

@@ -155,7 +155,7 @@ async def test_a_migration_lets_services_pass_while_it_waits(
 
 
 async def blocked_by(dsn: str, connection: psycopg.AsyncConnection[Any]) -> None:
-    """Waits until somebody waits for what the transaction of this connection holds."""
+    """Waits until a session waits for what the transaction of this connection holds."""
     waits = "select count(*) from pg_locks where not granted and {} = any(pg_blocking_pids(pid))"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await rows(dsn, waits.format(connection.info.backend_pid)) == [(0,)]:

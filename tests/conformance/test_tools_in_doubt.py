@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from services.tools.calls.closing import FenceCloser
@@ -25,7 +24,7 @@ from tenure.runtime.postgres import open_pool
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, appear
+from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
@@ -93,11 +92,6 @@ async def test_a_proven_end_is_shown_and_a_late_outcome_ends_the_doubt(
         frozen.thaw()
         while await gone() != {died.task_id: True}:
             await asyncio.sleep(0.05)
-
-
-async def test_a_page_size_beyond_the_bound_is_refused(tools: ToolClient) -> None:
-    with pytest.raises((InvalidRequest, grpc.aio.AioRpcError)):
-        await listed(tools, page_size=501)
 
 
 async def test_every_way_into_doubt_is_counted(

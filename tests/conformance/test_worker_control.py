@@ -192,14 +192,6 @@ async def test_a_resumed_function_has_its_sub_agents_once(
     assert len(await functions.bench.bodies(task_id, facts.ToolOutcome)) == 1
 
 
-async def test_sub_agents_with_unknown_tools_are_refused(functions: Functions) -> None:
-    task_id = await functions.submit("spawning", functions.given(goals=["hello"], tools=["raed_file"]))
-    task = await functions.bench.ended(task_id)
-    assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
-    assert "there is no tool 'raed_file'; did you mean read_file" in task.message
-    assert await functions.bench.bodies(task_id, SubAgentsSpawned) == []
-
-
 async def test_a_drain_gives_a_function_back_at_once(functions: Functions) -> None:
     draining = await functions.worker()
     task_id = await functions.submit("records")

@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role, server_name
@@ -30,6 +29,7 @@ from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.fix_webhooks import MakeReceiver, Receiver
+from tests.support.noisy_tenants import operator_key
 from tests.support.patience import PATIENCE_SECONDS, slowness_now
 
 pytestmark = [pytest.mark.server, pytest.mark.faults]

@@ -1,4 +1,4 @@
-"""The installation of deploy/compose.yaml: its services and stores as processes, and what nobody may do with them."""
+"""The installation of deploy/compose.yaml: services and stores as processes, and what no account may do with them."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ async def test_a_killed_worker_is_replaced_and_effects_happen_once(
 
 @pytest.mark.faults
 async def test_the_example_at_the_command_line(installation: Installation, workers: Workers) -> None:
-    """Nobody has the function, then somebody does; a fork answers from the record."""
+    """First no worker has the function, then one does; a fork answers from the record."""
     address = installation.stack.gateway_address
     given = json.dumps({"month": "2026-10", "books": workers.queue})
     requests = ("submit", "--function", "month_end", "--input", given, "--queue", workers.queue)

@@ -82,23 +82,6 @@ async def test_a_running_task_is_closed_out_with_an_operators_result(installatio
 
 
 @pytest.mark.faults
-async def test_a_task_is_closed_out_as_succeeded_with_a_fitting_result(installation: Installation) -> None:
-    schema = '{"type": "object", "required": ["ticket"]}'
-    task_id = await installation.submit("sim-e2e-slow-answer", result_schema_json=schema)
-    await installation.speaking(task_id)
-    arguments = ("admin", "close-out", task_id, "--state", "succeeded", "--reason", "done by hand", "--result")
-    refused = await tenure(*arguments, "see ticket 7", address=installation.stack.gateway_address)
-    assert refused.code != 0
-    assert "does not fit the result schema" in refused.err
-    done = await tenure(*arguments, '{"ticket": 7}', address=installation.stack.gateway_address)
-    assert done.code == 0, done.err
-    ended = await installation.ended(task_id)
-    seen = (ended.state, ended.reason, ended.message, ended.result_json)
-    assert seen == (SUCCEEDED, "OPERATOR_CLOSE_OUT", "done by hand", '{"ticket": 7}')
-    check_whole(await installation.entries(task_id))
-
-
-@pytest.mark.faults
 async def test_an_operators_wait_survives_a_killed_ledger(own_installation: Installation) -> None:
     """The ledger is killed after it recorded the request, before it answers; the repeat has the same request id."""
     install, file = own_installation, uuid.uuid4().hex
@@ -232,25 +215,6 @@ async def test_a_drained_worker_releases_all_until_its_restart(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any(one.draining for one in (await install.client.workers()).workers):
             await asyncio.sleep(0.1)
-
-
-@pytest.mark.faults
-async def test_a_task_without_workers_is_explained(
-    installation: Installation,
-) -> None:
-    task_id = await installation.submit("sim-hello", queue="nobody-serves-this")
-    address = installation.stack.gateway_address
-    explained = await tenure("explain", task_id, address=address)
-    assert explained.code == 0, explained.err
-    assert "QUEUED for" in explained.out
-    assert "No worker serves queue nobody-serves-this and loop messages; 2 other workers are attached" in explained.out
-    assert len(explained.out.splitlines()) <= 10
-    aging = await tenure("--json", "admin", "aging", "--state", "QUEUED", address=address)
-    assert task_id in [one["task_id"] for one in aging.values]
-    await installation.client.cancel(task_id)
-    ended = await installation.client.explain(task_id)
-    assert ended.task.state == CANCELLED
-    assert "Ended as CANCELLED" in ended.lines[0]
 
 
 async def test_a_running_task_is_explained_by_owner_lease_and_calls(installation: Installation) -> None:

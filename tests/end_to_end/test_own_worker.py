@@ -28,7 +28,7 @@ LINES = [f"line {number}" for number in range(1, 5)]
 
 
 class OwnWorker(ChildProcess):
-    """It has no address: nobody dials it. It is there once it says so."""
+    """It has no address. It is ready once it says so."""
 
     async def serves(self) -> bool:
         return "attached" in self.log()

@@ -122,7 +122,7 @@ async def leaves_held(install: Installation, gate: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def within_its_cap(install: Installation, root: str) -> AsyncIterator[None]:
-    """Whoever asks meanwhile is never told of more used and set aside than the root's caps allow."""
+    """No read shows more used and reserved than the root's caps allow."""
 
     async def ask() -> None:
         while True:
@@ -143,7 +143,7 @@ async def died_and_back(install: Installation, worker: ServiceProcess) -> None:
 
 
 async def any_leaf(install: Installation, root: str) -> str:
-    """One of the ten, once all of them have asked for their tool and everybody above waits."""
+    """One of the ten, once all of them have asked for their tool and all agents above wait."""
     spawned = await install.until(root, "sub_agents_spawned")
     for above in (root, *spawned.body.sub_agents_spawned.task_ids):
         await install.in_state(above, "WAITING_EXTERNAL")
@@ -154,7 +154,7 @@ async def any_leaf(install: Installation, root: str) -> str:
 
 
 async def at_work(install: Installation, task_id: str) -> task_pb2.Task:
-    """The task, while somebody has it."""
+    """The task, while a worker holds it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (task := await install.client.get(task_id)).owner:
             await asyncio.sleep(POLL_SECONDS)
@@ -210,7 +210,7 @@ def check_settled(budget: task_pb2.BudgetStatus) -> None:
 
 
 async def check_audit(install: Installation, tree: list[task_pb2.Task]) -> None:
-    """Nothing that anybody recorded breaks a rule; that nobody is left behind is checked, for all have ended."""
+    """No record breaks a rule, and all tasks have ended."""
     history = await recorded(install, *(one.task_id for one in tree))
     report = examine(replace(history, settled=True))
     assert report.violations == ()

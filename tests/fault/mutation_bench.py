@@ -271,7 +271,7 @@ class MutationBench:
     def _settings(self, name: str) -> dict[str, str]:
         if name == "gateway":
             peers = {f"{peer.upper()}_ADDRESS": self._whole[peer].address for peer in self._dsns}
-            return {**peers, "COORDINATOR_ADDRESS": "127.0.0.1:1"}  # nobody: it is not asked about workers
+            return {**peers, "COORDINATOR_ADDRESS": "127.0.0.1:1"}  # no coordinator: it is not asked about workers
         store = {
             "POSTGRES_DSN": self._dsns[name],
             "VERIFYING_KEYS_FILE": str(self._keys / "verifying.json"),

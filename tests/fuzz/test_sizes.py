@@ -161,7 +161,7 @@ async def test_many_long_words_from_others_do_not_lose_a_commit(world: World) ->
 
 @pytest.mark.parametrize("size", [common.MAX_FRAME_BYTES - 1, common.MAX_FRAME_BYTES, common.MAX_FRAME_BYTES + 1])
 async def test_a_frame_of_any_size_is_answered(world: World, size: int) -> None:
-    """What is in it is refused one by one: the tokens are nobody's."""
+    """What is in it is refused one by one: the tokens are of no task."""
     frame = ledger_pb.CommitStreamRequest()
     for tag in range(20):
         tagged = frame.commits.add(tag=tag + 1)
@@ -292,7 +292,7 @@ def _commit(owner: Owner, words: ledger_pb2.UserMessage) -> ledger_pb.CommitRequ
 
 
 async def _is_readable(world: World, task_id: str, sequence: int) -> None:
-    """By pages, by watching and by whoever opens it next."""
+    """By pages, by watching and by its next owner."""
     after = 0
     while after < sequence:
         request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after, page_size=1000)

@@ -179,7 +179,7 @@ class World:
         return list((await self.tasks.ListTaskEntries(request, timeout=CALL_SECONDS)).entries)
 
     async def control(self) -> None:
-        """A task of somebody else's is done. As any client, it tries again when it is told to: a generation that was
+        """A task of another test is done. As any client, it tries again when it is told to: a generation that was
         raised is settled first.
         """
         await retrying(self._is_done, AGAIN)

@@ -72,7 +72,7 @@ async def raise_the_cap(replica: Any, root_task_id: Any) -> None:
 async def test_fifty_spenders_of_one_root_never_pass_its_cap(
     checkpoint: MakeCheckpoint, seed: int, surprises: bool
 ) -> None:
-    """`surprises`: calls that came to more than was set aside for them, which nobody can take back, only count."""
+    """`surprises`: calls that came to more than was set aside for them, which cannot be taken back, only counted."""
     first = await checkpoint()
     replicas = [first, await checkpoint(dsn=first.dsn), await checkpoint(dsn=first.dsn)]
     root_task_id, spenders, met = await family(replicas, seed, surprises)

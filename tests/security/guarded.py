@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
@@ -16,6 +15,7 @@ from tenure.runtime.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS
 from tests.security.identity_provider import Provider, serve_provider, variables
+from tests.support.noisy_tenants import operator_key
 
 CLIENT_GATEWAYS: Final = ("gateway-2", "gateway-3")
 PROCESS_GATEWAYS: Final = ("gateway", "gateway-4")

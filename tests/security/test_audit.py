@@ -161,7 +161,7 @@ async def test_the_log_at_the_command_line(guarded: Guarded, tmp_path: Path) -> 
     broken = await run("admin", "audit", "verify")
     assert (broken.code, "record 1 does not follow" in broken.err) == (7, True), broken
     wrong = await run("admin", "audit", "verify", "--noted", "1:xyz")
-    assert (wrong.code, "is no head" in wrong.err) == (2, True), wrong
+    assert (wrong.code, "is not a head" in wrong.err) == (2, True), wrong
 
 
 async def test_the_service_logs_note_each_head(guarded: Guarded) -> None:

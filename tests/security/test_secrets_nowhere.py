@@ -18,7 +18,6 @@ import pytest
 import yaml
 from psycopg import sql
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
@@ -30,6 +29,7 @@ from tenure.wire.access import PERMISSIONS
 from tests.support.fix_collector import Collector
 from tests.support.fix_webhooks import MakeReceiver
 from tests.support.http_stub import HttpStub, Seen, page
+from tests.support.noisy_tenants import operator_key
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.faults

@@ -51,7 +51,7 @@ SETTINGS = {
 SHORT = {"ttl_seconds": "3", "start_timeout_seconds": "2"}
 """For the tests that wait until a lease has run out, or until a claim was not named for too long."""
 WAITED_FOR = "5"
-"""`start_timeout_seconds` where it has to pass before somebody else gets the task, who then has so long to name it."""
+"""`start_timeout_seconds` where it has to pass before another worker gets the task, who then has so long to name it."""
 
 
 USUAL_PREFIX = "/tenure/"

@@ -21,7 +21,7 @@ DECISION = {"allow": '{"decision": "approve"}', "deny": '{"decision": "deny"}'}
 
 
 class Waits(BaseException):
-    """Nobody answers: the function is stopped."""
+    """Without an answer the function is stopped."""
 
 
 class Person(JournalWork):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edges.answer_links.pages import HEADERS, _arguments, _form
+from edges.answer_links.pages import HEADERS, answer_form, shown_arguments
 from edges.notifications.mail import mail_of
 from edges.notifications.slack import slack_message
 from edges.notifications.texts import notification_of
@@ -232,7 +232,9 @@ class TestPage:
         )
         task = task_pb2.Task(task_id="t", wait=wait, used_nano_usd=20_000_000)
         task.spec.goal = "Refund <b>7</b>"
-        shown = _form(pb.GetAnswerLinkResponse(task=task, decisions=["allow", "deny"], shown_digest="5d"), "allow")
+        shown = answer_form(
+            pb.GetAnswerLinkResponse(task=task, decisions=["allow", "deny"], shown_digest="5d"), "allow"
+        )
         assert "<script>" not in shown
         assert "Refund &lt;b&gt;7&lt;/b&gt;" in shown
         assert "\\u202e" in shown
@@ -242,7 +244,7 @@ class TestPage:
 
     @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1.10}', '{"a": 1e999}', "no json"])
     def test_arguments_that_would_look_different_stay(self, text: str) -> None:
-        assert _arguments(text).replace("&quot;", '"') == text
+        assert shown_arguments(text).replace("&quot;", '"') == text
 
     def test_headers_forbid_caching_and_scripts(self) -> None:
         assert HEADERS["cache-control"] == "no-store"

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tenure.cli.api_keys import _write
+from tenure.cli.api_keys import write_secret
 from tenure.cli.export import _replaced
 from tenure.cli.main import cli
 from tenure.client import files
@@ -81,7 +81,7 @@ def test_full_disk_reports_the_key_to_revoke() -> None:
         Path("/dev/full").open("wb") as full,
         pytest.raises(click.ClickException, match="k1") as raised,
     ):
-        _write(full.fileno(), created)
+        write_secret(full.fileno(), created)
     assert "secret" not in str(raised.value)
 
 

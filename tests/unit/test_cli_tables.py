@@ -12,14 +12,12 @@ from click.testing import CliRunner
 
 from tenure.cli.main import cli
 from tenure.cli.output import SafeConsole
-from tenure.cli.tenants import cost_text
 from tenure.cli.trace import Waterfall
 from tenure.client import Client
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import OutcomeStatus
 from tenure.domain.waits import Wait, WaitKind
 from tenure.v1 import admin_service_pb2, tool_pb2
-from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.common import duration, timestamp
 from tests.unit.golden_files import compare_with_golden
 from tests.unit.stubbed_calls import answer_calls
@@ -95,25 +93,6 @@ def test_waterfalls_are_the_golden_file() -> None:
     waiting.ask().answer().call("1.0", "ask_user")
     waiting.move(TaskState.WAITING_USER, Reason.ANSWER_REQUESTED, wait=Wait(WaitKind.QUESTION, "1.0", wait_id="w"))
     compare_with_golden("waterfalls.txt", {"a takeover": drawn(taken_over), "a wait": drawn(waiting)})
-
-
-@pytest.mark.parametrize(
-    ("billed", "text"),
-    [
-        (pb.UsageSum(calls=3, nano_usd=2_000_000_000), "$2.00"),
-        (pb.UsageSum(calls=3, unpriced_calls=3), "unpriced"),
-        (pb.UsageSum(calls=3, simulated_calls=3), "simulated"),
-        (pb.UsageSum(calls=3, simulated_calls=3, simulated_nano_usd=7, nano_usd=7), "simulated"),
-        (pb.UsageSum(calls=5, unpriced_calls=2, nano_usd=1_000_000_000), "$1.00, 2 unpriced"),
-        (
-            pb.UsageSum(calls=9, simulated_calls=4, simulated_nano_usd=500_000_000, nano_usd=1_500_000_000),
-            "$1.00, 4 simulated",
-        ),
-        (pb.UsageSum(calls=6, simulated_calls=4, unpriced_calls=2), "2 unpriced, 4 simulated"),
-    ],
-)
-def test_only_provider_charges_are_dollars(billed: pb.UsageSum, text: str) -> None:
-    assert cost_text(billed) == text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How long the client asks again: briefly where nobody ever answered, longer where somebody did."""
+"""How long the client asks again: briefly without any answer before, longer after one."""
 
 from __future__ import annotations
 

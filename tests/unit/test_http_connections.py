@@ -1,4 +1,4 @@
-"""The connections of the HTTP door: their limits, their handshakes, trusted proxies, and heads with two readings."""
+"""The connections of the HTTP server: their limits, their handshakes, trusted proxies, and heads with two readings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edges.answer_links.pages import AnswerPage
 from edges.gateway import http_edges
 from services.gateway.http import connections, server
 from services.gateway.http.edge import Door, HttpEdge
-from services.gateway.http.origins import _is_this_machine
+from services.gateway.http.origins import is_this_machine
 from services.gateway.http.settings import HttpSettings
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.rpc_server import RpcServer
@@ -90,7 +90,7 @@ async def test_an_address_has_a_limit_of_connections() -> None:
 
 
 async def test_a_connection_beyond_the_limit_of_all_is_refused() -> None:
-    """Those within it are served: before, everybody got 503."""
+    """Those within it are served: before, all got 503."""
     async with http_server(connections=1, trusted_proxies=("127.0.0.1",), address_connections=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
@@ -203,7 +203,7 @@ async def test_requests_that_follow_each_other_are_answered() -> None:
     ["localhost", "LocalHost:8480", "console.localhost:1", "127.0.0.1", "127.0.0.1:8480", "[::1]", "[::1]:8480"],
 )
 def test_this_machine_has_these_hosts(host: str) -> None:
-    assert _is_this_machine(host)
+    assert is_this_machine(host)
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_this_machine_has_these_hosts(host: str) -> None:
     ],
 )
 def test_other_hosts_are_not_this_machine(host: str) -> None:
-    assert not _is_this_machine(host)
+    assert not is_this_machine(host)

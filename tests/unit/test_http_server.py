@@ -1,4 +1,4 @@
-"""The HTTP door alone: its document, its bounds for slow and hostile clients, its origins, its sessions."""
+"""The HTTP server alone: its document, its bounds for slow and hostile clients, its origins, its sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of tools at submit: what is refused, with which advice, and what is accepted because nobody can know."""
+"""Names of tools at submit: what is refused, with which advice, and what is accepted because it cannot be known."""
 
 from __future__ import annotations
 

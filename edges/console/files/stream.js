@@ -5,7 +5,7 @@ import { errorOf, problemError, tenantHeaders, url } from "./api.js";
 import { parse } from "./json.js";
 
 const SILENCE_MS = 45_000; // The gateway says something every 15 s.
-const HIDDEN_MS = 60_000; // A tab that nobody sees lets its connection go.
+const HIDDEN_MS = 60_000; // A hidden tab closes its connection.
 const LONGEST_PAUSE_MS = 10_000;
 
 // on.event(data, id, kind); on.status("connecting" | "live" | "waiting" | "ended" | "failed", error);

@@ -87,13 +87,13 @@ class RevisionRow(NamedTuple):
 
 def no_agent(name: str) -> NotFound:
     """Returns the error for an unknown agent."""
-    return NotFound(f"there is no agent {name}: tenure agents list shows them", reason="AGENT_NOT_FOUND")
+    return NotFound(f"agent {name} not found: tenure agents list shows the agents", reason="AGENT_NOT_FOUND")
 
 
 def no_revision(name: str, revision: int) -> NotFound:
     """Returns the error for an unknown revision."""
     return NotFound(
-        f"there is no {reference(name, revision)}: tenure agents show {name} lists its revisions",
+        f"{reference(name, revision)} not found: tenure agents show {name} lists its revisions",
         reason="AGENT_REVISION_NOT_FOUND",
         metadata={"agent": name, "revision": str(revision)},
     )

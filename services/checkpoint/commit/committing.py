@@ -104,7 +104,7 @@ async def commit_batch(
 def _decide(row: TaskRow | None, commit: PreparedCommit) -> CommitVerdict | TenureError:
     """Decides a commit: first the fence, then whether its entries fit the task row. Changes nothing."""
     if row is None or row.tenant != commit.tenant:
-        return NotFound(f"there is no task {commit.task_id}")
+        return NotFound(f"task {commit.task_id} not found")
     verdict = decide_commit(row.fence, commit.fence, commit.commit_number, commit.commit_id, commit.payload_hash)
     if verdict is not CommitVerdict.APPLY:
         return verdict
@@ -132,11 +132,11 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
 
 def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ...]) -> TenureError | None:
     if move.to_state not in MOVES[row.state]:
-        return InvalidRequest(violations=[("transition.to_state", "is no state that follows RUNNING")])
+        return InvalidRequest(violations=[("transition.to_state", "RUNNING cannot change to this state")])
     if move.wait is not None and move.wait.kind is WaitKind.BUDGET and calls:
         return InvalidRequest(violations=[("transition.wait", "a task with open calls cannot wait for budget")])
     if move.wait is not None and move.wait.kind not in WITHOUT_CALL and move.wait.call_id not in calls:
-        return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
+        return InvalidRequest(violations=[("transition.wait.call_id", "no open call has this id")])
     if any(call.call_id not in calls for call in move.in_doubt):
         return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
     refused = refuse_success(

@@ -107,7 +107,7 @@ async def open_batch(
 
 def _decide(row: TaskRow | None, claims: Claims) -> OpenVerdict | TenureError:
     if row is None or row.tenant != claims.tenant:
-        return NotFound(f"there is no task {task_of(claims)}")
+        return NotFound(f"task {task_of(claims)} not found")
     try:
         return decide_open(row.fence, claims.fence)
     except TenureError as refusal:

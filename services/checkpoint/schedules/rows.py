@@ -150,7 +150,7 @@ async def read_schedule(connection: Connection, tenant: str, id_or_name: str, *,
     statement = SCHEDULES.lock if lock else SCHEDULES.find
     row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
     if row is None:
-        raise NotFound(f"there is no schedule {id_or_name}", reason="SCHEDULE_NOT_FOUND")
+        raise NotFound(f"schedule {id_or_name} not found", reason="SCHEDULE_NOT_FOUND")
     return ScheduleRow(*row)
 
 

@@ -240,7 +240,7 @@ select name
  where is_due;
 
 -- name: backlog
--- What waits for somebody, of all tenants. A delivery of a webhook that is paused, or held on purpose, is not overdue.
+-- What waits for a person, of all tenants. A delivery of a webhook that is paused, or held on purpose, is not overdue.
 with hooks as materialized (
   select w.pending, w.dead, w.paused,
          case when not w.paused and w.hold_until <= now()

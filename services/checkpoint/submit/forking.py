@@ -232,7 +232,7 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
 
 
 def new_source(request: tasks_pb.ForkTaskRequest) -> Source:
-    """Returns the source that the request gives to the fork. Without one, the fork is no run of a source."""
+    """Returns the source that the request gives to the fork. Without one, the fork is not a run of a source."""
     return source_to_domain(request.overrides.source)
 
 

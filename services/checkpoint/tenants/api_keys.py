@@ -156,7 +156,7 @@ async def _read(connection: Connection, key_id: str) -> ApiKeyRow:
 
 
 def _not_found(key_id: str) -> NotFound:
-    return NotFound(f"there is no API key {key_id}", reason="API_KEY_NOT_FOUND")
+    return NotFound(f"API key {key_id} not found", reason="API_KEY_NOT_FOUND")
 
 
 async def _check_room(connection: Connection, tenant: str) -> None:

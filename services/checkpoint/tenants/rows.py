@@ -56,7 +56,7 @@ def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota | None], list[str]]:
 def _quota(name: str, fields: Mapping[str, Any]) -> tuple[QuotaKind, Quota | None]:
     kind = _NAMES.get(name)
     if kind is None:
-        raise ValueError(f"is no quota: use one of {', '.join(_NAMES)}")
+        raise ValueError(f"is not a quota: use one of {', '.join(_NAMES)}")
     if unknown := sorted(set(fields) - {"most", "policy"}):
         raise ValueError(f"{', '.join(unknown)} cannot be set here, only most and policy")
     if fields.get("most") == NO_LIMIT:

@@ -218,7 +218,7 @@ async def _read(connection: Connection, webhook_id: str, delivery_id: str) -> De
     parameters = {"webhook_id": webhook_id, "delivery_id": delivery_id}
     row = await fetch_one(connection, WEBHOOKS.delivery, parameters)
     if row is None:
-        raise NotFound(f"there is no delivery {delivery_id} of this webhook", reason="DELIVERY_NOT_FOUND")
+        raise NotFound(f"delivery {delivery_id} of this webhook not found", reason="DELIVERY_NOT_FOUND")
     return DeliveryRow(*row)
 
 

@@ -129,7 +129,7 @@ async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, 
     statement = WEBHOOKS.lock if lock else WEBHOOKS.find
     row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
     if row is None:
-        raise NotFound(f"there is no webhook {id_or_name}", reason="WEBHOOK_NOT_FOUND")
+        raise NotFound(f"webhook {id_or_name} not found", reason="WEBHOOK_NOT_FOUND")
     return WebhookRow(*row)
 
 

@@ -133,7 +133,7 @@ def secret_owner(tenant: str, webhook_id: str) -> str:
 def request_of(
     delivery: OutgoingDelivery, notifier: Notifier, links: tuple[AnswerLink, ...] = ()
 ) -> tuple[list[tuple[str, str]], bytes]:
-    """Returns the headers and the body of the request for a delivery that is no e-mail."""
+    """Returns the headers and the body of the request for a delivery that is not an e-mail."""
     if delivery.kind == WebhookKind.SLACK:
         headers = [("content-type", "application/json"), ("user-agent", _USER_AGENT)]
         return headers, notifier.slack_message(delivery.body, links)

@@ -1,4 +1,4 @@
-"""The HTTP door of the gateway: JSON and server-sent events, for callers without gRPC.
+"""The HTTP server of the gateway: JSON and server-sent events, for callers without gRPC.
 
 Each request becomes a call of the gateway's own gRPC server, in process, with the caller's credentials and through the
 same interceptor. So authentication, access, limits, validation and audit exist once. The answer is the public JSON

@@ -123,7 +123,7 @@ class HttpApp:
                 self.check(request)
                 return await answer(request)
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client is gone
             except (TenureError, PeerFailed) as error:
                 return problem_response(error)
             except Exception as error:  # noqa: BLE001  a bug, which the log has with its stack
@@ -157,7 +157,7 @@ class HttpApp:
         """Verifies the key by a call, and sets the cookie."""
         body = read_json(SessionBody, await json_body(request))
         if not is_cookie_text(body.api_key):
-            raise Unauthenticated("the text is no API key and no token", reason="API_KEY_INVALID")
+            raise Unauthenticated("the text is neither an API key nor a token", reason="API_KEY_INVALID")
         call = HttpCall(request, self._stubs, key=body.api_key)
         response = json_response(await caller(call, NoQuery(), None))
         begin_session(request, response, body.api_key)
@@ -170,13 +170,13 @@ class HttpApp:
 
 
 def only(method: str, route: Route) -> Route:
-    """Takes back HEAD, which Starlette adds to each GET: nobody reads a stream of events without its body."""
+    """Removes the HEAD method that Starlette adds to each GET: a stream of events without its body has no use."""
     route.methods = {method}
     return route
 
 
 def json_response(value: PublicValue, status: int = HTTPStatus.OK) -> Response:
-    """Returns a public value as an answer that nobody keeps."""
+    """Returns a public value as an answer that no cache keeps."""
     return Response(json_bytes(value.to_json()), status, NO_STORE, "application/json")
 
 

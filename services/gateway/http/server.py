@@ -66,7 +66,7 @@ async def http_door(
     Raises ConfigurationError and CannotListen.
     """
     address = settings.listen
-    assert address is not None, "without an address there is no door"
+    assert address is not None, "the HTTP server needs an address"
     if files is None and not is_loopback_host(address.host) and not allow_insecure_network:
         raise ConfigurationError([_CLEAR_TEXT.format(address)])
     read_in_one_pass()
@@ -136,7 +136,7 @@ class _Server(uvicorn.Server):
         self._listener, self._limits = listener, limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to accept. Uvicorn bounds no handshake, and refuses requests of everybody at its limit."""
+        """Begins to accept. Uvicorn bounds no handshake, and at its limit refuses the requests of all clients."""
         assert sockets is None, "the listener is known"
         acceptor: Any = Acceptor(self._listener, self._protocol, self.config.ssl, self._limits)
         self.servers = [acceptor]

@@ -204,7 +204,7 @@ def _reporting_errors(path: str) -> Iterator[None]:
             raise InvalidRequest(violations=[("path", refused.message)], reason="BAD_PATH") from refused
         raise WrongState(refused.message, reason=refused.detail) from refused
     except FileNotFoundError as error:
-        raise NotFound(f"there is no {path!r} in the workspace", reason="FILE_NOT_FOUND") from error
+        raise NotFound(f"{path!r} not found in the workspace", reason="FILE_NOT_FOUND") from error
     except PermissionError as error:
         message = f"{path!r} is closed to the tool service: a program of the task must open it (chmod)"
         raise WrongState(message, reason="WORKSPACE_UNREADABLE") from error

@@ -63,7 +63,7 @@ class Desk:
 
     @property
     def address(self) -> str:
-        """Another address each time: the rates of requests are no matter of these tests."""
+        """Another address each time: the rates of requests do not matter to these tests."""
         self.requests += 1
         return f"198.51.100.{self.requests}"
 

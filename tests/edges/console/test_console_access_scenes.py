@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack
 from tenure.client import Client
 from tenure.domain.access import Permission
@@ -21,6 +20,7 @@ from tenure.wire.access import PERMISSIONS
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.support.fix_browser import Viewer, viewer_of
+from tests.support.noisy_tenants import operator_key
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]

@@ -189,7 +189,7 @@ async def test_a_call_runs_with_the_arguments_of_the_person(installation: Instal
     text = page.get_by_label("Arguments, a JSON object")
     await text.fill("no JSON")
     await page.get_by_role("button", name="Allow with these").click()
-    await sees(page, re.compile("That is no JSON"), "dialog")
+    await sees(page, re.compile("That is not valid JSON"), "dialog")
     await text.fill(f'{{"file": "{file}", "line": "edited"}}')
     await page.get_by_role("button", name="Allow with these").click()
     assert (await installation.ended(task_id)).state == SUCCEEDED

@@ -35,7 +35,7 @@ async def paid(port: int, effect_class: EffectClass) -> ToolAnswer | ToolFailure
 UNREADABLE = {
     "its answer is not a tool result": lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}},
     "no MCP message": lambda _: {"done": True},
-    "an event that is no message": lambda _: '{"jsonrpc": "2.0", "result',
+    "an event that is not a message": lambda _: '{"jsonrpc": "2.0", "result',
 }
 
 

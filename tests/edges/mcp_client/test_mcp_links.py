@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
@@ -203,12 +203,22 @@ async def test_parts_of_an_answer_are_limited(tmp_path: Path) -> None:
     assert answer.content.count("not kept") == 4
 
 
+class CountingThreads(ThreadPoolExecutor):
+    """Threads that count the work they were given: `submitted`."""
+
+    submitted = 0
+
+    def submit(self, *work: Any, **options: Any) -> Any:
+        self.submitted += 1
+        return super().submit(*work, **options)
+
+
 async def test_a_stopped_calls_answer_is_not_written(tmp_path: Path) -> None:
     gate = threading.Event()
-    with ThreadPoolExecutor(1) as threads:
+    with CountingThreads(1) as threads:
         threads.submit(gate.wait, PATIENCE_SECONDS)
         calling = asyncio.create_task(answering(tmp_path, 3, threads).run(context(), {}))
-        await until(threads._work_queue.qsize)
+        await until(lambda: threads.submitted == 2)
         calling.cancel()
         await asyncio.sleep(0)
         gate.set()
@@ -296,7 +306,7 @@ async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
 
 
 async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when what closes a failed connection hangs: whoever links again must not wait for that."""
+    """As when what closes a failed connection hangs: the next link must not wait for that."""
     monkeypatch.setattr(held_module, "OPEN_SECONDS", 0.1)
 
     @asynccontextmanager

@@ -89,8 +89,8 @@ async def test_other_tenants_neither_wait_for_a_server_nor_see_it(tmp_path: Path
         process = cast("Any", SimpleNamespace(open=stack.enter_async_context))
         await open_mcp_servers(process, {"s": settings}, host)
         with pytest.raises(Unavailable):
-            registry.judge(Claims("tasks/t", "acme", 1, "c", "w"), "s__t", "{}")
-        assert isinstance(registry.judge(Claims("tasks/t", "other", 1, "c", "w"), "s__t", "{}"), Outcome)
+            registry.check_call(Claims("tasks/t", "acme", 1, "c", "w"), "s__t", "{}")
+        assert isinstance(registry.check_call(Claims("tasks/t", "other", 1, "c", "w"), "s__t", "{}"), Outcome)
     values = {tenant: [source.name for source in registry.facts.listed(tenant)] for tenant in ("acme", "other")}
     assert values == {"acme": ["built-in", "s"], "other": ["built-in"]}
 

@@ -175,7 +175,7 @@ async def test_transport_failure_fails_its_call(
         (404, error_message(None), CallNotSent),
         (400, error_message(None), CallNotSent),
         (400, error_message("server-error"), CallNotSent),
-        (400, "no session", AnswerLost),  # by whom, nobody knows
+        (400, "no session", AnswerLost),  # by whom is unknown
     ],
 )
 async def test_unknown_session_is_closed(status: int, body: str, fate: type) -> None:

@@ -44,7 +44,7 @@ async def test_a_tasks_server_sees_only_its_files_and_ends_with_it(
     assert escaped.status is OutcomeStatus.FAILED
     await counted(mcp_servers.node, 2)
 
-    third_s = await tools.outcome(third, "1.0", "files__list_directory", path="/work")  # whoever was idle makes room
+    third_s = await tools.outcome(third, "1.0", "files__list_directory", path="/work")  # the idle server makes room
     assert third_s.status is OutcomeStatus.SUCCEEDED
     await counted(mcp_servers.node, 2)
     again = await tools.outcome(one, "1.2", "files__read_text_file", path="/work/mine.txt")

@@ -1,4 +1,4 @@
-"""Tasks call tools of MCP servers that nobody here wrote: what comes of it is in the ledger."""
+"""Tasks call tools of MCP servers of other projects: what comes of it is in the ledger."""
 
 from __future__ import annotations
 

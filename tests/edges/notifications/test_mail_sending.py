@@ -119,7 +119,7 @@ async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
 
 async def test_unreachable_server_is_a_temporary_failure(mail_server: MakeMailServer) -> None:
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
+        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and no other process gets the port
         answer = await send(MailServer(port=bound.getsockname()[1]))
     assert (answer.status, answer.failure) == (0, FailureKind.TEMPORARY)
     assert answer.problem == "the SMTP server cannot be reached (SMTPConnectError); see the log"

@@ -9,7 +9,7 @@ import pytest
 
 from services.checkpoint.webhooks.sending import WebhookSettings
 from services.checkpoint.webhooks.smtp_settings import SmtpSettings
-from tenure.domain.errors import AlreadyExists, InvalidRequest, WrongState
+from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
@@ -107,27 +107,6 @@ class TestSlack:
         assert (dead.attempts, dead.last_error) == (1, f"HTTP {status[:3]}: no_service")
         await hooks.counts_are_those_of_the_deliveries()
 
-    @pytest.mark.nightly
-    async def test_a_server_error_is_tried_again(self, hooks: WebhookClient) -> None:
-        replies = [page("rollup_error", "500 Oh"), page("ok")]
-        async with HttpStub(lambda _: replies.pop(0)) as slack:
-            await hooks.create(kind=SLACK, url=slack.url())
-            await hooks.call("TestWebhook")
-            await hooks.until(lambda hook: hook.delivered == 1)
-        assert slack.seen[0].body == slack.seen[1].body
-
-    @pytest.mark.nightly
-    async def test_too_many_requests_hold_back_all_messages(self, hooks: WebhookClient) -> None:
-        async with HttpStub(lambda _: page("rate_limited", "429 No", retry_after="3600")) as slack:
-            await hooks.create(kind=SLACK, url=slack.url())
-            await hooks.call("TestWebhook")
-            await hooks.until(lambda hook: hook.problem)
-            await hooks.call("TestWebhook")
-            await hooks.until(lambda hook: hook.pending_deliveries == 2)
-            later, first = await hooks.deliveries(PENDING)
-        assert first.next_attempt_time.seconds - first.last_attempt_time.seconds >= 3599
-        assert (later.attempts, len(slack.seen)) == (0, 1)
-
     async def test_its_url_is_shown_without_the_secret(self, hooks: WebhookClient) -> None:
         url = "https://hooks.slack.example/services/T0/B0/secret?key=secret"
         made = await hooks.create(kind=SLACK, url=url)
@@ -136,11 +115,6 @@ class TestSlack:
         assert await hooks.create(kind=SLACK, url=url) == made
         with pytest.raises(AlreadyExists):
             await hooks.create(kind=SLACK, url=url + "2")
-
-    @pytest.mark.nightly
-    async def test_inside_addresses_are_refused_as_for_requests(self, hooks: WebhookClient) -> None:
-        with pytest.raises(InvalidRequest, match="public"):
-            await hooks.create(kind=SLACK, url="http://10.0.0.1/services/x")
 
 
 class TestEmail:
@@ -198,21 +172,6 @@ class TestEmail:
         first, second = mails.came
         assert first.content == second.content
         assert (await hooks.until(lambda hook: hook.delivered == 1)).dead_deliveries == 0
-
-    @pytest.mark.nightly
-    async def test_without_a_server_the_error_names_the_setting(self, checkpoint: MakeCheckpoint) -> None:
-        hooks = WebhookClient(await checkpoint())
-        with pytest.raises(WrongState, match="TENURE_CHECKPOINT_SMTP_HOST") as refused:
-            await hooks.create(kind=EMAIL, url="", email_addresses=[ANN])
-        assert refused.value.reason == "SMTP_NOT_CONFIGURED"
-        assert refused.value.metadata == {"setting": "TENURE_CHECKPOINT_SMTP_HOST"}
-
-    @pytest.mark.nightly
-    async def test_only_allowed_domains_get_e_mail(self, checkpoint: MakeCheckpoint, mails: MailServer) -> None:
-        hooks = WebhookClient(await checkpoint(smtp=smtp(mails, recipient_domains=("tenure.example",))))
-        with pytest.raises(InvalidRequest, match=r"may only go to tenure\.example"):
-            await hooks.create(kind=EMAIL, url="", email_addresses=[ANN])
-        await hooks.create(kind=EMAIL, url="", email_addresses=["ann@TENURE.example"])
 
     @pytest.mark.nightly
     async def test_it_has_no_secret_to_rotate(self, hooks: WebhookClient) -> None:

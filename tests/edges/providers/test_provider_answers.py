@@ -361,7 +361,7 @@ async def test_a_provider_may_authenticate_its_caller_and_itself(tmp_path: Path)
         ({"headers": {"x-tenure-y": "x"}}, "is reserved"),
         ({"bearer_token": "ü"}, "printable ASCII"),
         ({"tls": {"cert_file": "/nowhere"}}, "set both cert_file and key_file"),
-        ({"tls": {"ca_file": "/nowhere"}}, "there is no file"),
+        ({"tls": {"ca_file": "/nowhere"}}, "does not exist"),
         ({"effects": {"t": "HARMLESS"}}, "Input should be"),
         ({"tenants": ["No Such"]}, "should match pattern"),
     ],

@@ -195,7 +195,7 @@ async def use_lease(install: Installation, fault: PlannedFault) -> None:
 
 
 async def send_signals(install: Installation, fault: PlannedFault) -> None:
-    """A backend that sends events nobody waits for yet, as often as it takes."""
+    """A backend that sends events that no task waits for yet, as often as it takes."""
     ends_at = asyncio.get_running_loop().time() + fault.seconds
     while asyncio.get_running_loop().time() < ends_at:
         with suppress(TryLater):
@@ -244,7 +244,7 @@ async def drain_worker(install: Installation, fault: PlannedFault) -> None:
 
 
 async def overtake(install: Installation, fault: PlannedFault) -> None:
-    """Waits until everybody was stopped and met an operator, or nobody new was for long; for `seconds` at most."""
+    """Waits until each process was stopped and met an operator, or no new one was for long; for `seconds` at most."""
     assert install.between is not None
     await install.keeper.all_serve()
     install.between.begin()

@@ -27,7 +27,7 @@ HURRIED: Final = "hurried"
 async def prune(install: Installation, fault: PlannedFault) -> None:
     """Whatever dies on the way. Returns when the files are gone, which are the last to go.
 
-    With the detail HURRIED nobody waits for the pause that grows with every try at which somebody died.
+    With the detail HURRIED no worker waits for the pause that grows with every crash.
     """
     user = install.users[0]
     async with asyncio.timeout(PATIENCE_SECONDS):

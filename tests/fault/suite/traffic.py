@@ -32,7 +32,7 @@ RETRY: Final = task_pb2.RetryPolicy(max_attempts=6, factor=1.5)
 
 @dataclass(slots=True)
 class Submitted:
-    """A planned task and what became of it: `task_id` empty while nobody was told. `below`: its sub-agents."""
+    """A planned task and what became of it: `task_id` empty without an answer. `below`: its sub-agents."""
 
     planned: PlannedTask
     goal: str
@@ -64,7 +64,7 @@ class Traffic:
         return self.tasks[-1]
 
     async def submit_another(self, planned: PlannedTask, client: str) -> Submitted:
-        """A task that a fault needs; nobody watches it."""
+        """A task that a fault needs; no client watches it."""
         task = self._plan(planned)
         await self._submit(task, client, self.user_of(task))
         return task
@@ -136,7 +136,7 @@ class Traffic:
         await cancel(self.log, task.task_id, client, user, tenant_of(task))
 
     async def _call_began(self, task: Submitted, user: Client) -> None:
-        """Waits until the task has begun a call, or has ended without; or until nobody has answered for long."""
+        """Waits until the task has begun a call, or has ended without; or until no service has answered for long."""
         with suppress(TryLater):
             async with aclosing(user.watch(task.task_id)) as events:
                 async for event in events:

@@ -40,7 +40,7 @@ export function waitPanel(task, { onAnswered = () => {}, heading = "h2" } = {}) 
       wait.kind === "EVENT" ? ["Event", h("code", wait.correlation_id)] : null,
       isAnswerable(wait) ? ["Who may answer", whoMay(wait)] : null,
       wait.deadline_at ? ["Deadline", timeMark(wait.deadline_at), ` – then ${deadlineWords(wait)}`] : ["Deadline", "none"],
-      nextStep(task) ? ["If nobody answers", nextStep(task)] : null,
+      nextStep(task) ? ["Without an answer", nextStep(task)] : null,
       wait.call_digest ? ["Digest", h("code.digest", { title: "The answer is bound to this call and these arguments." }, wait.call_digest)] : null,
       ["Waits since", timeMark(wait.begun_at)],
     ),
@@ -54,7 +54,7 @@ const hasUnseen = (wait) => [wait.question, wait.context, wait.reference, wait.t
 
 function whoMay(wait) {
   const named = (wait.approvers ?? []).map((one) => (typeof one === "string" ? one : one.name ?? one.subject ?? one.email ?? JSON.stringify(one)));
-  const who = named.length > 0 ? named.join(", ") : "whoever has the permission APPROVE";
+  const who = named.length > 0 ? named.join(", ") : "anyone with the permission APPROVE";
   return wait.assignee ? `${who}; assigned to ${wait.assignee}` : who;
 }
 
@@ -102,7 +102,7 @@ function answers(task, onAnswered) {
         onAnswered(answered?.task ?? answered);
       } catch (failure) {
         setText(error, errorText(failure));
-        if (["WRONG_STATE", "WAIT_OVER", "OTHER_CALL"].includes(failure.code)) onAnswered(null); // Somebody was faster.
+        if (["WRONG_STATE", "WAIT_OVER", "OTHER_CALL"].includes(failure.code)) onAnswered(null); // Another person was faster.
       }
     });
   }
@@ -157,7 +157,7 @@ function editArguments(wait, send) {
       try {
         edited = parse(text.value);
       } catch (error) {
-        throw new Error(`That is no JSON: ${error.message}`);
+        throw new Error(`That is not valid JSON: ${error.message}`);
       }
       if (edited === null || typeof edited !== "object" || Array.isArray(edited)) throw new Error("The arguments must be a JSON object.");
       await send(edited);

@@ -9,7 +9,7 @@ import { button, dialog, facts, field, notice, timeMark } from "../ui.js";
 const CONSEQUENCES = {
   HAPPENED: ["It happened", "The agent reads a success, with the result that you write. If it did not happen, it never will."],
   DID_NOT_HAPPEN: ["It did not happen", "Tenure runs the call again. If it did happen, it then happens twice: only this resolution can cause that."],
-  ABANDONED: ["Nobody can find out", "The agent reads that the outcome is unknown, with your reason, and goes on. Nothing happens twice."],
+  ABANDONED: ["It cannot be found out", "The agent reads that the outcome is unknown, with your reason, and goes on. Nothing happens twice."],
 };
 
 export function doubtPanel(call, { onResolved = () => {}, heading = "h2", withTask = true } = {}) {

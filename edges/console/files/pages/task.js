@@ -57,7 +57,7 @@ export default async function taskPage(context) {
 
   async function showDoubts() {
     if (!may("TENANT_ADMIN")) {
-      fill(waiting, h("section.doubt", h("h2", "A call may or may not have happened"), h("p", "Somebody with the permission TENANT_ADMIN has to find out, and to resolve it.")));
+      fill(waiting, h("section.doubt", h("h2", "A call may or may not have happened"), h("p", "A person with the permission TENANT_ADMIN has to find out, and to resolve it.")));
       return;
     }
     try {
@@ -167,7 +167,7 @@ class Header {
 
   owner(worker, claim) {
     this.epoch = claim;
-    setText(this.values.Worker, worker || "nobody");
+    setText(this.values.Worker, worker || "none");
     setText(this.values.Epoch, worker && claim ? epoch(claim) : "–");
   }
 

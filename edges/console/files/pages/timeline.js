@@ -221,7 +221,7 @@ const HANDLERS = {
     ].filter(Boolean).join(" and ");
     const edited = event.edited_arguments ? longText(pretty(event.edited_arguments)) : null;
     const link = event.addressee ? ` by the link sent to ${event.addressee}` : "";
-    const text = `${event.actor || "Nobody"} ${said}${more ? `, ${more}` : ""}${link}`;
+    const text = `${event.actor || "Unknown"} ${said}${more ? `, ${more}` : ""}${link}`;
     this.on.marker?.(text);
     this.mark(event, "»", "person", text, event.comment ? h("p.comment", event.comment) : null, edited);
   },

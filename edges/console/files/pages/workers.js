@@ -37,7 +37,7 @@ export default async function workersPage(context) {
     { name: "Renewals", class: "num", cell: (one) => (one.renewals ? number(one.renewals.count) : "–") },
     { name: "Last renewal", cell: (one) => timeMark(one.renewals?.last_at) },
   ]);
-  const leases = section("Named leases", "Nobody holds a named lease.", [
+  const leases = section("Named leases", "No named lease is held.", [
     { name: "Resource", cell: (one) => h("b", one.resource) },
     { name: "Holder", cell: (one) => one.holder },
     { name: "Epoch", cell: (one) => epoch(one.epoch) },

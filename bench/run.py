@@ -1,16 +1,53 @@
-"""Describes the machine of the measurements: a figure means nothing without it."""
+"""A run: how long to measure, where the data goes, and on which machine. A figure means nothing without its machine."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from statistics import median
+from typing import Final, TypeVar
 
 from devstack.etcd import EtcdMissingError, etcd_version, find_etcd
 from devstack.postgres_cluster import EmbeddedPostgresError, find_postgres_binaries
+
+_Value = TypeVar("_Value")
+Tell = Callable[[str], None]
+ROUNDS: Final = 5
+"""The number of rounds in which variants take turns; a figure is the median of the rounds."""
+
+
+class Size(Enum):
+    """FULL: figures that may be published. QUICK: fewer samples. SMOKE: the code runs once, in seconds, and the figures
+    mean nothing.
+    """
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`folder` is empty at first; each measurement creates its own below it. `tell` prints a progress text."""
+
+    folder: Path
+    size: Size
+    tell: Tell
+
+    def choose(self, *, smoke: _Value, quick: _Value, full: _Value) -> _Value:
+        """Returns the value for the size of this run."""
+        return {Size.SMOKE: smoke, Size.QUICK: quick, Size.FULL: full}[self.size]
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds in which variants take turns."""
+        return self.choose(smoke=1, quick=ROUNDS, full=ROUNDS)
+
 
 _SYNCS = 50
 _PAGE = b"\0" * 8192
