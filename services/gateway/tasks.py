@@ -130,10 +130,8 @@ class TaskServicer(Forwarder):
         self._heartbeat_seconds = heartbeat_seconds
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
-        """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
-        create = ledger.CreateTaskRequest(
-            request_id=request.request_id or new_id(), spec=request.spec, traceparent=traceparent()
-        )
+        """Submits a task. Its request id makes the retries behind the gateway safe."""
+        create = ledger.CreateTaskRequest(request_id=request.request_id, spec=request.spec, traceparent=traceparent())
         check = check_tool_names(self._peers, request.spec)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)

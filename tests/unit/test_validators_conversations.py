@@ -28,8 +28,8 @@ def fork_with(**overrides: Any) -> tasks.ForkTaskRequest:
     [
         (tasks.SendMessageRequest(task_id=TASK), "text"),
         (tasks.SendMessageRequest(task_id=TASK, text=" \n"), "text"),
-        (tasks.ForkTaskRequest(task_id=TASK, at_sequence=0), "at_sequence"),
-        (tasks.ForkTaskRequest(task_id=TASK, message=" "), "message"),
+        (fork(at_sequence=0), "at_sequence"),
+        (fork(message=" "), "message"),
         (fork_with(all_tools=True, tools=task_pb2.ToolAllowlist(names=["t"])), "overrides.all_tools"),
         (fork_with(source=task_pb2.Source(exclusive=True)), "overrides.source.exclusive"),
     ],
