@@ -23,6 +23,7 @@ from tenure.domain.waits import EscalationAction, EscalationStep
 from tenure.v1 import task_pb2
 from tenure.wire.codec import CODECS, FUNCTIONS, Codec, Options, fields_of, reader, writer
 from tests.contract.sources import files_with
+from tests.support.examples import examples
 
 for file in files_with(r"^from tenure\.wire\.codec import .*\b(?:pair|reader|writer|union)\b"):
     import_module(file.removesuffix(".py").replace("/", "."))  # each makes its pairs
@@ -97,7 +98,7 @@ def made(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("key", BOTH_WAYS, ids=lambda key: f"{getattr(key[0], '__name__', 'union')}-{key[1]}")
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=examples(20))
 @given(data=st.data())
 def test_values_survive_the_wire(key: tuple[Any, str], data: st.DataObject) -> None:
     to_wire, to_domain = BOTH_WAYS[key]
