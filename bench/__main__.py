@@ -19,27 +19,18 @@ from pathlib import Path
 from typing import Final
 
 from bench import baseline
-from bench.figures import Section
-from bench.machine import look
-from bench.options import Options, Size
-from bench.report import as_json, render
+from bench.report import Section, as_json, render
+from bench.run import Options, Size, look
 
 NAMES: Final = (
     "latency",
     "commits",
-    "reserves",
     "steps",
     "one_agent",
-    "growth",
-    "retention",
     "programs",
-    "noisy_tenant",
-    "secured",
-    "streaming",
-    "watchers",
 )
-LONG_NAMES: Final = ("churn", "large_tables", "long_task", "model_calls", "rate_limits", "scale", "rolling", "hour")
-"""Measurements of 5 minutes to an hour each, which run only when they are named."""
+LONG_NAMES: Final = ("scale",)
+"""Measurements of many minutes, which run only when they are named."""
 COMPARED: Final = ("commits", "one_agent", "steps", "programs")
 """The measurements with ratios of the baseline."""
 Measure = Callable[[Options], Awaitable[list[Section]]]
@@ -60,7 +51,7 @@ def main() -> int:
     folder.chmod(0o711)  # Postgres refuses to run as root: it enters under another account
     try:
         machine, began = look(folder), time.monotonic()
-        options = Options(folder, _size(arguments), _print_progress, arguments.minutes)
+        options = Options(folder, _size(arguments), _print_progress)
         sections = asyncio.run(_measure(_load(_names(arguments)), options))
     except Exception:
         _print_progress(f"the measurement failed; its data and logs are kept in {folder}")
@@ -136,10 +127,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="the directory, and so the disk, to measure on (default: TMPDIR)"
     )
-    parser.add_argument("--minutes", type=float, metavar="N", help="how long `hour` runs (default: 60; --quick: 3)")
     arguments = parser.parse_args()
-    if arguments.minutes is not None and arguments.minutes < 1:
-        parser.error("--minutes must be at least 1")
     if arguments.names and (arguments.check or arguments.accept):
         parser.error("--check and --accept measure all ratios of the baseline: give no names with them")
     known = (*NAMES, *LONG_NAMES)

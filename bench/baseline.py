@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from bench.figures import Figure, Section
-from bench.machine import Machine
+from bench.report import Figure, Section
+from bench.run import Machine
 
 FILE: Final = Path(__file__).with_name("baseline.json")
 TOLERANCE: Final = 0.15
@@ -84,7 +84,7 @@ def read(path: Path = FILE) -> dict[str, float]:
     except FileNotFoundError:
         raise BaselineError(f"there is no baseline at {path}: write one with: {ACCEPT}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BaselineError(f"{path} is no baseline ({error!r}): restore it, or write one with: {ACCEPT}") from None
+        raise BaselineError(f"{path} is not a baseline ({error!r}): restore it, or write one with: {ACCEPT}") from None
 
 
 def write(measured: Sequence[Ratio], machine: Machine, path: Path = FILE) -> None:

@@ -1,30 +1,171 @@
-"""Measures durable commits of 5 KB: through gRPC with fence and signed tokens, and the same statements alone."""
+"""Measures durable commits of 5 KB: through gRPC with fence and signed tokens, and the same statements alone.
+
+The statements are recorded while the code of the checkpoint service runs them in a transaction that is rolled back.
+Then they run again with the same values: no rules, no gRPC and no tokens, only the round trips of the transaction.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from time import perf_counter
+from typing import Any, Final, cast
 
-from bench.bare_commits import BATCH_COMMITS, BareCommits
-from bench.commit_loads import Commit, Run, closed_loop, random_arrivals
-from bench.cpu import CpuMeter
-from bench.data_path import DataPath
-from bench.figures import Section, over
-from bench.held_tasks import HeldTask, TaskMaker
-from bench.options import ROUNDS, Options
+from bench.data_path import DataPath, HeldTask, TaskMaker
+from bench.processes import CpuMeter
+from bench.report import Section, over
+from bench.run import ROUNDS, Options
+from services.checkpoint.commit.committing import commit_batch
+from services.checkpoint.commit.prepared import PreparedCommit, prepare
+from services.checkpoint.prices import PriceList
+from services.checkpoint.queries import prepare_connection
 from services.worker.ledger_client import LedgerClient
 from tenure.domain.fencing import Audience
+from tenure.runtime.postgres import BoundedConnection, Pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.runtime.process import Duties
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.token import TokenChecker
+
+BODY_BYTES: Final = 5000
+Commit = Callable[[pb.CommitRequest], Awaitable[pb.CommitResponse]]
+
+
+@dataclass(slots=True)
+class Run:
+    """The result of one load: its duration, and the latency of each commit, in seconds."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        return len(self.latencies) / self.seconds
+
+
+def fact() -> ledger_pb2.NewEntry:
+    """Returns an entry of 5 KB that does not compress."""
+    text = random.randbytes(BODY_BYTES // 2).hex()
+    return ledger_pb2.NewEntry(step=1, body=ledger_pb2.EntryBody(user_message=ledger_pb2.UserMessage(text=text)))
+
+
+async def closed_loop(commit: Commit, tasks: Sequence[HeldTask], seconds: float) -> Run:
+    """Runs one writer for each task, with one commit in flight and no pause: batches are fuller than in production."""
+    run, began = Run(), perf_counter()
+
+    async def write(task: HeldTask) -> None:
+        entries = [fact()]
+        while (sent := perf_counter()) - began < seconds:
+            task.acknowledged(await commit(task.commit(entries)))
+            run.latencies.append(perf_counter() - sent)
+
+    await asyncio.gather(*(write(task) for task in tasks))
+    run.seconds = perf_counter() - began
+    return run
+
+
+async def random_arrivals(commit: Commit, tasks: Sequence[HeldTask], per_second: float, seconds: float) -> Run:
+    """Runs Poisson arrivals. A latency counts from the moment at which the commit was due, also if it was sent late."""
+    run, entries = Run(), [fact()]
+    free: asyncio.Queue[HeldTask] = asyncio.Queue()
+    for task in tasks:
+        free.put_nowait(task)
+
+    async def write(due: float) -> None:
+        task = await free.get()
+        task.acknowledged(await commit(task.commit(entries)))
+        run.latencies.append(perf_counter() - due)
+        free.put_nowait(task)
+
+    began = due = perf_counter()
+    async with asyncio.TaskGroup() as writers:
+        while (due := due + random.expovariate(per_second)) - began < seconds:
+            await asyncio.sleep(max(0.0, due - perf_counter()))  # also when late, so that the writers run
+            writers.create_task(write(due))
+    run.seconds = perf_counter() - began
+    return run
+
+
+BATCH_COMMITS: Final = 64
+Statement = tuple[bytes, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Replaces the connection of the checkpoint service's code: runs each statement and records it."""
+
+    connection: BoundedConnection
+    statements: list[Statement] = field(default_factory=list)
+
+    async def execute(self, statement: bytes, parameters: dict[str, Any]) -> Any:
+        self.statements.append((statement, parameters))
+        return await self.connection.execute(statement, parameters)
+
+    def take(self) -> list[Statement]:
+        """Returns the statements since the last call."""
+        statements, self.statements = self.statements, []
+        return statements
+
+
+@dataclass(frozen=True, slots=True)
+class BareCommits:
+    """Commits batches of 64 on one connection. Its tasks must be unused, and can be used only once."""
+
+    pool: Pool
+    tokens: TokenChecker
+
+    async def run(self, tasks: Sequence[HeldTask], batches: int) -> Run:
+        """Commits one entry to each task, `batches` times."""
+        async with pool_connection(self.pool) as connection:
+            prepare_connection(connection)
+            recorded = await self._record(connection, tasks, batches)
+            return await _replay(connection, recorded, len(tasks))
+
+    async def _record(
+        self, connection: BoundedConnection, tasks: Sequence[HeldTask], batches: int
+    ) -> list[list[Statement]]:
+        recorder = _Recorder(connection)
+        connection_stub = cast("BoundedConnection", recorder)
+        commits = [prepare(task.commit([fact()]), self.tokens, validated=True) for task in tasks]
+        recorded = []
+        async with connection.transaction(force_rollback=True):
+            for _ in range(batches):
+                results, _ = await commit_batch(connection_stub, commits, PriceList())
+                for result in results:
+                    if isinstance(result, Exception):
+                        raise result
+                commits = [_next(commit) for commit in commits]
+                recorded.append(recorder.take())
+        return recorded
+
+
+def _next(commit: PreparedCommit) -> PreparedCommit:
+    """Returns the following commit of the task. Each adds one entry, so number and sequence grow by one."""
+    return commit._replace(commit_number=commit.commit_number + 1, known_sequence=commit.known_sequence + 1)
+
+
+async def _replay(connection: BoundedConnection, recorded: Sequence[Sequence[Statement]], batch_commits: int) -> Run:
+    run, began = Run(), perf_counter()
+    for statements in recorded:
+        sent = perf_counter()
+        async with connection.transaction():
+            for statement, parameters in statements:
+                cursor = await connection.execute(statement, parameters)
+                if cursor.description is not None:
+                    await cursor.fetchall()
+        run.latencies += [perf_counter() - sent] * batch_commits
+    run.seconds = perf_counter() - began
+    return run
+
 
 WRITERS: Final = 64
 ARRIVING_TASKS: Final = 128

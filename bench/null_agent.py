@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
-from bench.held_tasks import HeldTask
+from bench.data_path import HeldTask
 from services.worker.ledger_client import LedgerClient
 from services.worker.tools_client import CallLimits, ToolsClient
 from tenure.domain.entries import ToolIntent, ToolOutcome

@@ -1,21 +1,101 @@
-"""Measures a step of one agent alone, without a model and a tool, against the wall floor of a step."""
+"""Measures a step of one agent alone, next to the wall floor: three messages and three durable transactions.
+
+`python -m bench.one_agent` is the other end of those messages: a gRPC server that returns each message of a stream. It
+prints its port, and ends with its standard input.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from time import perf_counter
+from typing import Any, Final
 
-from bench.cpu import CpuMeter
-from bench.data_path import DataPath
-from bench.figures import Section
-from bench.held_tasks import HeldTask
+import grpc
+
+from bench.data_path import DataPath, HeldTask
 from bench.null_agent import NullAgent
-from bench.null_steps import STEPS, null_agents
-from bench.options import Options
-from bench.samples import percentile
-from bench.wall_floor import ROUND_TRIPS, wall_floor
+from bench.processes import CpuMeter
+from bench.report import Section, percentile
+from bench.run import Options
+from bench.steps import STEPS, null_agents
+from tenure.runtime.postgres import BoundedConnection
+from tenure.runtime.postgres import connection as pool_connection
+
+METHOD: Final = "/bench.Echo/Stream"
+HOST: Final = "127.0.0.1"
+
+
+class _Echo(grpc.GenericRpcHandler):
+    def service(self, handler_call_details: Any) -> Any:  # noqa: ARG002  gRPC's interface
+        """Returns the only handler, whatever the method."""
+        return grpc.stream_stream_rpc_method_handler(_echo)
+
+
+async def _echo(messages: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
+    async for message in messages:
+        yield message
+
+
+async def _serve(tell: Callable[[str], None]) -> None:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Echo(),))
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    tell(str(port))
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
+ROUND_TRIPS: Final = 3
+MESSAGE: Final = b"." * 2400
+_TABLE: Final = "create table if not exists public.bench_floor (id int primary key, n int not null)"
+_ROW: Final = "insert into public.bench_floor values (1, 0) on conflict do nothing"
+_UPDATE: Final = "update public.bench_floor set n = n + 1 where id = 1"
+
+
+@dataclass(frozen=True, slots=True)
+class WallFloor:
+    """A stream to a server that only returns messages, and a connection to the Postgres of a data path."""
+
+    stream: Any
+    connection: BoundedConnection
+
+    async def step(self) -> float:
+        """Returns the seconds of three stream round trips and three transactions with one update each."""
+        began = perf_counter()
+        for _ in range(ROUND_TRIPS):
+            await self.stream.write(MESSAGE)
+            assert await self.stream.read() == MESSAGE, "the server returned another message"
+            async with self.connection.transaction():
+                await self.connection.execute(_UPDATE)
+        return perf_counter() - began
+
+
+@asynccontextmanager
+async def wall_floor(path: DataPath) -> AsyncIterator[WallFloor]:
+    """Yields a floor beside a running data path."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.one_agent", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = int(await process.stdout.readline())
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel, pool_connection(path.pool) as connection:
+            await connection.execute(_TABLE)
+            await connection.execute(_ROW)
+            stream: Any = channel.stream_stream(METHOD)()
+            yield WallFloor(stream, connection)
+            await stream.done_writing()
+    finally:
+        process.stdin.close()
+        await process.wait()
+
 
 ROUNDS: Final = 7
 HOW: Final = (
@@ -82,3 +162,7 @@ def _section(rounds: _Rounds) -> Section:
     for name, values in rounds.cpu.items():
         section.add_rounds(f"CPU of {name}", values, "µs a step")
     return section
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(lambda line: print(line, flush=True)))

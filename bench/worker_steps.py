@@ -1,26 +1,113 @@
-"""Measures steps of agents on a whole stack: gateway, coordinator, workers, model client and model simulator."""
+"""Measures steps of agents on a whole stack: gateway, coordinator, workers, model client and model simulator.
+
+Beside them runs the library of the model provider in a loop: nothing is recorded and no tool runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from bench.bare_agents import BareAgents
-from bench.cpu import CpuMeter
-from bench.figures import Section
-from bench.first_text import add_first_texts
-from bench.options import Options
+import anthropic
+
+from bench.processes import CpuMeter
+from bench.report import Section
+from bench.run import Options
 from devstack import Stack, StackOptions
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import SCHEMA
 from tenure.client import Client
+from tenure.domain.tools import ToolDefinition
+from tenure.model_providers.http import open_http_client
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.tool import tool_to_domain
+
+GOAL: Final = "measure"
+MAX_TOKENS: Final = 8192
+SILENCE_SECONDS: Final = 60.0
+NO_FILES: Final = "(no files)"
+
+
+@dataclass(frozen=True, slots=True)
+class BareAgents:
+    """Conversations with the model at `url`. `at_once`: how many at a time."""
+
+    url: str
+    model: str
+    tools: Sequence[ToolDefinition]
+    at_once: int
+
+    async def steps_per_second(self, seconds: float) -> float:
+        """Begins conversations for this many seconds, and ends them all. Returns the model calls per second."""
+        offered = [
+            {"name": tool.name, "description": tool.description, "input_schema": json.loads(tool.input_schema_json)}
+            for tool in self.tools
+        ]
+        began = perf_counter()
+
+        async def one_after_another(client: anthropic.AsyncAnthropic) -> int:
+            steps = 0
+            while not steps or perf_counter() - began < seconds:
+                steps += await self._run_agent(client, offered)
+            return steps
+
+        async with open_http_client(SILENCE_SECONDS) as http_client:
+            client = anthropic.AsyncAnthropic(api_key="none", base_url=self.url, max_retries=0, http_client=http_client)
+            counts = await asyncio.gather(*(one_after_another(client) for _ in range(self.at_once)))
+        return sum(counts) / (perf_counter() - began)
+
+    async def _run_agent(self, client: anthropic.AsyncAnthropic, offered: list[dict[str, Any]]) -> int:
+        """Runs one conversation to its final answer. Returns how many calls it took."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": GOAL}]
+        calls = 0
+        while True:
+            content = await self._call(client, offered, messages)
+            calls += 1
+            messages.append({"role": "assistant", "content": content})
+            results = [
+                {"type": "tool_result", "tool_use_id": block["id"], "content": NO_FILES}
+                for block in content
+                if block["type"] == "tool_use"
+            ]
+            if not results:
+                return calls
+            messages.append({"role": "user", "content": results})
+
+    async def _call(
+        self, client: anthropic.AsyncAnthropic, offered: list[dict[str, Any]], messages: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Returns the blocks of one streamed answer."""
+        blocks: list[dict[str, Any]] = []
+        pieces: list[list[str]] = []
+        stream = await client.messages.create(
+            model=self.model,
+            max_tokens=MAX_TOKENS,
+            messages=cast("Any", messages),
+            tools=cast("Any", offered),
+            stream=True,
+        )
+        async with stream:
+            async for event in stream:
+                if event.type == "content_block_start":
+                    blocks.append(event.content_block.model_dump(include={"type", "id", "name"}))
+                    pieces.append([])
+                elif event.type == "content_block_delta":
+                    delta = event.delta
+                    pieces[event.index].append(
+                        delta.text if delta.type == "text_delta" else getattr(delta, "partial_json", "")
+                    )
+        for block, parts in zip(blocks, pieces, strict=True):
+            text = "".join(parts)
+            block.update({"text": text} if block["type"] == "text" else {"input": json.loads(text or "{}")})
+        return blocks
+
 
 AT_ONCE: Final = 32
 STEPS: Final = 10
@@ -33,7 +120,7 @@ HOW: Final = (
     "table; with 'each task waited for' a client waits for each task through WaitTask. The simulator's "
     "processor time is not Tenure's, but it shares the cores. A step lasts from the record of one model call to "
     "that of the next. The library alone: as many conversations at once with the same model, tools and answers in "
-    "this process, whose steps nobody records and whose calls nobody runs; both take turns."
+    "this process, whose steps are not recorded and whose calls are not run; both take turns."
 )
 SUCCEEDED: Final = "SUCCEEDED"
 _ENDED: Final = "select count(*)::int from tasks where ended_at is not null and task_id = any(%b::text[]::uuid[])"
@@ -77,7 +164,7 @@ class _Bench:
         return _Wave(steps / took, latencies, {name: value * 1e6 / steps for name, value in used.items()})
 
     async def _submit(self) -> str:
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL), queue=self.queue)
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=MODEL), queue=self.queue))
         return (await self.client.submit("measure", request=request)).task_id
 
     async def _unwatched(self, submit_until: float) -> list[str]:
@@ -146,55 +233,6 @@ async def _beside_bare(section: Section, bench: _Bench, description: str, option
     _add(section, description, waves)
     shares = [100 * wave.per_second / base for wave, base in zip(waves, bare, strict=True)]
     section.add_rounds(f"{description}: share of the library alone", shares, "%", is_compared=True)
-
-
-RUNNER_HOW: Final = (
-    "The load of the section above with one worker that makes its calls at a model runner, and one that calls the "
-    "provider itself, each with a queue of its own; waves of both take turns. The first text: single calls of this "
-    "process, from the request to the first piece, the two ways in turn."
-)
-
-
-async def measure_model_runner(options: Options) -> Section:
-    """Returns the steps by a model runner, their share of the direct way's, and the times to the first text."""
-    section = Section("Agent steps with a model runner, next to the direct way", RUNNER_HOW)
-    options.tell("model runner: starting the stack")
-    seconds = options.choose(smoke=0.1, quick=2.0, full=5.0)
-    folder = options.folder / "model-runner"
-    async with (
-        Stack(StackOptions(data_dir=folder, workers=1, slots=AT_ONCE, model_runner=True)) as stack,
-        Client(stack.gateway_address) as client,
-        open_pool(stack.postgres_dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2)) as pool,
-    ):
-        await stack.add_worker(_direct(stack)).wait_ready()
-        ways = {"direct": _Bench(stack, client, pool, DIRECT), "model runner": _Bench(stack, client, pool)}
-        waves: dict[str, list[_Wave]] = {name: [] for name in ways}
-        for bench in ways.values():
-            await bench.wave(0.1, watched=False)
-        for _ in range(options.rounds):
-            options.tell("model runner: a round")
-            for name, bench in ways.items():
-                waves[name].append(await bench.wave(seconds, watched=False))
-        for name, those in waves.items():
-            _add(section, name, those)
-        pairs = zip(waves["model runner"], waves["direct"], strict=True)
-        shares = [100 * by_runner.per_second / direct.per_second for by_runner, direct in pairs]
-        section.add_rounds("model runner: share of the direct way's steps", shares, "%")
-        await add_first_texts(section, stack, MODEL, options)
-    return section
-
-
-DIRECT: Final = "direct"
-
-
-def _direct(stack: Stack) -> dict[str, str]:
-    """Returns the variables of the worker that calls the provider itself."""
-    return {
-        "TENURE_WORKER_QUEUES": DIRECT,
-        "TENURE_WORKER_MODELS_ADDRESS": "",
-        "ANTHROPIC_API_KEY": "none",
-        "ANTHROPIC_BASE_URL": stack.model_url,
-    }
 
 
 def _add(section: Section, description: str, waves: list[_Wave]) -> None:

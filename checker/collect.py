@@ -142,7 +142,7 @@ def refusals(guard: Guard, refused: Iterable[token_pb2.RefusedWrite]) -> tuple[R
 
 
 def calls_and_fence(
-    task_id: str, page: admin_service_pb2.AdminServiceListCallsResponse
+    task_id: str, page: admin_service_pb2.ListCallsResponse
 ) -> tuple[list[CallRecord], ToolFenceRecord | None]:
     """Converts a page of a task's calls and its tool fence. It has the hashes of outcomes, but not their contents."""
     fence = page.fence

@@ -78,10 +78,10 @@ def audit(seconds: float = AUDIT_SECONDS) -> int:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         print(f"audit: skipped, because the vulnerability service cannot be reached: {reason}")
         return 0
-    return _verdict(json.loads(done.stdout)["dependencies"])
+    return verdict(json.loads(done.stdout)["dependencies"])
 
 
-def _verdict(packages: list[dict[str, Any]]) -> int:
+def verdict(packages: list[dict[str, Any]]) -> int:
     """Prints the holes and the packages without an answer, and returns 1 if there is a hole."""
     unanswered = [package for package in packages if "skip_reason" in package]
     holes = [(package, hole) for package in packages for hole in package.get("vulns", ())]

@@ -1,7 +1,7 @@
 """Runs one of each service on this machine with the settings of the environment: `tenure serve all`.
 
 Postgres and etcd run already, and the databases are migrated. All processes get the same environment. If one service
-ends, the others are stopped, and whoever started this process decides about a new start.
+ends, the others are stopped, and the supervisor of this process decides about a new start.
 
 The services call each other on the loopback interface, without TLS unless TENURE_TLS_CERTIFICATE_FILE is set. A
 certificate names one service, so the file has `{service}` in its path, which each service gets as its own name.

@@ -435,7 +435,7 @@ def _models(_name: str, options: StackOptions, layout: Layout, addresses: StackA
         "TENURE_MODELS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_MODELS_MIGRATE": "auto",
         "TENURE_MODELS_CHECKPOINT_ADDRESS": addresses.checkpoint,
-        "TENURE_MODELS_DRAIN_SECONDS": "5",  # whoever stops the stack does not want to wait for long answers
+        "TENURE_MODELS_DRAIN_SECONDS": "5",  # a person who stops the stack does not want to wait for long answers
         **_providers(options, addresses),
     }
 

@@ -57,7 +57,7 @@ class Stack:
         self.postgres: PostgresProcess | None = None
         self.stores: dict[str, Store] = {}
         self._known_addresses = StackAddresses()
-        self._held_addresses = HeldAddresses()
+        self.held_addresses = HeldAddresses()
         self._worker_numbers = itertools.count(options.workers + 1)
         self._opened = AsyncExitStack()
         self._http_addresses: dict[str, str] = {}
@@ -100,7 +100,7 @@ class Stack:
         return [self.services[name] for name in self.options.names_of(kind)]
 
     async def __aenter__(self) -> Self:
-        self._opened.callback(self._held_addresses.close)
+        self._opened.callback(self.held_addresses.close)
         try:
             await asyncio.to_thread(check_programs, self.options, self.layout)
             self._check_scenarios()
@@ -155,8 +155,8 @@ class Stack:
         """Kills a worker and forgets it. No later worker gets its name."""
         worker.kill()
         del self.services[worker.name]
-        self._held_addresses.release(worker.address)
-        self._held_addresses.release(worker.metrics_address)
+        self.held_addresses.release(worker.address)
+        self.held_addresses.release(worker.metrics_address)
         self._write_targets()
 
     def _take_folder(self) -> None:
@@ -200,7 +200,7 @@ class Stack:
     async def _start_model(self) -> None:
         """Starts the simulator. It also serves web search, which is its only use if the options have an API key."""
         self._tell("starting the simulator")
-        address = self._choose_address("simulator")
+        address = self.choose_address_of("simulator")
         self.simulator = SimulatorProcess(self.layout, address, self.options)
         self._opened.push_async_callback(self.simulator.drain)
         self.simulator.start()
@@ -256,10 +256,10 @@ class Stack:
         await asyncio.gather(*(service.drain() for service in self.services.values()))
 
     def _service(self, name: str, kind: str) -> ServiceProcess:
-        address = self._choose_address(name)
+        address = self.choose_address_of(name)
         environment = environment_of(kind, name, address, self.options, self.layout, self._known_addresses)
         if self.options.metrics:
-            environment.setdefault(metrics_variable(kind), self._choose_address(f"{name} metrics"))
+            environment.setdefault(metrics_variable(kind), self.choose_address_of(f"{name} metrics"))
         if kind == "gateway" and self.options.http and HTTP_LISTEN not in environment:
             environment[HTTP_LISTEN] = self._http_address(name)
         if kind == "checkpoint" and self.options.http:
@@ -272,15 +272,15 @@ class Stack:
     def _http_address(self, gateway: str) -> str:
         """Returns where a gateway serves HTTP: the links of answers lead to the first one."""
         if gateway not in self._http_addresses:
-            self._http_addresses[gateway] = self._choose_address(f"{gateway}-http")
+            self._http_addresses[gateway] = self.choose_address_of(f"{gateway}-http")
         return self._http_addresses[gateway]
 
     def _write_targets(self) -> None:
         if self.options.metrics:
             write_targets(self.layout.metrics_targets, self.services.values())
 
-    def _choose_address(self, name: str) -> str:
-        return self._held_addresses.choose(name, usual=self.options.usual_ports)
+    def choose_address_of(self, name: str) -> str:
+        return self.held_addresses.choose(name, usual=self.options.usual_ports)
 
     def children(self) -> list[ChildProcess]:
         """Returns all processes of the stack except the stores."""

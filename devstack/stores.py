@@ -35,7 +35,7 @@ async def ensure_database(server_dsn: str, name: str) -> None:
 
 
 def has_password(dsn: str) -> bool:
-    """Returns whether a DSN, as URL or as settings, has a password. False for a text that is no DSN."""
+    """Returns whether a DSN, as URL or as settings, has a password. False for a text that is not a DSN."""
     try:
         return "password" in conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:

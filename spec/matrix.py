@@ -88,7 +88,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _mutation("M_STOPPED_ELSEWHERE", "ELSEWHERE_MASK=255 NE=2 NX=0"),
     _epochs("restored", "P_ALL NG=3", HOLDS),
     _epochs("replaced", "P_ALL NG=3 EMPTY=1", HOLDS),
-    _epochs("nobody_needed", "P_LIVE NG=4", HOLDS),
+    _epochs("no_owner_needed", "P_LIVE NG=4", HOLDS),
     _epochs("m_register", "P_ALL NG=3 M_REGISTER", BREAKS),
     _epochs("m_compare", "P_ALL NG=3 M_COMPARE", BREAKS),
     _epochs("m_again", "P_ONCE NG=3 M_AGAIN", BREAKS),

@@ -15,7 +15,7 @@
  * Mutations, each removing one guard:
  *   M_FENCE_START   Generate that begins a call compares no epoch        M_FENCE_JOIN    Generate that joins compares none
  *   M_FENCE_CANCEL  CancelGeneration compares no epoch   M_SENT_LATE     SENT is written after the request went out
- *   M_JOIN_SENDS    a join sends the request again       M_TAKE          SENT is written whoever has the row
+ *   M_JOIN_SENDS    a join sends the request again       M_TAKE          SENT is written by any holder of the row
  *   M_LOST_CAS      LOST is written without comparison   M_TELL_EARLY    the end is told before it is recorded
  *   M_OPEN_SETTLES  Open settles an attempt as lost that its caller joins    M_REQUEUE_SETTLES  a requeue settles it
  *   M_DRAIN_CANCELS a worker that drains cancels its call        M_RUNNER_DRAIN  a runner that drains gives up SENT calls

@@ -594,7 +594,7 @@ proctype Call(byte c) {
 #define OWNER_RULE(x) skip
 #endif
 
-/* A person looks, and says what became of a call that the task waits for. Whoever says that it did not happen does not lie
+/* A person looks, and says what became of a call that the task waits for. A person who says that it did not happen does not lie
    about what is there to be seen; that its runner is gone is proven, or his word, and that may be a mistake.
    code: tenure/domain/in_doubt.py decide_resolution; services/checkpoint/commit/draft.py record_resolution */
 #define WORD(c) \

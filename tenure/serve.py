@@ -18,6 +18,9 @@ SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "models", "w
 """The services of an installation. `models` is the model runner."""
 PROGRAMS: Final = {
     **{name: f"services.{name}.main" for name in SERVICES},
+    "gateway": "edges.gateway",
+    "checkpoint": "edges.checkpoint",
+    "tools": "edges.tools",
     "all": "devstack.all_services",
     "simulator": "devstack.simulator.__main__",
 }

@@ -1,4 +1,4 @@
-"""Imports the server's packages `services`, `devstack` and `checker`, and reports an extra that is not installed.
+"""Imports the server's packages (`services`, `edges`, `devstack`, `checker`), and reports a missing extra.
 
     with server_packages("`tenure dev`", extra="dev"):
         from devstack import Stack
@@ -18,7 +18,7 @@ from typing import Final
 
 _FOLDER: Final = Path(__file__).with_name("_server")
 """Exists in the wheel only."""
-_OWN: Final = frozenset({"tenure", "services", "devstack", "checker"})
+_OWN: Final = frozenset({"tenure", "services", "edges", "devstack", "checker"})
 
 
 class MissingExtra(ImportError):  # noqa: N818  the name says what happened

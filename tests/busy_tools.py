@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
+from edges.tools import main
 from services.tools import toolbox
 from services.tools.builtin.records import record_tools
-from services.tools.main import main
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer
 from tenure.domain.errors import LimitReached
 

@@ -6,11 +6,9 @@ requirements.txt  their releases
 peers.py        the peers: packages, stores, ways of takeover, settings with their sources
 stores.py       the stores: the Postgres of all, the Restate server, the Temporal server
 program.py      a program of a peer as a child process; its effects
-rounds.py       steps alone and at once, in rounds in which the engines take turns
 faults.py       a worker that freezes or dies just before a tool's effect
 tenure_engine.py  the same steps and faults on Tenure
 results.py      samples, medians and ratios
 page.py         the table and the text of docs/peers.md
-plot.py         docs/peers.svg
 programs/       the peers' agents, which the other environment runs
 """

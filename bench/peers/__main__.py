@@ -20,13 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bench.machine import look
-from bench.options import Options, Size
 from bench.peers.environment import Environment, NotInstalledError
-from bench.peers.page import Run, faults_table, page, split, steps_table
+from bench.peers.page import Run, faults_table, page, split, steps_table, svg
 from bench.peers.peers import NOT_COMPARED, PEERS, TENURE_SETTINGS, Peer
-from bench.peers.plot import svg
 from bench.peers.results import TENURE, Result, as_json
+from bench.run import Options, Size, look
 from devstack.postgres_process import PostgresProcess
 
 if TYPE_CHECKING:
@@ -110,9 +108,8 @@ async def _measure(
     peers: Sequence[Peer], environment: Environment, results: Mapping[str, Result], options: Options
 ) -> None:
     """Runs the rounds, then the faults."""
-    from bench.peers.engine import PeerEngine
+    from bench.peers.engine import PeerEngine, run_rounds
     from bench.peers.fault_runs import run_faults
-    from bench.peers.rounds import run_rounds
     from bench.peers.stores import Stores
     from bench.peers.tenure_engine import TenureEngine
 

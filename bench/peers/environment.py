@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.options import Tell
 from bench.peers.peers import RESTATE_SERVER, RESTATE_SERVER_VERSION, Peer
+from bench.run import Tell
 
 _UNREACHABLE: Final = re.compile(
     r"NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|NameResolutionError|SSLError"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from bench.options import Options, Size
 from bench.peers.engine import PeerEngine
 from bench.peers.faults import Outcome, run_fault
 from bench.peers.program import EngineFailedError
 from bench.peers.results import Result
 from bench.peers.tenure_engine import TenureEngine
+from bench.run import Options, Size
 
 
 async def run_faults(

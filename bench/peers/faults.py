@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.cpu import AVAILABLE
 from bench.peers.engine import PeerEngine, register
 from bench.peers.peers import StoreKind, Takeover
 from bench.peers.program import EngineFailedError, Program, Victim, read_effects, read_victim
 from bench.peers.programs.agent import STEPS
 from bench.peers.stores import Store, accepts, free_ports
+from bench.processes import AVAILABLE
 from devstack.options import HOST
 
 VICTIM_SECONDS: Final = 60.0

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 from bench.peers.peers import Setting
-from bench.samples import Spread, percentile, spread
+from bench.report import Spread, percentile, spread
 
 ALONE: Final = 1
 AT_ONCE: Final = 32

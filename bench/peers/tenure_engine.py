@@ -13,14 +13,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from bench.cpu import CpuMeter
 from bench.data_path import DataPath
-from bench.null_steps import NullAgents, null_agents
 from bench.peers.faults import QUIET_SECONDS, Outcome
 from bench.peers.program import EngineFailedError
 from bench.peers.programs.agent import FAULT_STEP, STEPS, result_text
 from bench.peers.results import TENURE, Sample
 from bench.peers.stores import wal_bytes
+from bench.processes import CpuMeter
+from bench.steps import NullAgents, null_agents
 from devstack import Stack, StackOptions
 from devstack.postgres_process import PostgresProcess
 from devstack.stores import ensure_database
@@ -112,7 +112,7 @@ class _Fault:
     folder: Path
 
     async def run(self, fault: str) -> Outcome:
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=f"sim-{SCENARIO}"))
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=f"sim-{SCENARIO}")))
         task_id = (await self.client.submit("Make ten effects.", request=request)).task_id
         self.stack.add_worker()
         await _poll("the second worker to attach", self._both_attached)

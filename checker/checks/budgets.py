@@ -77,7 +77,7 @@ def reservation_of(attempt: ModelAttempt) -> Amount:
 
 
 def cap_of(limits: Limits) -> Amount:
-    """Returns the caps as an amount. Money 0 is no cap."""
+    """Returns the caps as an amount. Money 0 sets no cap."""
     return Amount(limits.max_tokens, limits.max_nano_usd)
 
 

@@ -1,5 +1,5 @@
 -- Makes the schemas and roles of Tenure, once, in a new database: run by psql as the superuser.
--- An owner migrates its schema; a service works in it and owns nothing. Nobody else may use the database. The rights of
+-- An owner migrates its schema; a service works in it and owns nothing. No other role may use the database. The rights of
 -- the services inside of the schemas are given after each migration: TENURE_CHECKPOINT_SERVICE_ROLE, docs/postgres.md.
 \set ledger_owner `cat /run/tenure/own/ledger_owner`
 \set ledger_service `cat /run/tenure/own/ledger_service`

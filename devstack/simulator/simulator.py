@@ -67,7 +67,7 @@ class ModelSimulator:
         self.cache = PromptCache()
         self.rate = RateLimiter(rate_limits or RateLimits())
         self._rate_limits = self.rate.limits
-        self._library = library
+        self.library = library
         self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms, self.rate)
         self._chat = ChatEndpoint(
             library,
@@ -188,9 +188,9 @@ class ModelSimulator:
             model_of(path)
             scenario = scenario_of(path, json.loads(request.body))
             if instructions := request.query.get("instructions"):
-                self._library.put_for_instructions(instructions, scenario)
+                self.library.put_for_instructions(instructions, scenario)
             else:
-                self._library.put(scenario)
+                self.library.put(scenario)
         except (ValueError, ScenarioError, TooManyScenarios) as error:
             reply.send_json(400, {"error": str(error)})
         else:
@@ -199,7 +199,7 @@ class ModelSimulator:
     async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
         """Deletes faults, ordered answers, calls, cached prefixes and added scenarios. Keeps the log file."""
         self._messages.hostile_answers.clear()
-        self._library.forget_added()
+        self.library.forget_added()
         self.faults.clear()
         self.log.clear()
         self.cache.clear()

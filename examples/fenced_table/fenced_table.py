@@ -19,6 +19,7 @@ from pathlib import Path
 import psycopg
 
 from tenure.client import Client
+from tenure.client.leases import HeldLease
 from tenure.client.verification import TokenVerifier
 from tenure.domain.errors import StaleEpoch
 from tenure.v1.token_pb2 import FencingToken
@@ -62,8 +63,13 @@ async def serve(holder: str, gateway: str, dsn: str, ttl_seconds: float, wait_se
     async with Client(gateway) as tenure:
         table = FencedTable(dsn, TokenVerifier(tenure.leases))
         # cancel_on_loss is off to show the worst case: a holder that does not notice the loss of its lease.
-        holding = tenure.lease(
-            RESOURCE, holder=holder, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, cancel_on_loss=False
+        holding = HeldLease(
+            tenure.leases,
+            RESOURCE,
+            holder=holder,
+            ttl_seconds=ttl_seconds,
+            wait_seconds=wait_seconds,
+            cancel_on_loss=False,
         )
         async with holding as lease:
             tell(holder=holder, holds=RESOURCE, epoch=lease.epoch, after=lease.info.reason)

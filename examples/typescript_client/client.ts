@@ -20,9 +20,9 @@ const TRIES = 10;
 const address = process.env["TENURE_ADDRESS"] ?? "127.0.0.1:8470";
 const tasks = createClient(TaskService, createGrpcTransport({ baseUrl: `http://${address}` }));
 
-// A lost answer is no lost task: the repeat has the same request id, and gets the same task.
+// A lost answer is not a lost task: the repeat has the same request id, and gets the same task.
 async function submit(goal: string, model: string): Promise<string> {
-  const request = { goal, requestId: randomUUID(), agent: { model } };
+  const request = { requestId: randomUUID(), spec: { goal, agent: { model } } };
   const answer = await retried(() => tasks.submitTask(request));
   return answer.task!.taskId;
 }

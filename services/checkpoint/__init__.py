@@ -15,6 +15,8 @@ audit.py          the audit log
 bills.py          bills of model attempts, and usage reports of lost model calls
 prices.py         prices of models
 repeats.py        the results of earlier equal requests
+rows.py           the rows of a task: each column once, with the statements that read and write it
+columns.py        lists of columns in statements and arrays of batches, from the classes of rows
 locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
 page_tokens.py    tokens of pages that are sorted by a time and a task id
@@ -25,8 +27,9 @@ retention/        pruning of ended tasks
 tenants/          quotas, usage windows and billed usage of tenants
 schedules/        schedules and their runs
 webhooks/         webhooks and their deliveries
-comparing.py      compares the ledger with the records of the tool service after a restore
-comparing_model_calls.py  the same with the records of the model runners
+row_lease.py      a replica's time-limited right to the work that one row describes
+comparing.py      compares the ledger with other records after a restore, task by task
+comparing_tool_calls.py, comparing_model_calls.py  with the records of the tool service, of the model runners
 entries.py        entry kinds, and reading entries in pages
 not_found.py      the error for a missing or pruned task
 queries.py        the SQL statements and the connections that run them

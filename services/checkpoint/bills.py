@@ -23,6 +23,7 @@ from tenure.domain.fencing import Fence
 from tenure.domain.lost_model_calls import RecordedModelCall, decide_report, with_input
 from tenure.runtime import metrics
 from tenure.runtime.sql_arrays import Int4s, Uuids
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_BILLS: Final = 200
 
 
-async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> pb.ListBillsResponse:
+async def list_bills(pool: Pool, tenant: str, request: admin_pb.ListBillsRequest) -> admin_pb.ListBillsResponse:
     """Returns one page, also for pruned tasks. Raises NotFound. Reads one extra row to know whether there are more."""
     page_size = request.page_size or DEFAULT_BILLS
     parameters = {
@@ -50,7 +51,7 @@ async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> p
         if not await was_pruned(connection, tenant, request.task_id):
             await position_of(connection, tenant, request.task_id)
         rows = await fetch_all(connection, QUERIES.page_of_bills, parameters)
-    return pb.ListBillsResponse(bills=map(_bill, rows[:page_size]), more=len(rows) > page_size)
+    return admin_pb.ListBillsResponse(bills=map(_bill, rows[:page_size]), more=len(rows) > page_size)
 
 
 def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:

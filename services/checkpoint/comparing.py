@@ -1,210 +1,97 @@
-"""Compares the ledger with the records of the tool service after a restore, when both may be of different moments.
+"""Compares the ledger with the records of the tool service or of the model runners after a restore, when both may be of
+different moments.
 
-The tool service's command `list-records` writes a line of JSON for each task, in the order of the ids. This module
+The commands `list-records` and `list-calls` write a line of JSON for each task, in the order of the ids. `compare`
 walks through the ledger in the same order, so that it holds one page of either in memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import fetch_all, ledger_connection
-from tenure.domain.waiting_calls import WAITING_TOOLS
 from tenure.runtime.postgres import Pool
 from tenure.runtime.sql import Queries
-from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.common import EFFECT_CLASSES
 
 RESTORE: Final = Queries.load("services.checkpoint", "sql/restore.sql")
 PAGE: Final = 500
-_CALL_FIELDS: Final = ("call_id", "tool", "effect_class", "state", "accepted_at")
 _FIRST: Final = str(UUID(int=0))
 _LAST: Final = str(UUID(int=(1 << 128) - 1))
 
 
-class FindingKind(StrEnum):
-    """The kinds of findings about a task or a call."""
-
-    IN_FLIGHT = "IN_FLIGHT"
-    """The task had been started. What it did after the moment of the ledger is lost, and it may do it again."""
-    LOST_RECORD = "LOST_RECORD"
-    """The ledger has the intent of the call and no outcome, and the tool service has no record: it may have run."""
-    UNKNOWN_CALL = "UNKNOWN_CALL"
-    """The tool service has a record of the call, the ledger has no intent: the ledger is the older one."""
-    UNKNOWN_TASK = "UNKNOWN_TASK"
-    """The tool service knows the task, the ledger does not: it was submitted later. Its calls are those listed."""
+class _OfTask(Protocol):
+    @property
+    def task_id(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One line of the comparison. The fields from `tool` on are those of a call."""
-
-    finding: FindingKind
-    task_id: str
-    tenant: str
-    call_id: str = ""
-    tool: str = ""
-    effect_class: str = ""
-    state: str = ""
-    accepted_at: str = ""
-    arguments_json: str = ""
-    epoch: int = 0
-    claim_id: str = ""
+TaskT = TypeVar("TaskT", bound=_OfTask)
+RecordT = TypeVar("RecordT", bound=_OfTask)
+FindingT = TypeVar("FindingT")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTask:
-    """A task as the tool service knows it: its calls by id."""
+class Comparison(NamedTuple, Generic[TaskT, RecordT, FindingT]):
+    """How one kind of records is compared with the ledger.
 
-    task_id: str
-    tenant: str
-    calls: Mapping[str, Mapping[str, str]]
+    - `command`: writes the lines of the records. `kinds`: of findings
+    - `record`: returns the record of a line. Raises KeyError, TypeError or ValueError for another value
+    - `tasks`: returns a page of the ledger's tasks, in the order of the ids
+    - `findings`: of a task that the ledger has. `unknown`: of a task that it does not have
+    """
 
-    @classmethod
-    def read(cls, line: str) -> RecordedTask:
-        """Reads a line of `list-records`. Raises ValueError for any other text."""
-        try:
-            value = json.loads(line)
-            calls = [{name: str(call[name]) for name in _CALL_FIELDS} for call in value["calls"]]
-            by_id = {call["call_id"]: call for call in calls}
-            return cls(str(UUID(value["task_id"])), str(value["tenant"]), by_id)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a line of `tenure serve tools list-records`: {line.strip()[:80]!r}") from error
+    command: str
+    kinds: Iterable[str]
+    record: Callable[[Any], RecordT]
+    tasks: Callable[[Pool, dict[str, Any]], Awaitable[Sequence[TaskT]]]
+    findings: Callable[[TaskT, RecordT | None], Iterable[FindingT]]
+    unknown: Callable[[RecordT], Iterable[FindingT]]
 
 
-@dataclass(slots=True)
-class _LedgerTask:
-    """A task as the ledger knows it."""
-
-    task_id: str
-    tenant: str
-    is_live: bool
-    was_started: bool
-    open_calls: Sequence[str]
-    waiting_call: str
-    intents: dict[str, tuple[ledger_pb2.ToolIntent, int, str]] = field(default_factory=dict)
-    effects: dict[str, str] = field(default_factory=dict)
-
-
-async def compare(pool: Pool, lines: Iterable[str]) -> AsyncIterator[Finding]:
-    """Yields the findings, task by task. `lines`: those of `list-records`. Raises ValueError for other lines."""
-    recorded, after = map(RecordedTask.read, filter(str.strip, lines)), _FIRST
+async def compare(
+    comparison: Comparison[TaskT, RecordT, FindingT], pool: Pool, lines: Iterable[str]
+) -> AsyncIterator[FindingT]:
+    """Yields the findings, task by task. `lines`: of the command. Raises ValueError for other lines."""
+    records, after = (_read(comparison, line) for line in lines if line.strip()), _FIRST
     while after != _LAST:
-        lines_read = list(islice(recorded, PAGE))
-        page = {task.task_id: task for task in lines_read}
-        if page and (min(page) <= after or [task.task_id for task in lines_read] != sorted(page)):
-            raise ValueError("the lines are not those of one `tenure serve tools list-records`, in its order")
+        recorded = list(islice(records, PAGE))
+        page = {record.task_id: record for record in recorded}
+        if page and (min(page) <= after or [record.task_id for record in recorded] != sorted(page)):
+            raise ValueError(f"the lines are not those of one `{comparison.command}`, in its order")
         until = max(page) if len(page) == PAGE else _LAST
-        async for findings in _compare_range(pool, page, after, until):
-            for finding in findings:
-                yield finding
+        async for finding in _compare_range(comparison, pool, page, after, until):
+            yield finding
         after = until
 
 
 async def _compare_range(
-    pool: Pool, page: dict[str, RecordedTask], after: str, until: str
-) -> AsyncIterator[Iterator[Finding]]:
-    known: set[str] = set()
-    while True:
-        tasks = await _tasks(pool, after, until)
-        known |= {task.task_id for task in tasks}
-        live = [task for task in tasks if task.is_live]
-        await _read_intents(pool, live)
-        for task in live:
-            yield _findings(task, page.get(task.task_id))
-        if len(tasks) < PAGE:
-            break
-        after = tasks[-1].task_id
-    unknown = [task for task_id, task in page.items() if task_id not in known]
-    pruned = await _pruned(pool, [task.task_id for task in unknown])
-    for lost in unknown:
-        if lost.task_id not in pruned:
-            yield _of_unknown(lost)
+    comparison: Comparison[TaskT, RecordT, FindingT], pool: Pool, page: dict[str, RecordT], after: str, until: str
+) -> AsyncIterator[FindingT]:
+    unknown, is_full = dict(page), True
+    while is_full:
+        tasks = await comparison.tasks(pool, {"after": after, "until": until, "limit": PAGE})
+        for task in tasks:
+            for finding in comparison.findings(task, unknown.pop(task.task_id, None)):
+                yield finding
+        is_full = len(tasks) == PAGE
+        after = tasks[-1].task_id if tasks else after
+    pruned = {task_id for (task_id,) in await rows_of(pool, RESTORE.known_by_prunings, {"task_ids": list(unknown)})}
+    for record in unknown.values():
+        if record.task_id not in pruned:
+            for finding in comparison.unknown(record):
+                yield finding
 
 
-def _findings(task: _LedgerTask, recorded: RecordedTask | None) -> Iterator[Finding]:
-    calls = recorded.calls if recorded is not None else {}
-    if task.was_started:
-        yield Finding(finding=FindingKind.IN_FLIGHT, task_id=task.task_id, tenant=task.tenant)
-    for call_id in task.open_calls:
-        if call_id in calls or call_id == task.waiting_call or call_id not in task.intents:
-            continue
-        intent, epoch, claim_id = task.intents[call_id]
-        if intent.tool not in WAITING_TOOLS:
-            yield Finding(
-                finding=FindingKind.LOST_RECORD,
-                task_id=task.task_id,
-                tenant=task.tenant,
-                call_id=call_id,
-                tool=intent.tool,
-                effect_class=task.effects.get(intent.tool, "UNSAFE"),
-                arguments_json=intent.arguments_json,
-                epoch=epoch,
-                claim_id=claim_id,
-            )
-    for call_id in calls.keys() - task.intents.keys():
-        yield _of_call(FindingKind.UNKNOWN_CALL, task.task_id, task.tenant, calls[call_id])
+def _read(comparison: Comparison[TaskT, RecordT, FindingT], line: str) -> RecordT:
+    try:
+        return comparison.record(json.loads(line))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not a line of `{comparison.command}`: {line.strip()[:80]!r}") from error
 
 
-def _of_unknown(task: RecordedTask) -> Iterator[Finding]:
-    if not task.calls:
-        yield Finding(finding=FindingKind.UNKNOWN_TASK, task_id=task.task_id, tenant=task.tenant)
-    for call in task.calls.values():
-        yield _of_call(FindingKind.UNKNOWN_TASK, task.task_id, task.tenant, call)
-
-
-def _of_call(kind: FindingKind, task_id: str, tenant: str, call: Mapping[str, str]) -> Finding:
-    return Finding(
-        finding=kind,
-        task_id=task_id,
-        tenant=tenant,
-        call_id=call["call_id"],
-        tool=call["tool"],
-        effect_class=call["effect_class"],
-        state=call["state"],
-        accepted_at=call["accepted_at"],
-    )
-
-
-async def _tasks(pool: Pool, after: str, until: str) -> list[_LedgerTask]:
+async def rows_of(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Returns the rows of a statement."""
     async with ledger_connection(pool) as connection:
-        rows = await fetch_all(connection, RESTORE.page_of_tasks, {"after": after, "until": until, "limit": PAGE})
-    return [
-        _LedgerTask(task_id, tenant, is_live, claims > 0, open_calls, _call_of(wait) if wait else "")
-        for task_id, tenant, is_live, claims, open_calls, wait in rows
-    ]
-
-
-def _call_of(wait: bytes) -> str:
-    return task_pb2.Wait.FromString(wait).call_id
-
-
-async def _read_intents(pool: Pool, tasks: Sequence[_LedgerTask]) -> None:
-    """Reads the intents and the tools' effect classes of some tasks into them."""
-    by_id = {task.task_id: task for task in tasks}
-    kinds = [KINDS["tool_intent"], KINDS["tools_defined"]]
-    async with ledger_connection(pool) as connection:
-        rows = await fetch_all(connection, RESTORE.entries_of_kinds, {"task_ids": list(by_id), "kinds": kinds})
-    for task_id, epoch, claim_id, content in rows:
-        body, task = ledger_pb2.EntryBody.FromString(content), by_id[task_id]
-        if body.HasField("tool_intent"):
-            task.intents[body.tool_intent.call_id] = (body.tool_intent, epoch, claim_id)
-        else:
-            task.effects |= {tool.name: _effect_of(tool) for tool in body.tools_defined.tools}
-
-
-def _effect_of(tool: tool_pb2.ToolDefinition) -> str:
-    return EFFECT_CLASSES.to_domain(tool.effect_class).value
-
-
-async def _pruned(pool: Pool, task_ids: Sequence[str]) -> set[str]:
-    async with ledger_connection(pool) as connection:
-        rows = await fetch_all(connection, RESTORE.known_by_prunings, {"task_ids": list(task_ids)})
-    return {task_id for (task_id,) in rows}
+        return await fetch_all(connection, statement, parameters)

@@ -5,20 +5,14 @@ The model runner's command `list-calls` writes a line of JSON for each task, in 
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.comparing import PAGE, RESTORE
-from services.checkpoint.queries import fetch_all, ledger_connection
+from services.checkpoint.comparing import RESTORE, Comparison, rows_of
 from tenure.runtime.postgres import Pool
-
-_FIRST: Final = str(UUID(int=0))
-_LAST: Final = str(UUID(int=(1 << 128) - 1))
 
 
 class ModelCallFindingKind(StrEnum):
@@ -50,16 +44,6 @@ class RecordedGeneration(NamedTuple):
     attempt: tuple[int, int]
     sent_at: str
 
-    @classmethod
-    def read(cls, line: str) -> RecordedGeneration:
-        """Reads a line of `list-calls`. Raises ValueError for any other text."""
-        try:
-            value = json.loads(line)
-            attempt = int(value["step"]), int(value["attempt_number"])
-            return cls(str(UUID(value["task_id"])), str(value["tenant"]), attempt, str(value["sent_at"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a line of `tenure serve models list-calls`: {line.strip()[:80]!r}") from error
-
     def unknown(self) -> ModelCallFinding:
         """Returns the finding of a call that the ledger does not know."""
         step, number = self.attempt
@@ -83,43 +67,20 @@ class _NewestAttempt(NamedTuple):
     is_open: bool
 
 
-async def compare_model_calls(pool: Pool, lines: Iterable[str]) -> AsyncIterator[ModelCallFinding]:
-    """Yields the findings by task. `lines`: those of `list-calls`. Raises ValueError for other lines."""
-    recorded, after = map(RecordedGeneration.read, filter(str.strip, lines)), _FIRST
-    while after != _LAST:
-        lines_read = list(islice(recorded, PAGE))
-        page = {call.task_id: call for call in lines_read}
-        if page and (min(page) <= after or [call.task_id for call in lines_read] != sorted(page)):
-            raise ValueError("the lines are not those of one `tenure serve models list-calls`, in its order")
-        until = max(page) if len(page) == PAGE else _LAST
-        async for finding in _compare_range(pool, page, after, until):
-            yield finding
-        after = until
+def _record(value: Any) -> RecordedGeneration:
+    attempt = int(value["step"]), int(value["attempt_number"])
+    return RecordedGeneration(str(UUID(value["task_id"])), str(value["tenant"]), attempt, str(value["sent_at"]))
 
 
-async def _compare_range(
-    pool: Pool, page: dict[str, RecordedGeneration], after: str, until: str
-) -> AsyncIterator[ModelCallFinding]:
-    unknown = dict(page)
-    while True:
-        rows = await _rows(pool, RESTORE.page_of_attempts, {"after": after, "until": until, "limit": PAGE})
-        for task in map(_NewestAttempt._make, rows):
-            for finding in _findings(task, unknown.pop(task.task_id, None)):
-                yield finding
-        if len(rows) < PAGE:
-            break
-        after = rows[-1][0]
-    pruned = {row[0] for row in await _rows(pool, RESTORE.known_by_prunings, {"task_ids": list(unknown)})}
-    for call in unknown.values():
-        if call.sent_at and call.task_id not in pruned:
-            yield call.unknown()
+async def _tasks(pool: Pool, page: dict[str, Any]) -> list[_NewestAttempt]:
+    return [_NewestAttempt(*row) for row in await rows_of(pool, RESTORE.page_of_attempts, page)]
 
 
-def _findings(task: _NewestAttempt, recorded: RecordedGeneration | None) -> Iterator[ModelCallFinding]:
+def _findings(task: _NewestAttempt, record: RecordedGeneration | None) -> Iterator[ModelCallFinding]:
     newest = task.step, task.number
-    if recorded is not None and recorded.attempt > newest and recorded.sent_at:
-        yield recorded.unknown()
-    if task.is_open and (recorded is None or recorded.attempt != newest):
+    if record is not None and record.attempt > newest and record.sent_at:
+        yield record.unknown()
+    if task.is_open and (record is None or record.attempt != newest):
         yield ModelCallFinding(
             finding=ModelCallFindingKind.LOST_MODEL_CALL,
             task_id=task.task_id,
@@ -129,6 +90,10 @@ def _findings(task: _NewestAttempt, recorded: RecordedGeneration | None) -> Iter
         )
 
 
-async def _rows(pool: Pool, statement: Any, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    async with ledger_connection(pool) as connection:
-        return await fetch_all(connection, statement, parameters)
+def _unknown(record: RecordedGeneration) -> Iterator[ModelCallFinding]:
+    return iter([record.unknown()] if record.sent_at else [])
+
+
+MODEL_CALLS: Final = Comparison(
+    "tenure serve models list-calls", ModelCallFindingKind, _record, _tasks, _findings, _unknown
+)

@@ -7,10 +7,11 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.checkpoint.agents.servicer import AgentServicer
 from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
@@ -20,8 +21,9 @@ from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher, report_health
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
-from services.checkpoint.comparing import FindingKind, compare
-from services.checkpoint.comparing_model_calls import ModelCallFindingKind, compare_model_calls
+from services.checkpoint.comparing import Comparison, compare
+from services.checkpoint.comparing_model_calls import MODEL_CALLS
+from services.checkpoint.comparing_tool_calls import TOOL_CALLS
 from services.checkpoint.epochs import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
@@ -51,13 +53,14 @@ from services.checkpoint.watch.change_stream import ChangeStream
 from services.checkpoint.watch.hub import Hub
 from services.checkpoint.watch.notifications import ReplicaNotifications
 from services.checkpoint.watch.task_stream import EntryWatch
-from services.checkpoint.webhooks.mail import PREFIX as SMTP_PREFIX
-from services.checkpoint.webhooks.mail import SmtpSettings
+from services.checkpoint.webhooks.notifier import OpenNotifier
 from services.checkpoint.webhooks.sealing import seal_again
 from services.checkpoint.webhooks.sender_lease import WebhookDispatcher
 from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
 from services.checkpoint.webhooks.servicer import WebhookServicer
+from services.checkpoint.webhooks.smtp_settings import PREFIX as SMTP_PREFIX
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.access import Role
 from tenure.domain.budget import MAX_NANO_USD, NANO_USD
 from tenure.domain.fairness import FLOOR_SLOTS
@@ -154,8 +157,8 @@ class CheckpointSettings:
 
     def problems(self) -> Iterator[str]:
         """Yields violated relations between the settings."""
-        if self.webhook.turn_seconds < 2 * self.smtp.longest_seconds:
-            yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
+        if self.webhook.lease_seconds < 2 * self.smtp.longest_seconds:
+            yield f"{WEBHOOK_PREFIX}LEASE_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
         yield from dsn_problems(self.common, "TENURE_CHECKPOINT_POSTGRES_DSN", self.postgres_dsn)
         yield from dsn_problems(self.common, f"{STANDBY_PREFIX}DSN", self.standby.dsn)
 
@@ -174,12 +177,12 @@ class CheckpointSettings:
         return round(1 / self.lower_tier_share) if self.lower_tier_share else 0
 
 
-async def compose(process: Process, settings: CheckpointSettings) -> None:
+async def compose(process: Process, settings: CheckpointSettings, open_notifier: OpenNotifier) -> None:
     """Assembles the process and serves until it is stopped."""
-    await serve(process, await assemble(process, settings))
+    await serve(process, await assemble(process, settings, open_notifier))
 
 
-async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
+async def assemble(process: Process, settings: CheckpointSettings, open_notifier: OpenNotifier) -> RpcServer:
     """Opens everything in the order of dependency and returns the server, not yet opened."""
     security = Security.load(settings.common, Role.CHECKPOINT, settings.listen, access_rules)
     tokens = TokenChecker(Verifier(settings.verifying_keys_file), Audience.CHECKPOINT, settings.common.tls.installation)
@@ -223,7 +226,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    policy = _send(duties, pool, settings, due)
+    policy = _send(duties, pool, settings, due, open_notifier)
     _retain(duties, pool, settings)
     audit = await process.open(refusal_log(pool, security.identity).opened())
     server = RpcServer(
@@ -330,7 +333,9 @@ def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
     duties.start("retention lag", cleaner.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
-def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork) -> WebhookPolicy:
+def _send(
+    duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork, open_notifier: OpenNotifier
+) -> WebhookPolicy:
     """Starts the duties that send the ledger's news elsewhere: to webhooks, and to a collector of traces.
 
     Returns what the installation allows of webhooks.
@@ -341,6 +346,7 @@ def _send(duties: Duties, pool: Pool, settings: CheckpointSettings, due: DueWork
         settings.webhook.max_per_tenant,
         settings.webhook.max_pending,
         SecretBox(settings.encryption_keys_file),
+        open_notifier,
         settings.webhook.allow_insecure,
         has_links=bool(settings.answer_link.public_url),
     )
@@ -386,37 +392,20 @@ async def raise_after_restore(process: Process, settings: CheckpointSettings) ->
     sys.stdout.write(f"generation {raised}, before {generation}\n")
 
 
-async def print_findings(process: Process, settings: CheckpointSettings) -> None:
-    """Compares the ledger with the call records on standard input, and prints a line of JSON for each finding.
+async def print_findings(comparison: Comparison[Any, Any, Any], process: Process, settings: CheckpointSettings) -> None:
+    """Compares the ledger with the records on standard input, and prints a line of JSON for each finding.
 
-    Raises ConfigurationError for an input that is not of `tenure serve tools list-records`.
+    Raises ConfigurationError for an input that is not of the comparison's command.
     """
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
     counts: Counter[str] = Counter()
     try:
-        async for finding in compare(pool, sys.stdin):
+        async for finding in compare(comparison, pool, sys.stdin):
             counts[finding.finding] += 1
             sys.stdout.write(f"{json.dumps(asdict(finding))}\n")
     except ValueError as error:
         raise ConfigurationError([str(error)]) from error
-    for kind in FindingKind:
-        sys.stderr.write(f"{kind:<13} {counts[kind]}\n")
-
-
-async def print_model_findings(process: Process, settings: CheckpointSettings) -> None:
-    """Compares the ledger with the model calls on standard input, and prints a line of JSON for each finding.
-
-    Raises ConfigurationError for an input that is not of `tenure serve models list-calls`.
-    """
-    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
-    counts: Counter[str] = Counter()
-    try:
-        async for finding in compare_model_calls(pool, sys.stdin):
-            counts[finding.finding] += 1
-            sys.stdout.write(f"{json.dumps(asdict(finding))}\n")
-    except ValueError as error:
-        raise ConfigurationError([str(error)]) from error
-    for kind in ModelCallFindingKind:
+    for kind in comparison.kinds:
         sys.stderr.write(f"{kind:<18} {counts[kind]}\n")
 
 
@@ -427,14 +416,15 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
         await Rights.of("services.checkpoint").give(settings.postgres_dsn, settings.service_role)
 
 
-def main() -> int:
+def main(open_notifier: OpenNotifier) -> int:
     """Runs the service and returns the exit code."""
-    commands = {
+    commands: dict[str, Callable[[Process, CheckpointSettings], Awaitable[None]]] = {
         "migrate": migrate_only,
         "operator-key": print_operator_key,
         "reencrypt": seal_secrets_again,
         "raise-generation": raise_after_restore,
-        "compare-records": print_findings,
-        "compare-model-calls": print_model_findings,
+        "compare-records": partial(print_findings, TOOL_CALLS),
+        "compare-model-calls": partial(print_findings, MODEL_CALLS),
     }
-    return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)
+    composing = partial(compose, open_notifier=open_notifier)
+    return run_service(NAME, CheckpointSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)

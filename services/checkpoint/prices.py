@@ -51,11 +51,11 @@ class PriceList:
         """Returns the prices on that day; None when the price is unknown."""
         if len(model) > MAX_NAME_CHARACTERS:
             return None
-        return self._own.get(model) or _listed(model, at.astimezone(UTC).date())
+        return self._own.get(model) or listed_price(model, at.astimezone(UTC).date())
 
 
 @lru_cache(maxsize=1024)
-def _listed(model: str, day: date) -> Prices | None:
+def listed_price(model: str, day: date) -> Prices | None:
     """Returns the package's prices at the beginning of a day. A price of 0 is a price."""
     provider, name = _provider_of(model)
     result = provider.find_model(name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.numeric import Int8BinaryDumper
 
+from services.checkpoint.rows import PARTS
 from tenure.runtime.postgres import connection, in_transaction
 from tenure.runtime.sql import Migrations, Queries
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 SCHEMA: Final = "ledger"
-QUERIES: Final = Queries.load("services.checkpoint")
+QUERIES: Final = Queries.load("services.checkpoint", parts=PARTS)
+LISTS: Final = Queries.load("services.checkpoint", "sql/lists.sql")
 FORKS: Final = Queries.load("services.checkpoint", "sql/forks.sql")
 USAGE_REPORTS: Final = Queries.load("services.checkpoint", "sql/usage_reports.sql")
 QUEUE: Final = Queries.load("services.checkpoint", "sql/queue.sql")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.commit.draft import calls_in_doubt
@@ -10,138 +11,79 @@ from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.page_tokens import read_token, write_token
-from services.checkpoint.queries import FORKS, OUTPUTS, QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.rows import ShownTask
 from services.checkpoint.standby import LedgerReads
+from tenure.domain.budget import Budget
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import PRIORITIES, SOURCES, STATES, optional_timestamp, timestamp
+from tenure.wire.task import budget_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import datetime
 
     from tenure.runtime.postgres import Connection, Pool
 
 
 # Tasks as callers see them: the task row, with the spec from the first entry and the root's budget.
 
+_BUDGET_COLUMNS: Final = len(fields(Budget))
 
-class _Snapshot(NamedTuple):
-    """The columns of the statement `tasks_by_id`, in its order."""
 
-    task_id: str
-    tenant: str
-    submitted: bytes
-    state: str
-    reason: str
-    message: str
-    attempt: int
-    epoch: int
-    owner: str
-    step: int
-    sequence: int
-    input_tokens: int
-    output_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    max_tokens: int
-    used_tokens: int
-    reserved_tokens: int
-    result: bytes
-    claim_count: int
-    ending_state: str
-    parent_task_id: str | None
-    root_task_id: str
-    created_at: datetime
-    updated_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    next_retry_at: datetime | None
-    deadline_at: datetime
-    wait: bytes
-    forked_from_task_id: str | None
-    forked_from_sequence: int | None
-    result_json: bytes
-    own_nano_usd: int
-    max_nano_usd: int
-    used_nano_usd: int
-    reserved_nano_usd: int
-    unpriced_calls: int
-    depth: int
-    spawn_call_id: str
-    spawn_index: int
-    calls_in_doubt: list[str]
-    queue: str
-    priority: int
-    outputs: list[bytes]
+def _task(row: ShownTask) -> task_pb2.Task:
+    return task_pb2.Task(
+        task_id=row.task_id,
+        tenant=row.tenant,
+        spec=ledger_pb2.EntryBody.FromString(row.submitted).submitted.spec,
+        state=STATES.to_wire(row.state),
+        reason=row.reason,
+        message=row.message,
+        attempt=row.attempt,
+        epoch=row.epoch,
+        owner=row.owner,
+        step=row.step,
+        sequence=row.sequence,
+        usage=task_pb2.TokenUsage(
+            input_tokens=row.input_tokens,
+            output_tokens=row.output_tokens,
+            cache_creation_input_tokens=row.cache_creation_input_tokens,
+            cache_read_input_tokens=row.cache_read_input_tokens,
+        ),
+        budget=budget_to_wire(row.budget),
+        result=row.result.decode(),
+        claim_count=row.claim_count,
+        cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
+        parent_task_id=row.parent_task_id or "",
+        root_task_id=row.root_task_id,
+        create_time=timestamp(row.created_at),
+        update_time=timestamp(row.updated_at),
+        start_time=optional_timestamp(row.started_at),
+        end_time=optional_timestamp(row.ended_at),
+        next_retry_time=optional_timestamp(row.next_retry_at),
+        deadline_time=timestamp(row.deadline_at),
+        wait=shown_wait(row.wait),
+        forked_from=_forked_from(row),
+        result_json=row.result_json.decode(),
+        depth=row.depth,
+        spawn_call_id=row.spawn_call_id,
+        spawn_index=row.spawn_index,
+        used_nano_usd=row.used_nano_usd,
+        calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(row.calls_in_doubt)),
+        queue=row.queue,
+        priority=PRIORITIES.to_wire(Priority(row.priority)),
+        outputs=[tool_pb2.TaskOutput.FromString(body) for body in row.outputs],
+    )
 
-    def task(self) -> task_pb2.Task:
-        state = TaskState(self.state)
-        return task_pb2.Task(
-            task_id=self.task_id,
-            tenant=self.tenant,
-            spec=ledger_pb2.EntryBody.FromString(self.submitted).submitted.spec,
-            state=STATES.to_wire(state),
-            reason=self.reason,
-            message=self.message,
-            attempt=self.attempt,
-            epoch=self.epoch,
-            owner=self.owner,
-            step=self.step,
-            sequence=self.sequence,
-            usage=self._usage(),
-            budget=self._budget(),
-            result=self.result.decode(),
-            claim_count=self.claim_count,
-            cancel_requested=bool(self.ending_state) and state not in TERMINAL,
-            parent_task_id=self.parent_task_id or "",
-            root_task_id=self.root_task_id,
-            create_time=timestamp(self.created_at),
-            update_time=timestamp(self.updated_at),
-            start_time=optional_timestamp(self.started_at),
-            end_time=optional_timestamp(self.ended_at),
-            next_retry_time=optional_timestamp(self.next_retry_at),
-            deadline_time=timestamp(self.deadline_at),
-            wait=shown_wait(self.wait),
-            forked_from=self._forked_from(),
-            result_json=self.result_json.decode(),
-            depth=self.depth,
-            spawn_call_id=self.spawn_call_id,
-            spawn_index=self.spawn_index,
-            used_nano_usd=self.own_nano_usd,
-            calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(self.calls_in_doubt)),
-            queue=self.queue,
-            priority=PRIORITIES.to_wire(Priority(self.priority)),
-            outputs=[tool_pb2.TaskOutput.FromString(body) for body in self.outputs],
-        )
 
-    def _budget(self) -> task_pb2.BudgetStatus:
-        return task_pb2.BudgetStatus(
-            max_tokens=self.max_tokens,
-            used_tokens=self.used_tokens,
-            reserved_tokens=self.reserved_tokens,
-            max_nano_usd=self.max_nano_usd,
-            used_nano_usd=self.used_nano_usd,
-            reserved_nano_usd=self.reserved_nano_usd,
-            unpriced_calls=self.unpriced_calls,
-        )
-
-    def _forked_from(self) -> task_pb2.ForkedFrom | None:
-        if self.forked_from_task_id is None:
-            return None
-        return task_pb2.ForkedFrom(task_id=self.forked_from_task_id, sequence=self.forked_from_sequence or 0)
-
-    def _usage(self) -> task_pb2.TokenUsage:
-        return task_pb2.TokenUsage(
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            cache_creation_input_tokens=self.cache_creation_input_tokens,
-            cache_read_input_tokens=self.cache_read_input_tokens,
-        )
+def _forked_from(row: ShownTask) -> task_pb2.ForkedFrom | None:
+    if row.forked_from_task_id is None:
+        return None
+    return task_pb2.ForkedFrom(task_id=row.forked_from_task_id, sequence=row.forked_from_sequence or 0)
 
 
 async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str]) -> list[task_pb2.Task]:
@@ -156,7 +98,7 @@ async def read_tasks_of(
     rows: list[tuple[Any, ...]] = await fetch_all(
         connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenants": list(tenants)}
     )
-    return [_Snapshot(*columns).task() for columns in rows]
+    return [_task(ShownTask(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:])))) for columns in rows]
 
 
 async def read_task(connection: Connection, tenant: str, task_id: str) -> task_pb2.Task:
@@ -189,9 +131,7 @@ async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
         return await read_task(connection, tenant, task_id)
 
 
-async def list_tasks(
-    reads: LedgerReads, tenant: str, request: pb.CheckpointServiceListTasksRequest
-) -> pb.CheckpointServiceListTasksResponse:
+async def list_tasks(reads: LedgerReads, tenant: str, request: tasks_pb.ListTasksRequest) -> tasks_pb.ListTasksResponse:
     """Returns one page, which may be stale. Large specs may make it shorter: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
     listing, first = _listing(request)
@@ -211,26 +151,24 @@ async def list_tasks(
     (places, tasks, last_id), as_of = await reads.stale(read, fresh=request.fresh)
     more = len(places) == page_size or (bool(places) and last_id != places[-1][0])
     token = write_token(dict(places)[last_id], last_id) if more else ""
-    return pb.CheckpointServiceListTasksResponse(
-        tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of)
-    )
+    return tasks_pb.ListTasksResponse(tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of))
 
 
-def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tuple[str, str]]:
+def _listing(request: tasks_pb.ListTasksRequest) -> tuple[bytes, tuple[str, str]]:
     """Returns the statement with the matching index, and the position before its first row."""
     if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
-        return QUERIES.list_waits, _SOONEST
+        return LISTS.list_waits, _SOONEST
     if request.filter.forked_from_task_id:
-        return FORKS.list_forks, _NEWEST
+        return LISTS.list_forks, _NEWEST
     output = request.filter.output
     if output.kind or output.uri_prefix:
-        return (OUTPUTS.list_output_kind if output.kind else OUTPUTS.list_output_uri), _NEWEST
+        return (LISTS.list_output_kind if output.kind else LISTS.list_output_uri), _NEWEST
     source = request.filter.source
     if source.source_run_id:
-        return QUERIES.list_source_run, _NEWEST
+        return LISTS.list_source_run, _NEWEST
     if source.source_id:
-        return QUERIES.list_source, _NEWEST
-    return (QUERIES.list_source_kind if request.filter.HasField("source") else QUERIES.list_tasks), _NEWEST
+        return LISTS.list_source, _NEWEST
+    return (LISTS.list_source_kind if request.filter.HasField("source") else LISTS.list_tasks), _NEWEST
 
 
 async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> tuple[list[task_pb2.Task], str]:
@@ -249,7 +187,9 @@ async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[st
     return tasks, task_ids[-1] if task_ids else ""
 
 
-async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
+async def list_entries(
+    reads: LedgerReads, tenant: str, request: tasks_pb.ListTaskEntriesRequest
+) -> tasks_pb.ListTaskEntriesResponse:
     """A page, oldest first. Raises NotFound."""
     place, entries = await entries_after(
         reads,
@@ -265,7 +205,7 @@ async def list_entries(reads: LedgerReads, tenant: str, request: pb.ListEntriesR
         async with ledger_connection(reads.primary) as connection:
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
-    return pb.ListEntriesResponse(entries=entries, more=more)
+    return tasks_pb.ListTaskEntriesResponse(entries=entries, more=more)
 
 
 async def entries_after(
@@ -322,4 +262,4 @@ def _state(number: int) -> str:
     try:
         return STATES.to_domain(number).value
     except ValueError:
-        raise InvalidRequest(violations=[("filter.states", "must be known states")]) from None
+        raise InvalidRequest(violations=[("filter.states", "contains an unknown state")]) from None

@@ -20,8 +20,10 @@ from services.checkpoint.submit import create, forking
 from services.checkpoint.waits import in_doubt, signals
 from tenure.domain.errors import StaleEpoch
 from tenure.runtime.request_context import current_tenant
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.token import TokenChecker
 
 if TYPE_CHECKING:
@@ -72,12 +74,10 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self._ledger.announce(created.announcement)
         return pb.CreateTaskResponse(task=created.task)
 
-    async def ForkTask(
-        self, request: pb.CheckpointServiceForkTaskRequest, context: Context
-    ) -> pb.CheckpointServiceForkTaskResponse:
+    async def ForkTask(self, request: tasks_pb.ForkTaskRequest, context: Context) -> tasks_pb.ForkTaskResponse:
         forked = await forking.fork_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
         self._ledger.announce(forked.announcement)
-        return pb.CheckpointServiceForkTaskResponse(task=forked.task)
+        return tasks_pb.ForkTaskResponse(task=forked.task)
 
     async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
         return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork, self._ledger.defaults)
@@ -114,18 +114,16 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self._ledger.batcher.enqueue(commit, answer)
         return commit.size_bytes
 
-    async def GetTask(
-        self, request: pb.CheckpointServiceGetTaskRequest, context: Context
-    ) -> pb.CheckpointServiceGetTaskResponse:
+    async def GetTask(self, request: tasks_pb.GetTaskRequest, context: Context) -> tasks_pb.GetTaskResponse:
         task = await reads.get_task(self._ledger.pool, current_tenant(), request.task_id)
-        return pb.CheckpointServiceGetTaskResponse(task=task)
+        return tasks_pb.GetTaskResponse(task=task)
 
-    async def ListTasks(
-        self, request: pb.CheckpointServiceListTasksRequest, context: Context
-    ) -> pb.CheckpointServiceListTasksResponse:
+    async def ListTasks(self, request: tasks_pb.ListTasksRequest, context: Context) -> tasks_pb.ListTasksResponse:
         return await reads.list_tasks(self._ledger.reads, current_tenant(), request)
 
-    async def ListEntries(self, request: pb.ListEntriesRequest, context: Context) -> pb.ListEntriesResponse:
+    async def ListTaskEntries(
+        self, request: tasks_pb.ListTaskEntriesRequest, context: Context
+    ) -> tasks_pb.ListTaskEntriesResponse:
         return await reads.list_entries(self._ledger.reads, current_tenant(), request)
 
     async def WatchEntries(
@@ -146,10 +144,8 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def ListClaimable(self, request: pb.ListClaimableRequest, context: Context) -> pb.ListClaimableResponse:
         return pb.ListClaimableResponse(offers=await queue.list_claimable(self._ledger.pool, self._offering, request))
 
-    async def ListQueues(
-        self, request: pb.CheckpointServiceListQueuesRequest, context: Context
-    ) -> pb.CheckpointServiceListQueuesResponse:
-        return pb.CheckpointServiceListQueuesResponse(queues=await self._ledger.depths.listed())
+    async def ListQueues(self, request: admin_pb.ListQueuesRequest, context: Context) -> admin_pb.ListQueuesResponse:
+        return admin_pb.ListQueuesResponse(queues=await self._ledger.depths.listed())
 
     async def WatchQueue(self, request: pb.WatchQueueRequest, context: Context) -> AsyncIterator[pb.WatchQueueResponse]:
         async for response in self._ledger.watching.queue():
@@ -209,7 +205,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         registered = await lease_grants.inspect_leases(self._ledger.pool, request.claims)
         return pb.InspectLeasesResponse(registered_claim_ids=registered)
 
-    async def ListBills(self, request: pb.ListBillsRequest, context: Context) -> pb.ListBillsResponse:
+    async def ListBills(self, request: admin_pb.ListBillsRequest, context: Context) -> admin_pb.ListBillsResponse:
         return await bills.list_bills(self._ledger.pool, current_tenant(), request)
 
     async def ReportUsage(self, request: pb.ReportUsageRequest, context: Context) -> pb.ReportUsageResponse:
@@ -228,9 +224,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         refused = await refused_writes.list_refusals(self._ledger.pool, current_tenant(), request.task_id)
         return pb.ListRefusedWritesResponse(refused_writes=refused)
 
-    async def PruneTasks(
-        self, request: pb.CheckpointServicePruneTasksRequest, context: Context
-    ) -> pb.CheckpointServicePruneTasksResponse:
+    async def PruneTasks(self, request: admin_pb.PruneTasksRequest, context: Context) -> admin_pb.PruneTasksResponse:
         return await pruning.prune_for_operator(self._ledger.pool, current_tenant(), request)
 
     async def ListPrunings(self, request: pb.ListPruningsRequest, context: Context) -> pb.ListPruningsResponse:

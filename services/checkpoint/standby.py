@@ -154,7 +154,7 @@ class Standby:
     def _problem(self, applied_position: int | None, log: _Log) -> str:
         """Returns why positions of the server cannot be compared with those of the primary; "": they can."""
         if applied_position is None or self._log is None or log.cluster != self._log.cluster:
-            return f"{PREFIX}DSN names a server that is no standby of the ledger's database"
+            return f"{PREFIX}DSN names a server that is not a standby of the ledger's database"
         if log.timeline != self._log.timeline:
             return (
                 f"it is on timeline {log.timeline}, and the primary is on {self._log.timeline}: it is used once it has "

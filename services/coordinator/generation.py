@@ -198,7 +198,7 @@ class Generation:
     async def _settle(self) -> EtcdGeneration:
         for _ in range(_ROUNDS):
             doubts = self._doubts
-            # The ledger first: an epoch that it registers after this is no reason to think that etcd went back.
+            # The ledger first: an epoch that it registers after this is not a reason to think that etcd went back.
             ledger, etcd = await self._ledger.get_epochs(), await self._store.generation.read()
             if await self._was_raised_between(ledger, etcd):
                 continue

@@ -17,7 +17,7 @@ from tenure.domain.pools import OUTSIDE_POOL, SETTING
 from tenure.domain.states import Reason
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.request_context import current_tenant
-from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.validators.admin_service import MAX_WORKERS_A_PAGE
 from tenure.wire.common import duration, timestamp
 
@@ -40,8 +40,8 @@ _WORKERS_PAGE_BYTES: Final = 2_000_000
 
 
 async def list_workers(
-    store: LeaseStore, pools: WorkerPools, request: pb.CoordinatorServiceListWorkersRequest
-) -> pb.CoordinatorServiceListWorkersResponse:
+    store: LeaseStore, pools: WorkerPools, request: admin_pb.ListWorkersRequest
+) -> admin_pb.ListWorkersResponse:
     """Returns a page of the live sessions of workers, by worker id. Raises Unavailable.
 
     The token is the position of the last session. A page ends before the most bytes, because the queues, loops and
@@ -52,7 +52,7 @@ async def list_workers(
     drains = await store.drains.list_all()
     after = _read_token(request.page_token)
     rest = sorted((held for held in sessions if _position(held) > after), key=_position)
-    page, size_bytes = list[pb.Worker](), 0
+    page, size_bytes = list[admin_pb.Worker](), 0
     for held in rest[: request.page_size or MAX_WORKERS_A_PAGE]:
         worker = worker_to_wire(held, counts[held.session_id], pools, draining=held.session_id in drains)
         size_bytes += worker.ByteSize()
@@ -60,7 +60,7 @@ async def list_workers(
             break
         page.append(worker)
     token = " ".join(_position(rest[len(page) - 1])) if len(page) < len(rest) else ""
-    return pb.CoordinatorServiceListWorkersResponse(workers=page, next_page_token=token)
+    return admin_pb.ListWorkersResponse(workers=page, next_page_token=token)
 
 
 def _position(held: HeldSession) -> tuple[str, str]:
@@ -73,7 +73,7 @@ def _read_token(token: str) -> tuple[str, str]:
     return worker_id, session_id
 
 
-async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:
+async def list_claims(store: LeaseStore, task_id: str) -> list[admin_pb.Claim]:
     """Returns the live claims with the remaining seconds of their leases, sorted by task id. Raises Unavailable."""
     held_claims = await (store.claims.find_many([task_id]) if task_id else store.claims.list_all())
     claims = [held_claims[each] for each in sorted(held_claims)[:_MAX_CLAIMS]]
@@ -81,16 +81,16 @@ async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:
     return [_claim(claim, remaining[claim.lease]) for claim in claims]
 
 
-def list_renewals(sessions: Sessions, task_id: str) -> dict[str, pb.Renewals]:
+def list_renewals(sessions: Sessions, task_id: str) -> dict[str, admin_pb.Renewals]:
     """Returns the renewals of the claims at this replica, by claim id."""
     claims = (claim for session in sessions for claim in session.claims.values())
     counted = (claim for claim in claims if claim.renewals is not None and task_id in {"", claim.held.task_id})
     return {claim.held.record.claim_id: _renewals(claim.renewals) for claim in islice(counted, _MAX_CLAIMS)}
 
 
-def _renewals(renewals: Renewals | None) -> pb.Renewals:
+def _renewals(renewals: Renewals | None) -> admin_pb.Renewals:
     assert renewals is not None, "its claim was renewed"
-    return pb.Renewals(
+    return admin_pb.Renewals(
         first_time=timestamp(datetime.fromtimestamp(renewals.first_at, UTC)),
         last_time=timestamp(datetime.fromtimestamp(renewals.last_at, UTC)),
         count=renewals.count,
@@ -109,11 +109,11 @@ async def _remaining(store: LeaseStore, leases: set[int]) -> dict[int, int]:
     return remaining
 
 
-def worker_to_wire(session: HeldSession, claim_count: int, pools: WorkerPools, *, draining: bool) -> pb.Worker:
+def worker_to_wire(session: HeldSession, claim_count: int, pools: WorkerPools, *, draining: bool) -> admin_pb.Worker:
     """Returns a session as the API shows it. A session without a pool is about to end: it takes no more tasks."""
     record = session.record
     pool = _pool(session, pools)
-    return pb.Worker(
+    return admin_pb.Worker(
         worker_id=record.worker_id,
         session_id=session.session_id,
         live_address=record.live_address,
@@ -137,9 +137,9 @@ def _pool(session: HeldSession, pools: WorkerPools) -> WorkerPool | None:
         return None
 
 
-def _claim(claim: HeldClaim, remaining_seconds: int) -> pb.Claim:
+def _claim(claim: HeldClaim, remaining_seconds: int) -> admin_pb.Claim:
     record = claim.record
-    return pb.Claim(
+    return admin_pb.Claim(
         task_id=claim.task_id,
         claim_id=record.claim_id,
         epoch=claim.epoch,
@@ -166,7 +166,7 @@ class OperatorRequests:
         self._sessions = sessions
         self._lost_claims = lost_claims
 
-    async def transfer(self, request: pb.CoordinatorServiceTransferTaskRequest) -> bool:
+    async def transfer(self, request: admin_pb.TransferTaskRequest) -> bool:
         """Transfers a task. Returns whether it was taken from its owner now.
 
         Raises NotFound, WrongState (OUTSIDE_POOL) and Unavailable.
@@ -189,7 +189,7 @@ class OperatorRequests:
         )
         return await self._lost_claims.transfer(held, lost)
 
-    async def drain(self, request: pb.CoordinatorServiceDrainWorkerRequest) -> list[pb.Worker]:
+    async def drain(self, request: admin_pb.DrainWorkerRequest) -> list[admin_pb.Worker]:
         """Marks every session of the worker as draining. Other replicas notify their sessions. Raises NotFound."""
         record = DrainRecord(actor=request.actor, reason=request.reason)
         live = await self._live(request.worker_id)

@@ -13,6 +13,7 @@ from services.coordinator.sessions.session_stream import SESSION_GOES_ON, Sessio
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.access_control import current_principal
 from tenure.runtime.rpc_server import draining
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
 
@@ -89,13 +90,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Registers the agents and functions of a worker."""
         return await self._worker_agents.register(request, current_principal())
 
-    async def ListWorkers(self, request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
+    async def ListWorkers(self, request: Any, _context: Any) -> admin_pb.ListWorkersResponse:
         """Lists the live sessions of workers."""
         return await list_workers(self._store, self._pools, request)
 
-    async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
+    async def ListClaims(self, request: Any, _context: Any) -> admin_pb.ListClaimsResponse:
         """Lists the live claims."""
-        return pb.CoordinatorServiceListClaimsResponse(claims=await list_claims(self._store, request.task_id))
+        return admin_pb.ListClaimsResponse(claims=await list_claims(self._store, request.task_id))
 
     async def ListRenewals(self, request: pb.ListRenewalsRequest, _context: Any) -> pb.ListRenewalsResponse:
         """Lists the renewals of the claims at this replica."""
@@ -105,13 +106,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Returns where the holder of a claim serves its live text."""
         return await live_source(self._store, request.task_id, request.epoch)
 
-    async def TransferTask(self, request: Any, _context: Any) -> pb.CoordinatorServiceTransferTaskResponse:
+    async def TransferTask(self, request: Any, _context: Any) -> admin_pb.TransferTaskResponse:
         """Transfers a task from its owner to another worker."""
-        return pb.CoordinatorServiceTransferTaskResponse(taken=await self._operator_requests.transfer(request))
+        return admin_pb.TransferTaskResponse(taken=await self._operator_requests.transfer(request))
 
-    async def DrainWorker(self, request: Any, _context: Any) -> pb.CoordinatorServiceDrainWorkerResponse:
+    async def DrainWorker(self, request: Any, _context: Any) -> admin_pb.DrainWorkerResponse:
         """Drains a worker that is attached to any replica."""
-        return pb.CoordinatorServiceDrainWorkerResponse(workers=await self._operator_requests.drain(request))
+        return admin_pb.DrainWorkerResponse(workers=await self._operator_requests.drain(request))
 
 
 async def _hello(requests: AsyncIterator[pb.SessionRequest]) -> pb.Hello:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.in_doubt import AttemptStatus
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import CALL_STATES
@@ -33,7 +34,7 @@ class ToolsClient:
 
     async def look(self, task_id: str, call_ids: Sequence[str]) -> dict[str, AttemptStatus]:
         """Returns the state of each known call among these calls of a task; at most 64."""
-        request = tool_service_pb2.ListCallsRequest(task_id=task_id, call_ids=call_ids)
+        request = admin_pb.ListCallsRequest(task_id=task_id, call_ids=call_ids)
         listed = (await self._stub.ListCalls(request, timeout=_TIMEOUT_SECONDS)).calls
         return {
             one.record.call_id: AttemptStatus(CALL_STATES.to_domain(one.record.state), one.record.call_attempt)

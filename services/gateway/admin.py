@@ -1,13 +1,14 @@
-"""Serves AdminService: the lists and requests of operators, through the same fences as all other writes."""
+"""AdminService: the lists and requests of operators that ask several services, or act on a task in the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from services.gateway.client_fields import caller
+from services.gateway.forwarder import Forwarder
 from services.gateway.in_doubt import list_in_doubt, operator_request_of
 from services.gateway.peers import Peers, read_task, with_retries
-from services.gateway.tasks import caller, new_id
 from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
@@ -17,19 +18,17 @@ from tenure.runtime.request_context import current_tenant
 from tenure.runtime.schema_process import validate_in_child
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.v1.admin_service_pb2_grpc import AdminServiceServicer
 from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import seconds, state_name
 
 
-class AdminServicer(AdminServiceServicer):
-    """Passes each method on to the services that know the answer."""
+class AdminServicer(Forwarder):
+    """All writes go through the same fences as those of every other writer."""
 
     def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+        super().__init__("AdminService", peers)
 
     async def GetCaller(self, _request: api.GetCallerRequest, _context: Any) -> api.GetCallerResponse:
         principal = current_principal()
@@ -42,8 +41,8 @@ class AdminServicer(AdminServiceServicer):
         )
 
     async def ListInDoubtCalls(
-        self, request: api.AdminServiceListInDoubtCallsRequest, _context: Any
-    ) -> api.AdminServiceListInDoubtCallsResponse:
+        self, request: api.ListInDoubtCallsRequest, _context: Any
+    ) -> api.ListInDoubtCallsResponse:
         return await list_in_doubt(self._peers, request)
 
     async def ResolveInDoubtCall(
@@ -54,22 +53,14 @@ class AdminServicer(AdminServiceServicer):
             task=await self._intervene(request.task_id, request.request_id, operator_request)
         )
 
-    async def ListWorkers(self, request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
-        page = coordinator.CoordinatorServiceListWorkersRequest(
-            page_size=request.page_size, page_token=request.page_token
-        )
-        listed = await with_retries(lambda: self._peers.coordinator.ListWorkers(page))
-        return api.ListWorkersResponse(workers=listed.workers, next_page_token=listed.next_page_token)
-
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
-        coordinator_request = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)
-        listed = await with_retries(lambda: self._peers.coordinator.ListClaims(coordinator_request))
+        listed = await with_retries(lambda: self._peers.coordinator.ListClaims(request))
         if listed.claims:
             renewals = await self._peers.renewals(request.task_id)
             for claim in listed.claims:
                 if claim.claim_id in renewals:
                     claim.renewals.CopyFrom(renewals[claim.claim_id])
-        return api.ListClaimsResponse(claims=listed.claims)
+        return listed
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
         """Asks the ledger first: it knows the task's tenant, and the tool service knows only tasks with calls."""
@@ -79,30 +70,11 @@ class AdminServicer(AdminServiceServicer):
         calls = await with_retries(lambda: self._peers.tools.ListRefusedCalls(of_tools))
         return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)
 
-    async def ListBills(
-        self, request: api.AdminServiceListBillsRequest, _context: Any
-    ) -> api.AdminServiceListBillsResponse:
-        page = ledger.ListBillsRequest(
-            task_id=request.task_id,
-            after_step=request.after_step,
-            after_attempt_number=request.after_attempt_number,
-            page_size=request.page_size,
-        )
-        listed = await with_retries(lambda: self._peers.checkpoint.ListBills(page))
-        return api.AdminServiceListBillsResponse(bills=listed.bills, more=listed.more)
-
-    async def ListCalls(
-        self, request: api.AdminServiceListCallsRequest, _context: Any
-    ) -> api.AdminServiceListCallsResponse:
+    async def ListCalls(self, request: api.ListCallsRequest, _context: Any) -> api.ListCallsResponse:
         """Checks the task's tenant in the ledger, with the first page only."""
         if not request.after_call_id:
             await read_task(self._peers, request.task_id)
-        page = tools.ListCallsRequest(
-            task_id=request.task_id, after_call_id=request.after_call_id, page_size=request.page_size
-        )
-        listed = await with_retries(lambda: self._peers.tools.ListCalls(page))
-        fence = listed.fence if listed.HasField("fence") else None
-        return api.AdminServiceListCallsResponse(calls=listed.calls, fence=fence, more=listed.more)
+        return await with_retries(lambda: self._peers.tools.ListCalls(request))
 
     async def RequeueTask(self, request: api.RequeueTaskRequest, _context: Any) -> api.RequeueTaskResponse:
         requeue = ledger_pb2.OperatorRequest.Requeue(
@@ -157,7 +129,7 @@ class AdminServicer(AdminServiceServicer):
 
     async def _end_claim(self, task: task_pb2.Task, epoch: int, reason: str, to_worker_id: str = "") -> task_pb2.Task:
         """Ends the claim of this epoch and returns the task. Raises `still_held` until the ledger has released it."""
-        coordinator_request = coordinator.CoordinatorServiceTransferTaskRequest(
+        coordinator_request = api.TransferTaskRequest(
             task_id=task.task_id, epoch=epoch, actor=caller(), reason=reason, to_worker_id=to_worker_id
         )
         await with_retries(lambda: self._peers.coordinator.TransferTask(coordinator_request))
@@ -165,34 +137,6 @@ class AdminServicer(AdminServiceServicer):
         if is_held(task, epoch):  # its claim is gone from etcd, but the ledger has not requeued it yet
             raise still_held(task)
         return task
-
-    async def DrainWorker(self, request: api.DrainWorkerRequest, _context: Any) -> api.DrainWorkerResponse:
-        coordinator_request = coordinator.CoordinatorServiceDrainWorkerRequest(
-            worker_id=request.worker_id, actor=caller(), reason=request.reason
-        )
-        response = await with_retries(lambda: self._peers.coordinator.DrainWorker(coordinator_request))
-        return api.DrainWorkerResponse(workers=response.workers)
-
-    async def ListQueues(self, _request: api.ListQueuesRequest, _context: Any) -> api.ListQueuesResponse:
-        request = ledger.CheckpointServiceListQueuesRequest()
-        return api.ListQueuesResponse(
-            queues=(await with_retries(lambda: self._peers.checkpoint.ListQueues(request))).queues
-        )
-
-    async def ListToolSources(self, _request: api.ListToolSourcesRequest, _context: Any) -> api.ListToolSourcesResponse:
-        response = await with_retries(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
-        return api.ListToolSourcesResponse(instance=response.instance, sources=response.sources)
-
-    async def AcceptTools(self, request: api.AcceptToolsRequest, _context: Any) -> api.AcceptToolsResponse:
-        accepted = tools.AcceptSourceToolsRequest(name=request.name, tools=request.tools, actor=caller())
-        await with_retries(lambda: self._peers.tools.AcceptSourceTools(accepted))
-        return api.AcceptToolsResponse()
-
-    async def ListTools(
-        self, _request: api.AdminServiceListToolsRequest, _context: Any
-    ) -> api.AdminServiceListToolsResponse:
-        answer = await with_retries(lambda: self._peers.tools.ListOfferedTools(tools.ListOfferedToolsRequest()))
-        return api.AdminServiceListToolsResponse(instance=answer.instance, tools=answer.tools)
 
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
         ledger_request = ledger.ListAgingRequest(
@@ -213,23 +157,11 @@ class AdminServicer(AdminServiceServicer):
             leases_unknown=claims is None,
         )
 
-    async def PruneTasks(self, request: api.PruneTasksRequest, _context: Any) -> api.PruneTasksResponse:
-        """Prunes tasks in the ledger, which records the operator and the reason."""
-        ledger_request = ledger.CheckpointServicePruneTasksRequest(
-            reason=request.reason, actor=caller(), dry_run=request.dry_run, limit=request.limit
-        )
-        if request.WhichOneof("which") == "task_id":
-            ledger_request.task_id = request.task_id
-        else:
-            ledger_request.ended_before.CopyFrom(request.ended_before)
-        response = await with_retries(lambda: self._peers.checkpoint.PruneTasks(ledger_request))
-        return api.PruneTasksResponse(task_ids=response.task_ids, more=response.more)
-
-    async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[coordinator.Claim]:
+    async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[api.Claim]:
         """Returns the claims of all tasks with one request, if any of these tasks is held."""
         if not any(task.owner for task in tasks):
             return []
-        request = coordinator.CoordinatorServiceListClaimsRequest()
+        request = api.ListClaimsRequest()
         return list((await with_retries(lambda: self._peers.coordinator.ListClaims(request))).claims)
 
     async def _intervene(
@@ -240,7 +172,7 @@ class AdminServicer(AdminServiceServicer):
         It is acknowledged when recorded, like a cancel: other processes carry it out.
         """
         fact = ledger.AppendForeignRequest(
-            task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=operator_request
+            task_id=task_id, request_id=request_id, actor=caller(), operator_request=operator_request
         )
         return (await with_retries(lambda: self._peers.checkpoint.AppendForeign(fact))).task
 
@@ -257,7 +189,7 @@ async def _fitting_result(schema_json: str, result: str) -> str:
 
 
 def aging_with_leases(
-    tasks: Sequence[task_pb2.AgingTask], claims: Sequence[coordinator.Claim] | None, request: api.ListAgingTasksRequest
+    tasks: Sequence[task_pb2.AgingTask], claims: Sequence[api.Claim] | None, request: api.ListAgingTasksRequest
 ) -> list[api.ListAgingTasksResponse.Aging]:
     """Returns tasks with the remaining time of their leases, without healthy ones if the request says so."""
     left = {(claim.task_id, claim.epoch): claim.remaining for claim in claims or ()}

@@ -9,10 +9,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeVar
 
+from services.gateway.forwarder import Forwarder
 from services.gateway.peers import Peers, with_retries
-from services.gateway.tasks import caller
 from tenure.domain.access import (
-    Permission,
     Principal,
     StoredApiKey,
     check_new_key,
@@ -22,9 +21,8 @@ from tenure.domain.access import (
 )
 from tenure.domain.errors import NotFound, Unauthenticated
 from tenure.runtime.access_control import current_principal
-from tenure.runtime.call_limiter import Turns
+from tenure.runtime.call_limiter import CallQueue
 from tenure.v1 import api_key_service_pb2 as pb
-from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
 from tenure.wire.access import PERMISSIONS, stored_key
 
 _Value = TypeVar("_Value")
@@ -42,7 +40,7 @@ Anybody can send such keys, and each costs a query of the ledger, whose connecti
 class ApiKeys:
     """Verifies keys. Reads each key from the ledger, and again after `FRESH_SECONDS`; calls share a read.
 
-    Calls with keys that may not exist wait for their turn, fairly between the addresses that they come from.
+    Calls with keys that may not exist wait, fairly between the addresses that they come from.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -50,7 +48,7 @@ class ApiKeys:
         self._known: OrderedDict[str, tuple[float, StoredApiKey]] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()  # when the ledger had no such key
         self._reads: dict[str, asyncio.Task[StoredApiKey | None]] = {}
-        self._turns = Turns("the look-up of unknown API keys", MAX_LOOK_UPS, MAX_LOOK_UPS // 2)
+        self._look_ups = CallQueue("the look-up of unknown API keys", MAX_LOOK_UPS, MAX_LOOK_UPS // 2)
 
     async def authenticate(self, key: str, address: str) -> Principal:
         """Returns the client that the key stands for. `address`: where the call comes from.
@@ -59,7 +57,7 @@ class ApiKeys:
         """
         presented = read_api_key(key)
         if presented is None:
-            raise Unauthenticated("the authorization is no API key of Tenure", reason="API_KEY_INVALID")
+            raise Unauthenticated("the authorization is not an API key of Tenure", reason="API_KEY_INVALID")
         return verify_api_key(presented, await self._read(presented.key_id, address))
 
     async def _read(self, key_id: str, address: str) -> StoredApiKey | None:
@@ -79,11 +77,11 @@ class ApiKeys:
             read.exception()  # asyncio would log the error of a read whose calls were all cancelled
 
     async def _look_up_in_turn(self, key_id: str, address: str) -> StoredApiKey | None:
-        await self._turns.take(address)
+        await self._look_ups.take(address)
         try:
             return await self._look_up(key_id)
         finally:
-            self._turns.give(address)
+            self._look_ups.give(address)
 
     async def _look_up(self, key_id: str) -> StoredApiKey | None:
         began = monotonic()
@@ -106,11 +104,11 @@ def _keep(kept: OrderedDict[str, _Value], key_id: str, value: _Value, most: int)
         kept.popitem(last=False)
 
 
-class ApiKeyForwarder(ApiKeyServiceServicer):
+class ApiKeyForwarder(Forwarder):
     """Makes the keys, so that the ledger never sees their secrets. Limits each caller to its own rights."""
 
     def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+        super().__init__("ApiKeyService", peers)
 
     async def CreateApiKey(self, request: pb.CreateApiKeyRequest, _context: Any) -> pb.CreateApiKeyResponse:
         """Creates a key. A repeat behind the gateway sends the same key."""
@@ -121,25 +119,6 @@ class ApiKeyForwarder(ApiKeyServiceServicer):
         assert text is not None, "made just now"
         forwarded_request = pb.CreateApiKeyRequest()
         forwarded_request.CopyFrom(request)
-        forwarded_request.actor, forwarded_request.key_id, forwarded_request.digest = caller(), text.key_id, text.digest
+        forwarded_request.key_id, forwarded_request.digest = text.key_id, text.digest
         created = await with_retries(lambda: self._peers.api_keys.CreateApiKey(forwarded_request))
         return pb.CreateApiKeyResponse(api_key=created.api_key, secret=key)
-
-    async def ListApiKeys(self, request: pb.ListApiKeysRequest, _context: Any) -> pb.ListApiKeysResponse:
-        forwarded_request = pb.ListApiKeysRequest()
-        forwarded_request.CopyFrom(request)
-        forwarded_request.all_tenants = _is_operator()
-        return await with_retries(lambda: self._peers.api_keys.ListApiKeys(forwarded_request))
-
-    async def RevokeApiKey(self, request: pb.RevokeApiKeyRequest, _context: Any) -> pb.RevokeApiKeyResponse:
-        """Revokes a key. A repeat finds it revoked."""
-        forwarded_request = pb.RevokeApiKeyRequest(key_id=request.key_id, actor=caller(), all_tenants=_is_operator())
-        return await with_retries(lambda: self._peers.api_keys.RevokeApiKey(forwarded_request))
-
-    async def LookUpApiKey(self, request: pb.LookUpApiKeyRequest, _context: Any) -> pb.LookUpApiKeyResponse:
-        """Is for gateways, which ask the ledger."""
-        raise NotFound(f"there is no API key {request.key_id} here", reason="API_KEY_NOT_FOUND")
-
-
-def _is_operator() -> bool:
-    return Permission.OPERATE in current_principal().permissions

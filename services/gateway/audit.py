@@ -1,4 +1,4 @@
-"""The audit log at the gateway: records administrative acts before they happen, and refusals; forwards the list."""
+"""The audit log at the gateway: records administrative acts before they happen, and refusals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 
 from services.gateway.peers import Peers, with_retries
 from tenure.domain.audit import AuditRecord, Decision
-from tenure.domain.errors import NotFound
 from tenure.runtime.audit import RefusalLog
 from tenure.runtime.request_context import current_tenant
-from tenure.v1 import audit_service_pb2 as pb
-from tenure.v1.audit_service_pb2_grpc import AuditServiceServicer
 from tenure.wire.audit import append_request, reason_of, target_of
 
 
@@ -31,19 +28,3 @@ class AuditLog(RefusalLog):
     async def _append(self, records: Sequence[AuditRecord]) -> None:
         request = append_request(records)
         await with_retries(lambda: self._peers.audit.AppendAuditRecords(request))
-
-
-class AuditForwarder(AuditServiceServicer):
-    """Forwards the list to the ledger."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
-
-    async def ListAuditRecords(self, request: pb.ListAuditRecordsRequest, _context: Any) -> pb.ListAuditRecordsResponse:
-        return await with_retries(lambda: self._peers.audit.ListAuditRecords(request))
-
-    async def AppendAuditRecords(
-        self, _request: pb.AppendAuditRecordsRequest, _context: Any
-    ) -> pb.AppendAuditRecordsResponse:
-        """Is for gateways, which ask the ledger."""
-        raise NotFound("clients cannot append to the audit log", reason="NOT_FOR_CLIENTS")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tenure.domain.access import API_KEY_PREFIX, Principal
 from tenure.domain.errors import Unauthenticated
-from tenure.runtime.request_context import peer_of
 
 if TYPE_CHECKING:
     from services.gateway.api_keys import ApiKeys
@@ -31,7 +30,7 @@ class ClientAuthentication:
         if self._tokens is not None and (self._api_keys is None or not presented.startswith(API_KEY_PREFIX)):
             return await self._tokens.authenticate(presented)
         assert self._api_keys is not None, "a gateway with clients accepts keys, tokens, or both"
-        return await self._api_keys.authenticate(presented, peer_of(context).rpartition(":")[0])
+        return await self._api_keys.authenticate(presented, context.peer().rpartition(":")[0])
 
     def _bearer(self, metadata: Metadata) -> str:
         """Returns the text after "Bearer ". Raises Unauthenticated for a call without authorization, or with two."""

@@ -11,9 +11,9 @@ from services.gateway.explanation import CallFact, Facts, OpenModelCallFact, Pin
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import agent_service_pb2 as agents
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
@@ -36,10 +36,10 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
     Without the other services the answer is shorter.
     """
     task = await read_task(peers, task_id)
-    page = ledger.ListEntriesRequest(
+    page = api.ListTaskEntriesRequest(
         task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
     )
-    entries = (await with_retries(lambda: peers.checkpoint.ListEntries(page))).entries
+    entries = (await with_retries(lambda: peers.checkpoint.ListTaskEntries(page))).entries
     claims, workers, calls, refusals, caps, builds = await asyncio.gather(
         _unless_away(_claims(peers, task_id)),
         _unless_away(_workers(peers)),
@@ -55,8 +55,8 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
 def gather_facts(
     task: task_pb2.Task,
     entries: Sequence[ledger_pb2.Entry],
-    claims: Sequence[coordinator.Claim] | None,
-    workers: Sequence[coordinator.Worker] | None,
+    claims: Sequence[admin_pb.Claim] | None,
+    workers: Sequence[admin_pb.Worker] | None,
     calls: Sequence[tool_pb2.CallTrail] | None,
     refusals: int | None,
     caps: Sequence[tenants.QuotaUse] = (),
@@ -143,7 +143,7 @@ def _open_model_call(entries: Sequence[ledger_pb2.Entry], now: float) -> OpenMod
     return OpenModelCallFact(opened.step, opened.body.model_attempt.attempt_number, since)
 
 
-def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:
+def _worker(worker: admin_pb.Worker, tenant: str) -> WorkerFact:
     return WorkerFact(
         worker.worker_id,
         tuple(worker.queues) or ("default",),
@@ -179,13 +179,13 @@ def _awaited(wait: task_pb2.Wait) -> str:
     return f"an answer to: {wait.question}"
 
 
-async def _claims(peers: Peers, task_id: str) -> Sequence[coordinator.Claim]:
-    request = coordinator.CoordinatorServiceListClaimsRequest(task_id=task_id)
+async def _claims(peers: Peers, task_id: str) -> Sequence[admin_pb.Claim]:
+    request = admin_pb.ListClaimsRequest(task_id=task_id)
     return (await peers.coordinator.ListClaims(request, timeout=_TIMEOUT_SECONDS)).claims
 
 
-async def _workers(peers: Peers) -> Sequence[coordinator.Worker]:
-    request, workers = coordinator.CoordinatorServiceListWorkersRequest(), list[coordinator.Worker]()
+async def _workers(peers: Peers) -> Sequence[admin_pb.Worker]:
+    request, workers = admin_pb.ListWorkersRequest(), list[admin_pb.Worker]()
     while True:
         page = await peers.coordinator.ListWorkers(request, timeout=_TIMEOUT_SECONDS)
         workers += page.workers
@@ -195,7 +195,7 @@ async def _workers(peers: Peers) -> Sequence[coordinator.Worker]:
 
 
 async def _calls(peers: Peers, task_id: str) -> Sequence[tool_pb2.CallTrail]:
-    request = tools.ListCallsRequest(task_id=task_id, page_size=1000)
+    request = admin_pb.ListCallsRequest(task_id=task_id, page_size=1000)
     return (await peers.tools.ListCalls(request, timeout=_TIMEOUT_SECONDS)).calls
 
 

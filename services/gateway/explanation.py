@@ -339,7 +339,7 @@ def _what_it_needs(facts: Facts) -> str:
     if facts.state in TERMINAL:
         return "It needs nothing more" if facts.state is TaskState.SUCCEEDED else _what_continues_it(facts)
     if facts.is_to_end:
-        return "It needs only time: it ends within about a second while all services answer"
+        return "It will end without help, within about a second while all services answer"
     needs = {
         TaskState.QUEUED: _needed_to_start(facts),
         TaskState.RUNNING: _needed_to_run(facts),

@@ -16,7 +16,6 @@ from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.v1 import tool_service_pb2 as tools
 
 DEFAULT_PAGE: Final = 50
 _MAX_PAGES: Final = 10
@@ -24,9 +23,7 @@ _MAX_PAGES: Final = 10
 _AT_ONCE: Final = 16
 
 
-async def list_in_doubt(
-    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
-) -> api.AdminServiceListInDoubtCallsResponse:
+async def list_in_doubt(peers: Peers, request: api.ListInDoubtCallsRequest) -> api.ListInDoubtCallsResponse:
     """Returns a page. Raises NotFound for a task that is not the caller's."""
     if request.task_id:
         await read_task(peers, request.task_id)
@@ -35,9 +32,7 @@ async def list_in_doubt(
     return await _list_waited_for(peers, request)
 
 
-async def _list_waited_for(
-    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
-) -> api.AdminServiceListInDoubtCallsResponse:
+async def _list_waited_for(peers: Peers, request: api.ListInDoubtCallsRequest) -> api.ListInDoubtCallsResponse:
     """Returns the resolvable calls, found through the tasks that wait.
 
     The tool service also keeps many calls in doubt that can no longer be resolved.
@@ -53,25 +48,23 @@ async def _list_waited_for(
         # The outcome came late, or the task waits for another call attempt: the task goes on soon.
         if call is not None and doubt.call.call_attempt in {0, call.call_attempt}:
             listed.append(_waited_for(call))
-    return api.AdminServiceListInDoubtCallsResponse(calls=listed, next_page_token=page.next_page_token)
+    return api.ListInDoubtCallsResponse(calls=listed, next_page_token=page.next_page_token)
 
 
-async def _look_through(
-    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
-) -> api.AdminServiceListInDoubtCallsResponse:
-    listed_calls: list[api.AdminServiceListInDoubtCallsResponse.Listed] = []
+async def _look_through(peers: Peers, request: api.ListInDoubtCallsRequest) -> api.ListInDoubtCallsResponse:
+    listed_calls: list[api.ListInDoubtCallsResponse.Listed] = []
     page_size, token = request.page_size or DEFAULT_PAGE, request.page_token
     for _ in range(_MAX_PAGES):
-        tools_request = tools.ListInDoubtCallsRequest(
+        tools_request = api.ListInDoubtCallsRequest(
             task_id=request.task_id, page_size=page_size - len(listed_calls), page_token=token
         )
         page = await _page(peers, tools_request)
-        listed = await _with_tasks(peers, page.calls)
+        listed = await _with_tasks(peers, [one.call for one in page.calls])
         listed_calls += [each for each in listed if each.resolvable or request.all]
         token = page.next_page_token
         if not token or len(listed_calls) == page_size:
             break
-    return api.AdminServiceListInDoubtCallsResponse(calls=listed_calls, next_page_token=token)
+    return api.ListInDoubtCallsResponse(calls=listed_calls, next_page_token=token)
 
 
 async def operator_request_of(peers: Peers, request: api.ResolveInDoubtCallRequest) -> ledger_pb2.OperatorRequest:
@@ -141,9 +134,7 @@ def _not_there(call_id: str) -> WrongState:
     )
 
 
-async def _with_tasks(
-    peers: Peers, calls: Sequence[tool_pb2.InDoubtCall]
-) -> list[api.AdminServiceListInDoubtCallsResponse.Listed]:
+async def _with_tasks(peers: Peers, calls: Sequence[tool_pb2.InDoubtCall]) -> list[api.ListInDoubtCallsResponse.Listed]:
     """Returns each call with its task, or without one if the ledger has pruned it."""
     at_once = asyncio.Semaphore(_AT_ONCE)
 
@@ -159,10 +150,10 @@ async def _with_tasks(
     return [_listed(call, tasks[call.task_id]) for call in calls]
 
 
-def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.AdminServiceListInDoubtCallsResponse.Listed:
+def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.ListInDoubtCallsResponse.Listed:
     if task is None:
-        return api.AdminServiceListInDoubtCallsResponse.Listed(call=call)
-    return api.AdminServiceListInDoubtCallsResponse.Listed(
+        return api.ListInDoubtCallsResponse.Listed(call=call)
+    return api.ListInDoubtCallsResponse.Listed(
         call=call,
         task_state=task.state,
         task_reason=task.reason,
@@ -170,8 +161,8 @@ def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.Admin
     )
 
 
-def _waited_for(call: tool_pb2.InDoubtCall) -> api.AdminServiceListInDoubtCallsResponse.Listed:
-    return api.AdminServiceListInDoubtCallsResponse.Listed(
+def _waited_for(call: tool_pb2.InDoubtCall) -> api.ListInDoubtCallsResponse.Listed:
+    return api.ListInDoubtCallsResponse.Listed(
         call=call,
         task_state=task_pb2.TASK_STATE_WAITING_USER,
         task_reason=Reason.TOOL_IN_DOUBT,
@@ -194,12 +185,10 @@ async def _named(peers: Peers, names: Sequence[tuple[str, str]]) -> dict[tuple[s
     """Returns those of the named calls (task id, call id) that are in doubt."""
     if not names:
         return {}
-    call_names = [
-        tools.ListInDoubtCallsRequest.CallName(task_id=task_id, call_id=call_id) for task_id, call_id in names
-    ]
-    page = await _page(peers, tools.ListInDoubtCallsRequest(calls=call_names))
-    return {(call.task_id, call.call_id): call for call in page.calls}
+    call_names = [api.ListInDoubtCallsRequest.CallName(task_id=task_id, call_id=call_id) for task_id, call_id in names]
+    page = await _page(peers, api.ListInDoubtCallsRequest(calls=call_names))
+    return {(one.call.task_id, one.call.call_id): one.call for one in page.calls}
 
 
-async def _page(peers: Peers, request: tools.ListInDoubtCallsRequest) -> tools.ListInDoubtCallsResponse:
+async def _page(peers: Peers, request: api.ListInDoubtCallsRequest) -> api.ListInDoubtCallsResponse:
     return await with_retries(lambda: peers.tools.ListInDoubtCalls(request))

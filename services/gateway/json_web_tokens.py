@@ -180,9 +180,9 @@ def read_keys(text: bytes) -> Mapping[str, jwt.PyJWK]:
     try:
         published = jwt.PyJWKSet.from_json(text.decode())
     except jwt.PyJWTError as error:
-        raise ValueError(f"it is no JWK set: {error}") from error
+        raise ValueError(f"it is not a JWK set: {error}") from error
     except (AttributeError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError("it is no JWK set") from error
+        raise ValueError("it is not a JWK set") from error
     usable = {key.key_id: key for key in published.keys if key.key_id and _verifies(key)}
     if not usable:
         raise ValueError("it has no public key with a kid for signatures by RSA, an elliptic curve or Ed25519")
@@ -217,6 +217,6 @@ def _is_safe(url: str) -> bool:
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or half of the brackets of an IPv6 address
+    except ValueError:  # a port that is not a number, or half of the brackets of an IPv6 address
         return False
     return is_url and not is_clear_text(url)

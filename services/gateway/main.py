@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from services.gateway.admin import AdminServicer
-from services.gateway.agents import AgentForwarder
-from services.gateway.answer_links import AnswerPages
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
-from services.gateway.approvals import ApprovalForwarder
-from services.gateway.audit import AuditForwarder, AuditLog
+from services.gateway.audit import AuditLog
 from services.gateway.client_authentication import ClientAuthentication
-from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
-from services.gateway.http.local_socket import local_socket
+from services.gateway.forwarder import Forwarder
+from services.gateway.forwarding import (
+    AgentForwarder,
+    LeaseForwarder,
+    ScheduleForwarder,
+    TenantForwarder,
+    WebhookForwarder,
+)
 from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
@@ -34,22 +38,41 @@ from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, group, setting
-from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
-from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
-from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
-from tenure.v1.approval_service_pb2_grpc import add_ApprovalServiceServicer_to_server
-from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
-from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
-from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
-from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
-from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
-from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
+from tenure.v1 import (
+    admin_service_pb2_grpc,
+    agent_service_pb2_grpc,
+    api_key_service_pb2_grpc,
+    approval_service_pb2_grpc,
+    audit_service_pb2_grpc,
+    lease_service_pb2_grpc,
+    schedule_service_pb2_grpc,
+    task_service_pb2_grpc,
+    tenant_service_pb2_grpc,
+    webhook_service_pb2_grpc,
+)
 from tenure.validators import longest_request, schemas_in
 from tenure.wire.access import access_rules
+
+if TYPE_CHECKING:
+    from services.gateway.http.edge import HttpEdge
+
+    LoadEdges = Callable[[], Sequence[HttpEdge]]
 
 CERTIFICATES: Final = "certificates"
 API_KEYS: Final = "api-keys"
 JWT: Final = "jwt"
+_REGISTER: Final[Mapping[str, Callable[..., None]]] = {
+    "AdminService": admin_service_pb2_grpc.add_AdminServiceServicer_to_server,
+    "AgentService": agent_service_pb2_grpc.add_AgentServiceServicer_to_server,
+    "ApiKeyService": api_key_service_pb2_grpc.add_ApiKeyServiceServicer_to_server,
+    "ApprovalService": approval_service_pb2_grpc.add_ApprovalServiceServicer_to_server,
+    "AuditService": audit_service_pb2_grpc.add_AuditServiceServicer_to_server,
+    "LeaseService": lease_service_pb2_grpc.add_LeaseServiceServicer_to_server,
+    "ScheduleService": schedule_service_pb2_grpc.add_ScheduleServiceServicer_to_server,
+    "TaskService": task_service_pb2_grpc.add_TaskServiceServicer_to_server,
+    "TenantService": tenant_service_pb2_grpc.add_TenantServiceServicer_to_server,
+    "WebhookService": webhook_service_pb2_grpc.add_WebhookServiceServicer_to_server,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +133,16 @@ class GatewaySettings:
         )
 
 
-async def compose(process: Process, settings: GatewaySettings) -> None:
-    """Opens the channels to the services, then the server that uses them."""
+async def compose(process: Process, settings: GatewaySettings, http_edges: LoadEdges) -> None:
+    """Opens the channels to the services, then the server that uses them. `http_edges`: called for an HTTP door."""
     security = Security.load(settings.common, Role.GATEWAY, settings.listen, access_rules, serves_clients=True)
     peers = await process.open(
         Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address, security)
     )
     if settings.authentication != CERTIFICATES:
         security = security.for_clients((await client_authentication(process, settings, peers)).authenticate)
-    local = await process.open(local_socket()) if settings.http.listen else None
-    if local is not None:  # a caller by HTTP has no certificate
-        security = security.for_local_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
+    if settings.http.listen:  # a caller by HTTP has no certificate
+        security = security.for_http_clients(ClientAuthentication(ApiKeys(peers), None).authenticate)
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
@@ -132,44 +154,55 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),
         limiter=settings.limit.limiter(),
-        local_socket=local,
     )
-    services: dict[str, tuple[Callable[..., None], Any]] = {
-        "TaskService": (
-            add_TaskServiceServicer_to_server,
-            TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds),
-        ),
-        "AdminService": (add_AdminServiceServicer_to_server, AdminServicer(peers)),
-        "LeaseService": (add_LeaseServiceServicer_to_server, LeaseForwarder(peers, server.stopping)),
-        "ScheduleService": (add_ScheduleServiceServicer_to_server, ScheduleForwarder(peers)),
-        "TenantService": (add_TenantServiceServicer_to_server, TenantForwarder(peers, settings.operator_tenants)),
-        "WebhookService": (add_WebhookServiceServicer_to_server, WebhookForwarder(peers)),
-        "ApiKeyService": (add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers)),
-        "AgentService": (add_AgentServiceServicer_to_server, AgentForwarder(peers)),
-        "ApprovalService": (add_ApprovalServiceServicer_to_server, ApprovalForwarder(peers)),
-        "AuditService": (add_AuditServiceServicer_to_server, AuditForwarder(peers)),
-    }
-    for service, (register, servicer) in services.items():
+    for service, servicer in servicers(
+        peers, live, server.stopping, settings.heartbeat_seconds, settings.operator_tenants
+    ).items():
         name = f"tenure.v1.{service}"
-        server.add(name, register, SealedPages(servicer, name))
-    await serve(process, server, *([] if local is None else [_http_door(settings, security, local, process, peers)]))
+        server.add(name, _REGISTER[service], SealedPages(servicer, name))
+    doors = [_http_door(settings, security, server, process, peers, http_edges())] if settings.http.listen else []
+    await serve(process, server, *doors)
+
+
+def servicers(
+    peers: Peers, live: LiveTextRelay, stopping: asyncio.Event, heartbeat_seconds: float, operators: Collection[str]
+) -> dict[str, Forwarder]:
+    """Returns the servicers of the public services."""
+    return {
+        "TaskService": TaskServicer(peers, live, stopping, heartbeat_seconds),
+        "AdminService": AdminServicer(peers),
+        "LeaseService": LeaseForwarder(peers, stopping),
+        "ScheduleService": ScheduleForwarder(peers),
+        "TenantService": TenantForwarder(peers, operators),
+        "WebhookService": WebhookForwarder(peers),
+        "ApiKeyService": ApiKeyForwarder(peers),
+        "AgentService": AgentForwarder(peers),
+        "ApprovalService": Forwarder("ApprovalService", peers),
+        "AuditService": Forwarder("AuditService", peers),
+    }
 
 
 def _http_door(
-    settings: GatewaySettings, security: Security, local: Path, process: Process, peers: Peers
+    settings: GatewaySettings,
+    security: Security,
+    server: RpcServer,
+    process: Process,
+    peers: Peers,
+    edges: Sequence[HttpEdge],
 ) -> AbstractAsyncContextManager[str]:
-    """Returns the HTTP door. Its libraries are imported by gateways that have one."""
+    """Returns the HTTP server. Its libraries are imported by gateways that have one."""
     from services.gateway.http.server import http_door
 
     return http_door(
         settings.http,
-        local,
+        server,
         process.stopping,
         security.files,
         settings.common.tls,
         is_authenticated=security.files is not None or settings.authentication != CERTIFICATES,
         allow_insecure_network=settings.common.allow_insecure_network,
-        pages=AnswerPages(peers),
+        peers=peers,
+        edges=edges,
     )
 
 
@@ -180,6 +213,7 @@ async def client_authentication(process: Process, settings: GatewaySettings, pee
     return ClientAuthentication(ApiKeys(peers) if API_KEYS in accepted else None, tokens)
 
 
-def main() -> int:
-    """Runs the gateway and returns its exit code."""
-    return run_service("gateway", GatewaySettings, os.environ, compose, arguments=sys.argv[1:])
+def main(http_edges: LoadEdges = tuple) -> int:
+    """Runs the gateway with these edges and returns its exit code."""
+    composing = partial(compose, http_edges=http_edges)
+    return run_service("gateway", GatewaySettings, os.environ, composing, arguments=sys.argv[1:])

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pool
 
+from services.gateway.client_fields import set_own_fields
 from tenure.domain.errors import InvalidRequest
 from tenure.validators import validate
 
@@ -37,7 +38,11 @@ def unsealed(token: str, seal: str) -> str:
 
 
 def validate_page(request: Any) -> None:
-    """Validates the request of a client, and takes the seal off its page token. Raises InvalidRequest."""
+    """Sets the gateway's own fields of a client's request, takes the seal off its page token, and validates it.
+
+    Raises InvalidRequest.
+    """
+    set_own_fields(request)
     if _has_pages(request.DESCRIPTOR):
         request.page_token = unsealed(request.page_token, _seal(request))
     validate(request)

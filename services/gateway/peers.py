@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from socket import SOCK_STREAM
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from tenure.domain.access import Role
 from tenure.domain.errors import TenureError, TryLater, Unavailable
@@ -17,34 +17,25 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import PEER, open_channel
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.security import NO_SECURITY, Security
-from tenure.v1 import task_pb2
-from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
-from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
-from tenure.v1.approval_service_pb2_grpc import ApprovalServiceStub
-from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
-from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
-from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.v1 import (
+    agent_service_pb2_grpc,
+    api_key_service_pb2_grpc,
+    approval_service_pb2_grpc,
+    audit_service_pb2_grpc,
+    checkpoint_service_pb2_grpc,
+    coordinator_service_pb2_grpc,
+    lease_service_pb2_grpc,
+    schedule_service_pb2_grpc,
+    tenant_service_pb2_grpc,
+    tool_service_pb2_grpc,
+    webhook_service_pb2_grpc,
+)
 from tenure.v1.coordinator_service_pb2 import ListRenewalsRequest
-from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
-from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
-from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
+from tenure.v1.task_service_pb2 import GetTaskRequest
 
-if TYPE_CHECKING:  # these names exist for type checkers only
-    from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
-    from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
-    from tenure.v1.approval_service_pb2_grpc import ApprovalServiceAsyncStub
-    from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
-    from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
-    from tenure.v1.coordinator_service_pb2 import Renewals
-    from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
-    from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
-    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
-    from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
-    from tenure.v1.tool_service_pb2_grpc import ToolServiceAsyncStub
-    from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
+if TYPE_CHECKING:
+    from tenure.v1 import task_pb2
+    from tenure.v1.admin_service_pb2 import Renewals
 
 T = TypeVar("T")
 
@@ -57,8 +48,37 @@ PATIENCE: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=3.0, c
 """The retries of a call. They hide the restart of a replica; after a few seconds the caller gets an error."""
 
 
+_STUBS: Final[Mapping[str, tuple[Role, type[Any]]]] = {
+    "checkpoint": (Role.CHECKPOINT, checkpoint_service_pb2_grpc.CheckpointServiceStub),
+    "schedules": (Role.CHECKPOINT, schedule_service_pb2_grpc.ScheduleServiceStub),
+    "tenants": (Role.CHECKPOINT, tenant_service_pb2_grpc.TenantServiceStub),
+    "webhooks": (Role.CHECKPOINT, webhook_service_pb2_grpc.WebhookServiceStub),
+    "api_keys": (Role.CHECKPOINT, api_key_service_pb2_grpc.ApiKeyServiceStub),
+    "approvals": (Role.CHECKPOINT, approval_service_pb2_grpc.ApprovalServiceStub),
+    "audit": (Role.CHECKPOINT, audit_service_pb2_grpc.AuditServiceStub),
+    "agents": (Role.CHECKPOINT, agent_service_pb2_grpc.AgentServiceStub),
+    "coordinator": (Role.COORDINATOR, coordinator_service_pb2_grpc.CoordinatorServiceStub),
+    "leases": (Role.COORDINATOR, lease_service_pb2_grpc.LeaseServiceStub),
+    "tools": (Role.TOOLS, tool_service_pb2_grpc.ToolServiceStub),
+}
+PEER_SERVICES: Final = {attribute: stub.__name__.removesuffix("Stub") for attribute, (_, stub) in _STUBS.items()}
+"""The services behind the gateway, by the attributes of `Peers` with their stubs."""
+
+
 class Peers:
     """The stubs of the services, on channels of this process."""
+
+    checkpoint: checkpoint_service_pb2_grpc.CheckpointServiceAsyncStub
+    schedules: schedule_service_pb2_grpc.ScheduleServiceAsyncStub
+    tenants: tenant_service_pb2_grpc.TenantServiceAsyncStub
+    webhooks: webhook_service_pb2_grpc.WebhookServiceAsyncStub
+    api_keys: api_key_service_pb2_grpc.ApiKeyServiceAsyncStub
+    approvals: approval_service_pb2_grpc.ApprovalServiceAsyncStub
+    audit: audit_service_pb2_grpc.AuditServiceAsyncStub
+    agents: agent_service_pb2_grpc.AgentServiceAsyncStub
+    coordinator: coordinator_service_pb2_grpc.CoordinatorServiceAsyncStub
+    leases: lease_service_pb2_grpc.LeaseServiceAsyncStub
+    tools: tool_service_pb2_grpc.ToolServiceAsyncStub
 
     def __init__(
         self,
@@ -74,38 +94,18 @@ class Peers:
             Role.TOOLS: ("the tool service", tools),
         }
         self._opened = AsyncExitStack()
-        self.checkpoint: CheckpointServiceAsyncStub
-        self.coordinator: CoordinatorServiceAsyncStub
-        self.leases: LeaseServiceAsyncStub
-        self.schedules: ScheduleServiceAsyncStub
-        self.tenants: TenantServiceAsyncStub
-        self.tools: ToolServiceAsyncStub
-        self.webhooks: WebhookServiceAsyncStub
-        self.api_keys: ApiKeyServiceAsyncStub
-        self.approvals: ApprovalServiceAsyncStub
-        self.audit: AuditServiceAsyncStub
-        self.agents: AgentServiceAsyncStub
 
     async def __aenter__(self) -> Self:
-        channels = [
-            await self._opened.enter_async_context(
+        channels = {
+            role: await self._opened.enter_async_context(
                 open_channel(
                     addresses, tls=self._security.peer(role), default_timeout_seconds=CALL_TIMEOUT_SECONDS, peer=peer
                 )
             )
             for role, (peer, addresses) in self._addresses.items()
-        ]
-        self.checkpoint = CheckpointServiceStub(channels[0])
-        self.coordinator = CoordinatorServiceStub(channels[1])
-        self.leases = LeaseServiceStub(channels[1])
-        self.schedules = ScheduleServiceStub(channels[0])
-        self.tenants = TenantServiceStub(channels[0])
-        self.tools = ToolServiceStub(channels[2])
-        self.webhooks = WebhookServiceStub(channels[0])
-        self.api_keys = ApiKeyServiceStub(channels[0])
-        self.approvals = ApprovalServiceStub(channels[0])
-        self.audit = AuditServiceStub(channels[0])
-        self.agents = AgentServiceStub(channels[0])
+        }
+        for attribute, (role, stub) in _STUBS.items():
+            setattr(self, attribute, stub(channels[role]))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -140,7 +140,9 @@ async def _replicas_of(addresses: Sequence[str]) -> list[str]:
 async def _renewals_at(address: str, tls: PeerTls | None, task_id: str) -> Mapping[str, Renewals]:
     try:
         async with open_channel(address, tls=tls, default_timeout_seconds=RENEWALS_TIMEOUT_SECONDS) as channel:
-            listed = await CoordinatorServiceStub(channel).ListRenewals(ListRenewalsRequest(task_id=task_id))
+            listed = await coordinator_service_pb2_grpc.CoordinatorServiceStub(channel).ListRenewals(
+                ListRenewalsRequest(task_id=task_id)
+            )
             return listed.renewals
     except (TenureError, PeerFailed) as error:  # also a replica of an older version
         _log.debug("a replica listed no renewals", extra={"address": address, "error": str(error)})
@@ -167,7 +169,7 @@ async def with_retries(call: Callable[[], Awaitable[T]]) -> T:
 
 async def read_task(peers: Peers, task_id: str) -> task_pb2.Task:
     """Returns the task from the ledger. Raises NotFound and Unavailable."""
-    request = CheckpointServiceGetTaskRequest(task_id=task_id)
+    request = GetTaskRequest(task_id=task_id)
     return (await with_retries(lambda: peers.checkpoint.GetTask(request))).task
 
 

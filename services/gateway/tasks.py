@@ -1,4 +1,4 @@
-"""Serves TaskService, the API of backends: translates each method into requests to the ledger and the tool service."""
+"""TaskService, the API of backends: the methods that ask several services, or translate a request for the ledger."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
-import uuid_utils
-
+from services.gateway.client_fields import caller, new_id
 from services.gateway.explain import explain_task
+from services.gateway.forwarder import Forwarder
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
 from services.gateway.task_changes import WatchTasksStream
@@ -18,13 +18,12 @@ from services.gateway.watch import WatchTaskStream, follow_entries
 from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal
-from tenure.runtime.access_control import ANYONE, current_principal
-from tenure.runtime.request_context import current_tenant, traceparent
+from tenure.runtime.access_control import current_principal
+from tenure.runtime.request_context import traceparent
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.v1.task_service_pb2_grpc import TaskServiceServicer
 from tenure.wire.common import STATES, seconds
 
 # ForkTask: reserves the task id, copies the files under it, then creates the task.
@@ -32,22 +31,20 @@ from tenure.wire.common import STATES, seconds
 COPY_TIMEOUT_SECONDS: Final = 120.0
 
 
-async def fork_task(
-    peers: Peers, request: ledger.CheckpointServiceForkTaskRequest, *, with_files: bool
-) -> api.ForkTaskResponse:
+async def fork_task(peers: Peers, request: api.ForkTaskRequest) -> api.ForkTaskResponse:
     """Forks a task.
 
     Raises the ledger's errors, and WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE) for the files.
     """
-    if not with_files:
-        return api.ForkTaskResponse(task=(await with_retries(lambda: peers.checkpoint.ForkTask(request))).task)
+    if request.without_files:
+        return await with_retries(lambda: peers.checkpoint.ForkTask(request))
     prepare = ledger.PrepareForkRequest(fork=request)
     prepared = await with_retries(lambda: peers.checkpoint.PrepareFork(prepare))
     if prepared.WhichOneof("result") == "task":
         return api.ForkTaskResponse(task=prepared.task)
     copy = tools.CopyFilesRequest(from_task_id=request.task_id, task_id=prepared.prepared_task_id)
     done = await with_retries(lambda: peers.tools.CopyFiles(copy, timeout=COPY_TIMEOUT_SECONDS))
-    fork = ledger.CheckpointServiceForkTaskRequest()
+    fork = api.ForkTaskRequest()
     fork.CopyFrom(request)
     fork.prepared_task_id = prepared.prepared_task_id
     task = (await with_retries(lambda: peers.checkpoint.ForkTask(fork))).task
@@ -65,37 +62,20 @@ async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFil
     """Returns a page of files. Raises NotFound, WrongState and InvalidRequest."""
     if not request.page_token:
         await read_task(peers, request.task_id)
-    tools_request = tools.ToolServiceListFilesRequest(
-        task_id=request.task_id, path=request.path, page_size=request.page_size, page_token=request.page_token
-    )
-    page = await with_retries(lambda: peers.tools.ListFiles(tools_request))
-    usage = page.usage if page.HasField("usage") else None
-    return api.ListFilesResponse(files=page.files, next_page_token=page.next_page_token, usage=usage)
+    return await with_retries(lambda: peers.tools.ListFiles(request))
 
 
 async def read_file(peers: Peers, request: api.ReadFileRequest) -> AsyncGenerator[api.ReadFileResponse, None]:
     """Yields a file in parts. Raises NotFound, WrongState, InvalidRequest, OutOfRange, LimitReached and Unavailable."""
     await read_task(peers, request.task_id)
-    tools_request = tools.ToolServiceReadFileRequest(
-        task_id=request.task_id, path=request.path, offset=request.offset, version=request.version
-    )
-    call = peers.tools.ReadFile(tools_request, timeout=READ_TIMEOUT_SECONDS)
+    call: Any = peers.tools.ReadFile(request, timeout=READ_TIMEOUT_SECONDS)  # grpcio's types for calls are wrong
     try:
-        async with aclosing(_parts(call)) as parts:
-            async for part in parts:
-                yield part
+        async for part in call:
+            yield part
     except Unavailable as error:
         raise out_of_reach(error) from error
     finally:
         call.cancel()
-
-
-async def _parts(call: object) -> AsyncGenerator[api.ReadFileResponse, None]:
-    async for part in call:  # type: ignore[attr-defined]  # grpcio's types for calls are wrong
-        if part.WhichOneof("part") == "header":
-            yield api.ReadFileResponse(header=part.header)
-        else:
-            yield api.ReadFileResponse(content=part.content)
 
 
 # WaitTask: waits on a stream of the ledger that reports only the end of the task, instead of polling.
@@ -141,52 +121,28 @@ def _ended(task: task_pb2.Task) -> bool:
 DEFAULT_WAIT_SECONDS: Final = 30.0
 
 
-class TaskServicer(TaskServiceServicer):
+class TaskServicer(Forwarder):
     """Serves TaskService without state of its own. `stopping` ends the streams when the process drains."""
 
     def __init__(self, peers: Peers, live: LiveTextRelay, stopping: asyncio.Event, heartbeat_seconds: float) -> None:
-        self._peers, self._live, self._stopping = peers, live, stopping
+        super().__init__("TaskService", peers)
+        self._live, self._stopping = live, stopping
         self._heartbeat_seconds = heartbeat_seconds
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
         create = ledger.CreateTaskRequest(
-            request_id=request.request_id or new_id(), spec=spec_of(request), traceparent=traceparent()
+            request_id=request.request_id or new_id(), spec=request.spec, traceparent=traceparent()
         )
-        check = check_tool_names(self._peers, create.spec)
+        check = check_tool_names(self._peers, request.spec)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)
         created = await with_retries(lambda: self._peers.checkpoint.CreateTask(create))
         return api.SubmitTaskResponse(task=created.task)
 
-    async def GetTask(self, request: api.GetTaskRequest, _context: Any) -> api.GetTaskResponse:
-        return api.GetTaskResponse(task=await read_task(self._peers, request.task_id))
-
     async def WaitTask(self, request: api.WaitTaskRequest, _context: Any) -> api.WaitTaskResponse:
         timeout = seconds(request.timeout) if request.HasField("timeout") else DEFAULT_WAIT_SECONDS
         return await wait_for_end(self._peers, request.task_id, timeout, self._stopping)
-
-    async def ListTasks(self, request: api.ListTasksRequest, _context: Any) -> api.ListTasksResponse:
-        ledger_request = ledger.CheckpointServiceListTasksRequest(
-            filter=request.filter,
-            page_size=request.page_size,
-            page_token=request.page_token,
-            order=request.order,
-            fresh=request.fresh,
-        )
-        page = await with_retries(lambda: self._peers.checkpoint.ListTasks(ledger_request))
-        as_of = page.as_of_time if page.HasField("as_of_time") else None
-        return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token, as_of_time=as_of)
-
-    async def ListTaskEntries(self, request: api.ListTaskEntriesRequest, _context: Any) -> api.ListTaskEntriesResponse:
-        ledger_request = ledger.ListEntriesRequest(
-            task_id=request.task_id,
-            after_sequence=request.after_sequence,
-            page_size=request.page_size,
-            kinds=request.kinds,
-        )
-        page = await with_retries(lambda: self._peers.checkpoint.ListEntries(ledger_request))
-        return api.ListTaskEntriesResponse(entries=page.entries, more=page.more)
 
     async def WatchTask(self, request: api.WatchTaskRequest, _context: Any) -> AsyncIterator[api.WatchTaskResponse]:
         async with (
@@ -220,18 +176,17 @@ class TaskServicer(TaskServiceServicer):
 
         A signal finds its task by the correlation id; a person's answer names the task and the wait.
         """
-        request_id = request.request_id or new_id()
         if request.correlation_id:
             event = ledger.SendSignalRequest(
                 correlation_id=request.correlation_id,
-                request_id=request_id,
+                request_id=request.request_id,
                 actor=caller(),
                 payload_json=request.payload_json,
             )
             sent = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
             return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
         external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id, request_id=request_id, actor=caller(), wait_answer=_answer(request)
+            task_id=request.task_id, request_id=request.request_id, actor=caller(), wait_answer=_answer(request)
         )
         done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.ResumeTaskResponse(task=done.task)
@@ -239,7 +194,7 @@ class TaskServicer(TaskServiceServicer):
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
         external_entry = ledger.AppendForeignRequest(
             task_id=request.task_id,
-            request_id=request.request_id or new_id(),
+            request_id=request.request_id,
             actor=caller(),
             user_message=ledger_pb2.UserMessage(text=request.text),
         )
@@ -247,19 +202,10 @@ class TaskServicer(TaskServiceServicer):
         return api.SendMessageResponse(task=done.task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
-        ledger_request = ledger.CheckpointServiceForkTaskRequest(
-            request_id=request.request_id or new_id(),
-            task_id=request.task_id,
-            message=request.message,
-            overrides=request.overrides,
-            actor=caller(),
-        )
-        if (point := request.WhichOneof("point")) is not None:
-            setattr(ledger_request, point, getattr(request, point))
         check = check_names_of_fork(self._peers, request.task_id, request.overrides)
-        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(fork_task=ledger_request)):
+        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(fork_task=request)):
             return api.ForkTaskResponse(task=earlier.task)
-        return await fork_task(self._peers, ledger_request, with_files=not request.without_files)
+        return await fork_task(self._peers, request)
 
     async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:
         return await list_files(self._peers, request)
@@ -271,17 +217,6 @@ class TaskServicer(TaskServiceServicer):
 
     async def ExplainTask(self, request: api.ExplainTaskRequest, _context: Any) -> api.ExplainTaskResponse:
         return await explain_task(self._peers, request.task_id)
-
-
-def new_id() -> str:
-    """Returns a new UUIDv7."""
-    return str(uuid_utils.uuid7())
-
-
-def caller() -> str:
-    """Returns the actor of this call's entries: the authenticated caller; without authentication, the tenant."""
-    principal = current_principal()
-    return f"tenant/{current_tenant()}" if principal is ANYONE else principal.name
 
 
 def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
@@ -300,21 +235,3 @@ def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
     else:
         answer.decision = request.decision
     return answer
-
-
-def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
-    """Returns the spec of a submitted task."""
-    return task_pb2.TaskSpec(
-        goal=request.goal,
-        agent=request.agent,
-        limits=request.limits,
-        policy=request.policy,
-        priority=request.priority,
-        queue=request.queue,
-        labels=dict(request.labels),
-        source=request.source,
-        control=request.control if request.HasField("control") else None,
-        result_schema_json=request.result_schema_json,
-        start_time=request.start_time if request.HasField("start_time") else None,
-        agent_pin=request.agent_pin if request.HasField("agent_pin") else None,
-    )

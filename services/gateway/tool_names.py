@@ -28,11 +28,11 @@ CHECK_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "") -> None:
+async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = "spec.") -> None:
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
     An agent has the tools of its revision besides those of the tool service. A control function and a loop of the
-    user's own may have tools that nobody knows before they run. When the tool service does not answer, or is of an
+    user's own may have tools that are unknown before they run. When the tool service does not answer, or is of an
     older version, the task is accepted: its entry `tools_defined` lists the unknown names, and a worker refuses an
     agent in Python whose approvals name no tool.
     """
@@ -77,7 +77,7 @@ async def earlier_result(
 
 
 async def _tools_of_agent(peers: Peers, spec: task_pb2.TaskSpec) -> set[str] | None:
-    """Returns the names of the tools of the revisions that the task may get; None: nobody knows them."""
+    """Returns the names of the tools of the revisions that the task may get; None: unknown."""
     name, wanted = spec.control.function, spec.agent_pin.revision
     try:
         if wanted:

@@ -219,7 +219,7 @@ class WatchTaskStream:
         if self._waits_for_sub_agents:
             # the next heartbeat brings it; the readers report how the stream ends
             with suppress(TryLater, PeerFailed, NotFound):
-                request = ledger.CheckpointServiceGetTaskRequest(task_id=self._request.task_id)
+                request = api.GetTaskRequest(task_id=self._request.task_id)
                 beat.heartbeat.budget.CopyFrom((await self._peers.checkpoint.GetTask(request)).task.budget)
         return beat
 

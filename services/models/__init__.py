@@ -2,7 +2,7 @@
 
 The files, in the order in which data flows:
 
-__main__.py, main.py  commands, and how the parts are put together
+main.py               commands, and how the parts are put together
 settings.py           the settings from the environment
 servicer.py           ModelService: verifies the fencing token, and gives the caller its call
 work.py               the data of a call; reads prompts

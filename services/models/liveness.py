@@ -10,7 +10,6 @@ because a clock jumped, or because no runner could renew in an outage of Postgre
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import socket
@@ -23,13 +22,12 @@ from uuid import UUID
 import uuid_utils.compat as uuids
 
 from services.models.statements import QUERIES
-from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.errors import Unavailable
 from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.process import note_progress
+from tenure.runtime.runner_row import keep_renewed, record_end
 from tenure.runtime.service import instance_id
 
 _log: Final = logging.getLogger(__name__)
-_AGAIN_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
 
 
@@ -115,21 +113,18 @@ class RunnerLife:
 
     async def renew(self) -> None:
         """Renews the row and looks at the others three times in each TTL, as a duty that ends with the life."""
-        while True:
-            note_progress()
-            try:
-                async with self._kept.use() as postgres:
-                    if self._has_ended:  # the row is deleted, or about to be: a renewal would insert it again
-                        return
-                    await postgres.execute(QUERIES.renew_runner, self._row(self._address))
-                    rows = await (await postgres.execute(QUERIES.read_renewals)).fetchall()
-                self._others.look(monotonic(), rows)
-                self._on_replicas(self._others.count_alive(monotonic()))
-            except TryLater as error:
-                _log.warning("could not renew this model runner: %s", error)
-                await asyncio.sleep(_AGAIN_SECONDS)
-            else:
-                await asyncio.sleep(self._ttl_seconds / 3)
+
+        async def renew() -> bool:
+            async with self._kept.use() as postgres:
+                if self._has_ended:  # the row is deleted, or about to be: a renewal would insert it again
+                    return False
+                await postgres.execute(QUERIES.renew_runner, self._row(self._address))
+                rows = await (await postgres.execute(QUERIES.read_renewals)).fetchall()
+            self._others.look(monotonic(), rows)
+            self._on_replicas(self._others.count_alive(monotonic()))
+            return True
+
+        await keep_renewed(renew, self._ttl_seconds / 3)
 
     def _row(self, address: str) -> dict[str, object]:
         return {
@@ -146,8 +141,5 @@ class RunnerLife:
     async def __aexit__(self, *_: object) -> None:
         """Deletes the row, if the database answers."""
         self._has_ended = True
-        try:
-            async with asyncio.timeout(_END_SECONDS), self._kept.use() as postgres:
-                await postgres.execute(QUERIES.end_runner, {"runner_id": self.own_id})
-        except (TryLater, TimeoutError) as error:
-            _log.warning("could not delete the row of this model runner, so it counts until its TTL: %s", error)
+        parameters = {"runner_id": self.own_id}
+        await record_end(self._kept, _END_SECONDS, lambda postgres: postgres.execute(QUERIES.end_runner, parameters))

@@ -66,7 +66,7 @@ class GenerationRun:
     def text(self, block: int) -> str:
         """Returns the text of a block so far."""
         pieces = self.blocks[block]
-        if len(pieces) > 1:  # joined by the reader, so that text that nobody reads costs only an append
+        if len(pieces) > 1:  # joined by the reader, so that unread text costs only an append
             pieces[:] = ["".join(pieces)]
         return pieces[0]
 

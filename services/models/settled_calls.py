@@ -1,7 +1,7 @@
 """Stops calls that the ledger has settled without their ends.
 
 A task may end while no worker has it, and a worker without the runner may take it over. The ledger settles the open
-attempt then, and accepts no end of the call afterwards: the rest of the answer would be paid for nobody.
+attempt then, and accepts no end of the call afterwards: the rest of the answer would be paid for without a use.
 """
 
 from __future__ import annotations

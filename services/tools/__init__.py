@@ -2,9 +2,8 @@
 
 The files, in the order in which data flows:
 
-__main__.py, main.py  commands, settings, and how the parts are put together
+main.py               commands, settings, and how the parts are put together
 settings.py           the settings from the environment
-config.py             the config file: tools besides the built-in ones
 servicer.py           ToolService: verifies the fencing token, builds the call request
 calls/                the protocol of a call: accept, start, effect, outcome; Fence; in doubt; call log
 runners/              this process's life as a runner, and the proof that a runner's life is over
@@ -17,16 +16,12 @@ tool.py               the interface of a tool: definition, call context, answers
 sending.py            sends a call to another system, and repeats it only where that is harmless
 output.py             truncates output for the model and stores all of it in the workspace
 
-toolbox.py            composes the registry from settings and config file
+toolbox.py            composes the registry from settings and edges
+edge.py               what edges add: further tools and sources (see edges/)
 sources.py            names and limits of the tools that a source describes
 source_facts.py       the status of each tool source, for operators and metrics
 pins.py               a tool of a source is offered only as it was accepted
 builtin/              the built-in tools: programs, files, records, waits
-web_search/           the tool web_search
-http_fetch/           the tool http_fetch
-http_tools/           HTTP requests of the config file as tools
-providers/            tools of providers (ToolProviderService)
-mcp/                  tools of MCP servers
 
 programs.py           opens the sandbox, or serves nothing when a probe escaped from it
 inspection.py         keeps programs of this uid from inspecting this process
@@ -38,8 +33,8 @@ sql/                  queries.sql and the migrations of the schema `tools`
 
 What to touch when:
 - a built-in tool is added: builtin/, toolbox.py
-- a new kind of tool source is added: config.py, a package with a Section (sources.py) for its settings, toolbox.py,
-  `ToolSourceKind` in tenure/domain/tools.py
+- a new kind of tool source is added: an edge with a Section (sources.py) for its settings, edges/tools_config.py,
+  edges/tools.py, `ToolSourceKind` in tenure/domain/tools.py
 - a tool needs to know more about its call: `CallContext` in tool.py, `_run_once` in calls/running.py
 - the service gets a setting: settings.py, main.py, and deploy/ where the default does not fit
 """

@@ -27,7 +27,6 @@ from services.tools.calls.restoring import doubt_lost_calls, list_records
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
-from services.tools.config import read_config
 from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
 from services.tools.pins import ToolPins
@@ -40,7 +39,7 @@ from services.tools.sandbox import Sandbox, SandboxEscaped, SandboxUnavailable
 from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import ToolsSettings
 from services.tools.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
-from services.tools.toolbox import lanes_of, long_running_slots, open_file_requests, open_toolbox, threads
+from services.tools.toolbox import lanes_of, open_file_requests, open_toolbox, threads
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.domain.access import Role
@@ -64,6 +63,7 @@ from tenure.wire.token import TokenChecker
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from services.tools.edge import ReadEdges
     from tenure.runtime.process import Process
 
     Command = Callable[[Process, ToolsSettings], Awaitable[None]]
@@ -77,11 +77,11 @@ REMOVAL_SILENCE_SECONDS: Final = 900.0
 """The longest silence of the workspace sweep: it removes some files, or lists all workspaces, on a slow disk."""
 
 
-def main() -> int:
+def main(read_edges: ReadEdges) -> int:
     """Runs a command and returns the exit code."""
     forbid_inspection()
-    composing = partial(compose, environment=os.environ)
-    checking = partial(check_config, environment=os.environ)
+    composing = partial(compose, read_edges=read_edges, environment=os.environ)
+    checking = partial(check_config, read_edges=read_edges, environment=os.environ)
     commands: dict[str, Command] = {
         "migrate": migrate_only,
         "config": checking,
@@ -116,24 +116,26 @@ async def put_in_doubt(process: Process, settings: ToolsSettings) -> None:
     sys.stdout.write(f"put in doubt: {count}\n")
 
 
-async def check_config(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
-    """Composes all tools as for serving, without a connection to MCP servers and providers.
+async def check_config(
+    process: Process, settings: ToolsSettings, read_edges: ReadEdges, environment: Mapping[str, str]
+) -> None:
+    """Composes all tools as for serving, without a connection to a source.
 
     Raises ConfigurationError.
     """
-    config = read_config(settings.config_file, environment)
-    long_running_slots(settings, config)
-    unconnected = config.model_copy(update={"mcp_servers": {}, "providers": {}})
+    edges = read_edges(settings, environment)
     no_sandbox = SandboxUnavailable("the command `config` does not open a sandbox")
-    await open_toolbox(process, settings, unconnected, no_sandbox, RunningCalls(), environment)
+    await open_toolbox(process, settings, edges.unconnected(), no_sandbox, RunningCalls())
 
 
-async def compose(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
+async def compose(
+    process: Process, settings: ToolsSettings, read_edges: ReadEdges, environment: Mapping[str, str]
+) -> None:
     """Opens all parts, dependencies first, and serves. `environment`: the values of the config file's `${NAME}`."""
     security = Security.load(settings.common, Role.TOOLS, settings.listen, access_rules)
-    config = read_config(settings.config_file, environment)
+    edges = read_edges(settings, environment)
     try:
-        sandbox = await open_sandbox(process, settings, long_running_slots(settings, config))
+        sandbox = await open_sandbox(process, settings, edges.programs)
     except SandboxEscaped as escaped:
         await serve(process, refusing_server(security, settings, escaped, process))
         return
@@ -152,8 +154,8 @@ async def compose(process: Process, settings: ToolsSettings, environment: Mappin
     )
     runs = RunningCalls()
     pins = ToolPins(pool)
-    registry = await open_toolbox(process, settings, config, sandbox, runs, environment, pins)
-    tools = Offered(registry, pins, lanes_of(settings, config), sandbox)
+    registry = await open_toolbox(process, settings, edges, sandbox, runs, pins)
+    tools = Offered(registry, pins, lanes_of(settings, edges), sandbox)
     server = await _service(process, settings, security, pool, tools, runs, tokens)
     await serve(process, server)
 

@@ -18,12 +18,12 @@ from tenure.wire.common import OUTCOME_STATUSES, seconds
 _DETAIL: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
 
 
-def judge_own(
+def check_own_call(
     registry: ToolRegistry, claims: Claims, definition: ToolDefinition, arguments_json: str
 ) -> Arguments | Outcome:
     """Returns the arguments, or the outcome of a call that must not run. Raises InvalidRequest for an invalid schema.
 
-    The name must be nobody else's: one name has one meaning in a task, and a definition that a worker sends must not
+    No other tool may have the name: one name has one meaning in a task, and a definition that a worker sends must not
     take the place of a tool that the operator configured.
     """
     name = definition.name

@@ -104,7 +104,7 @@ def _moved(line: str, lines: int) -> str:
 
 def no_such_source(source: str) -> NotFound:
     """Returns the refusal for a name of no source with pinned tools that the caller may see."""
-    message = f"there is no MCP server {source} with pinned tools; `tenure tools sources` lists the sources"
+    message = f"MCP server {source} with pinned tools not found; `tenure tools sources` lists the sources"
     return NotFound(message, reason="NO_SUCH_SOURCE")
 
 

@@ -215,7 +215,7 @@ class ToolRegistry:
         checked = [name for name in names if name.partition(SEPARATOR)[0] not in disconnected]
         return await asyncio.to_thread(unknown_tools, checked, known)
 
-    def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
+    def check_call(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """Returns the arguments for the tool, or the outcome of a call that must not run, written for the model.
 
         Raises Unavailable (TOOL_UNREACHED) for a tool whose source is expected to be connected soon.

@@ -20,7 +20,7 @@ from services.tools.calls.in_doubt import list_in_doubt
 from services.tools.calls.keeping import ContentKeeper
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
-from services.tools.own_tools import judge_own, read_own_outcome
+from services.tools.own_tools import check_own_call, read_own_outcome
 from services.tools.pins import ToolPins, no_such_source
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Arguments, Tool, ToolWork
@@ -32,6 +32,8 @@ from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.service import instance_id
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
@@ -87,32 +89,30 @@ class ToolServicer(ToolServiceServicer):
         ]
         return tool_service_pb2.CheckToolNamesResponse(unknown=unknown_tools)
 
-    async def ListSources(
-        self, _request: tool_service_pb2.ListSourcesRequest, _context: Any
-    ) -> tool_service_pb2.ListSourcesResponse:
+    async def ListToolSources(
+        self, _request: admin_pb.ListToolSourcesRequest, _context: Any
+    ) -> admin_pb.ListToolSourcesResponse:
         """Returns the tool sources that the tenant may see."""
         sources = self._registry.facts.listed(current_tenant())
-        return tool_service_pb2.ListSourcesResponse(instance=instance_id(), sources=sources)
+        return admin_pb.ListToolSourcesResponse(instance=instance_id(), sources=sources)
 
-    async def AcceptSourceTools(
-        self, request: tool_service_pb2.AcceptSourceToolsRequest, _context: Any
-    ) -> tool_service_pb2.AcceptSourceToolsResponse:
+    async def AcceptTools(self, request: admin_pb.AcceptToolsRequest, _context: Any) -> admin_pb.AcceptToolsResponse:
         """Accepts held tools of a source."""
         seen = {tool.name: tool.sha256 for tool in request.tools}
         visible = {(source.kind, source.name) for source in self._registry.facts.listed(current_tenant())}
         if (tool_pb2.TOOL_SOURCE_KIND_MCP, request.name) not in visible:  # an HTTP tool may have the same name
             raise no_such_source(request.name)
         await self._pins.accept(request.name, seen, request.actor)
-        return tool_service_pb2.AcceptSourceToolsResponse()
+        return admin_pb.AcceptToolsResponse()
 
     async def ListOfferedTools(
-        self, _request: tool_service_pb2.ListOfferedToolsRequest, _context: Any
-    ) -> tool_service_pb2.ListOfferedToolsResponse:
+        self, _request: admin_pb.ListOfferedToolsRequest, _context: Any
+    ) -> admin_pb.ListOfferedToolsResponse:
         """Returns the tools that tasks of the tenant may use."""
         await self._registry.wait_for_all_expected(current_tenant())
         offered = self._registry.offered(current_tenant())
         tools = [tool_pb2.OfferedTool(definition=tool_to_wire(tool), source=source) for tool, source in offered]
-        return tool_service_pb2.ListOfferedToolsResponse(instance=instance_id(), tools=tools)
+        return admin_pb.ListOfferedToolsResponse(instance=instance_id(), tools=tools)
 
     async def Execute(
         self, request: tool_service_pb2.ExecuteRequest, _context: Any
@@ -151,15 +151,13 @@ class ToolServicer(ToolServiceServicer):
         await self._forgetting.forget(claims, task_id)
         return tool_service_pb2.ForgetResponse()
 
-    async def ListCalls(
-        self, request: tool_service_pb2.ListCallsRequest, _context: Any
-    ) -> tool_service_pb2.ListCallsResponse:
+    async def ListCalls(self, request: admin_pb.ListCallsRequest, _context: Any) -> admin_pb.ListCallsResponse:
         """Returns the call log of a task of the tenant."""
         return await list_calls(self._pool, current_tenant(), request)
 
     async def ListInDoubtCalls(
-        self, request: tool_service_pb2.ListInDoubtCallsRequest, _context: Any
-    ) -> tool_service_pb2.ListInDoubtCallsResponse:
+        self, request: admin_pb.ListInDoubtCallsRequest, _context: Any
+    ) -> admin_pb.ListInDoubtCallsResponse:
         """Returns the tenant's calls in doubt."""
         return await list_in_doubt(self._pool, current_tenant(), request)
 
@@ -171,16 +169,14 @@ class ToolServicer(ToolServiceServicer):
         refused_calls = [refused_write(refusal) for refusal in refusals]
         return tool_service_pb2.ListRefusedCallsResponse(refused_calls=refused_calls)
 
-    async def ListFiles(
-        self, request: tool_service_pb2.ToolServiceListFilesRequest, _context: Any
-    ) -> tool_service_pb2.ToolServiceListFilesResponse:
+    async def ListFiles(self, request: tasks_pb.ListFilesRequest, _context: Any) -> tasks_pb.ListFilesResponse:
         """Lists the workspace of a task of the tenant."""
         arguments = str(UUID(request.task_id)), request.path, request.page_token, request.page_size
         return list_response(await self._files.list(current_tenant(), *arguments), self._files.bounds)
 
     async def ReadFile(
-        self, request: tool_service_pb2.ToolServiceReadFileRequest, _context: Any
-    ) -> AsyncIterator[tool_service_pb2.ToolServiceReadFileResponse]:
+        self, request: tasks_pb.ReadFileRequest, _context: Any
+    ) -> AsyncIterator[tasks_pb.ReadFileResponse]:
         """Returns one file of a workspace, in parts."""
         arguments = str(UUID(request.task_id)), request.path, request.offset, request.version
         async with aclosing(self._files.read(current_tenant(), *arguments)) as parts:
@@ -241,7 +237,7 @@ class ToolServicer(ToolServiceServicer):
             clear=clear,
             traceparent=request.traceparent,
             timeout_seconds=seconds(request.timeout),
-            output_limit_bytes=_output_limit_bytes(request, tool),
+            output_limit_bytes=limit_of_output(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
             runs_at_caller=is_own,
@@ -257,9 +253,9 @@ class ToolServicer(ToolServiceServicer):
         """Returns the tool of a call, its own or this service's, with the arguments or the outcome without a run."""
         if request.HasField("own_tool"):
             definition = tool_to_domain(request.own_tool)
-            arguments = judge_own(self._registry, claims, definition, request.arguments_json)
+            arguments = check_own_call(self._registry, claims, definition, request.arguments_json)
             return self._caller_runs.tool(definition), arguments
-        arguments = self._registry.judge(claims, request.tool, request.arguments_json)
+        arguments = self._registry.check_call(claims, request.tool, request.arguments_json)
         return self._registry.find(request.tool), arguments
 
     def _fenced(self, fencing: asyncio.Task[list[CallSummary]]) -> None:
@@ -278,7 +274,7 @@ class ToolServicer(ToolServiceServicer):
             ) from error
 
 
-def _output_limit_bytes(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
+def limit_of_output(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
     """Returns the smaller of the request's and the tool's output limits; 0: neither has one."""
     limits = [request.output_limit_bytes, tool.definition.output_limit_bytes if tool is not None else 0]
     return min((limit for limit in limits if limit), default=0)

@@ -1,6 +1,6 @@
 """The status of each tool source of this replica: whether it is connected, since when, its tools and its last error.
 
-Sources report only here, so that ListSources and the metrics always agree.
+Sources report only here, so that ListToolSources and the metrics always agree.
 """
 
 from __future__ import annotations

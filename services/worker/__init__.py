@@ -38,7 +38,7 @@ kept_content.py     content that is too large for the ledger, as files of the wo
 transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
 
 What to touch when:
-- a loop takes a new kind of action: tenure/domain/turn.py and task_loop.py
+- a loop takes a new kind of action: tenure/domain/next_action.py and task_loop.py
 - a further model vendor: tenure/model_providers (a file like openai_models.py, settings.py) and tenure/domain/models.py
 - a task leaves the worker for a new reason: transitions.py
 - worker and coordinator exchange a new message: session_stream.py, and sessions/session_stream.py of the coordinator

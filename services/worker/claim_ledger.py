@@ -41,7 +41,7 @@ StepEntry = tuple[int, entries.Body]
 
 
 class CommitRefused(Exception):  # noqa: N818  named after the answer, as the domain's errors
-    """The ledger refuses the entries of a commit, whoever sends them: nothing was written, and no repeat can help."""
+    """The ledger refuses the entries of a commit from any sender: nothing was written, and no repeat can help."""
 
     def __init__(self, refusal: InvalidRequest) -> None:
         super().__init__(str(refusal))

@@ -25,10 +25,11 @@ from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unav
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
-from tenure.runtime.rpc_client import CALL_CANCELLED
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc_client import CALL_CANCELLED, TenureChannel
+from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed
 from tenure.runtime.task_group import TaskGroup
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
+from tenure.wire.common import refusal_to_domain
 
 _log: Final = logging.getLogger(__name__)
 ENVELOPE_BYTES: Final = 24
@@ -59,9 +60,13 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class FrameShape:
-    """The differences between the two services: how to connect, to build a frame and to split one."""
+    """The differences between the two services: how to connect, to build a frame and to split one.
+
+    `channel`: that of `connect`.
+    """
 
     name: str
+    channel: TenureChannel
     connect: Callable[[], Any]
     build: Callable[[list[Tagged]], Message]
     events: Callable[[Any], Iterable[Tagged]]
@@ -117,7 +122,7 @@ class FrameClient:
         """Ignores further events of this tag. A message that was not sent yet is never sent."""
         self._pending.pop(tag, None)
 
-    def give_up_stream_of(self, tag: int) -> None:
+    def _give_up_stream_of(self, tag: int) -> None:
         """Ends the stream that carried this message.
 
         The replica behind it cannot answer, and the next stream may reach another replica.
@@ -126,10 +131,31 @@ class FrameClient:
         if pending is not None and pending.stream == self._stream:
             self._given_up.set()
 
+    async def last_event(self, tag: int, event: asyncio.Future[Any], seconds: float, what_is_late: str) -> Any:
+        """Waits for the last event of a message, and forgets its tag. Raises the refusal that the event is.
+
+        Raises Unavailable when it does not come in time: the outcome is unknown.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                last = await event
+            if last.HasField("refusal"):
+                raise refusal_to_domain(last.refusal)
+        except TimeoutError:
+            self._give_up_stream_of(tag)
+            message = f"{what_is_late} within {seconds:g} s"
+            raise Unavailable(message, reason="TIMEOUT", metadata=OUTCOME_UNKNOWN) from None
+        except Unavailable:
+            self._give_up_stream_of(tag)
+            raise
+        finally:
+            self.forget(tag)
+        return last
+
     @property
-    def is_broken(self) -> bool:
-        """Whether a stream broke and no later one has brought a frame yet."""
-        return self._failures > 0
+    def in_reach(self) -> bool:
+        """False after a broken stream, until a later one brings a frame or a connection is ready."""
+        return not self._failures or self._shape.channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def run(self) -> None:
         """Keeps a stream open for ever."""
@@ -145,7 +171,7 @@ class FrameClient:
             await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
 
     def _report(self, error: Exception) -> None:
-        """Logs the end of a stream. A worker that stops closes its streams itself: that is no problem to warn of."""
+        """Logs the end of a stream. A worker that stops closes its streams itself: that is not a problem to warn of."""
         is_own = isinstance(error, Unavailable) and error.reason == CALL_CANCELLED
         fields = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(error)}
         if is_own:

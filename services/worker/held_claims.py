@@ -87,7 +87,7 @@ class ClaimProgress:
     def count_idle_time(self, *, trusted: bool) -> None:
         """Counts the time since the last count as idle, unless the claim made progress in it.
 
-        `trusted`: the trust window is open. Without it the task may not go on, which is no fault of the task.
+        `trusted`: the trust window is open. Without it the task may not go on, which is not the task's fault.
         """
         now = monotonic()
         grown = (self.sequence, self._output_tokens(), self.tool_signs)

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-import grpc
-
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import Entry
-from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_client import TenureChannel
-from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 from tenure.runtime.usage_reports import UsageReport
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS, usage_report_to_wire
-from tenure.wire.common import refusal_to_domain
 from tenure.wire.ledger import read_entries
 from tenure.wire.opened import LONG_OPENS, OPEN_SECONDS, OpenStream, Take
 
@@ -35,9 +31,9 @@ class LedgerClient:
     """
 
     def __init__(self, channel: TenureChannel, *, joins_model_calls: bool = False) -> None:
-        self._channel, self._joins_model_calls = channel, joins_model_calls
+        self._joins_model_calls = joins_model_calls
         self._stub: Any = grpc_pb.CheckpointServiceStub(channel)
-        shape = FrameShape("checkpoint", self._stub.CommitStream, _build_frame, _events)
+        shape = FrameShape("checkpoint", channel, self._stub.CommitStream, _build_frame, _events)
         self._frames = FrameClient(shape)
         self._long_opens = asyncio.Semaphore(LONG_OPENS)
 
@@ -48,7 +44,7 @@ class LedgerClient:
     @property
     def in_reach(self) -> bool:
         """False while the commit stream is broken and no connection is ready."""
-        return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return self._frames.in_reach
 
     def open(self, token: token_pb2.FencingToken, take: Take) -> OpenStream:
         """Returns the stream that opens the task and passes its history on. A repeat under the same claim is safe.
@@ -71,29 +67,14 @@ class LedgerClient:
         """
         answer: asyncio.Future[pb.TaggedCommitResult] = asyncio.get_running_loop().create_future()
         tag = self._frames.send(request, partial(_settle, answer))
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                result = await answer
-            if result.HasField("refusal"):
-                raise refusal_to_domain(result.refusal)
-        except TimeoutError:
-            self._frames.give_up_stream_of(tag)
-            raise Unavailable(
-                f"the ledger did not answer a commit within {timeout_seconds:g} s",
-                reason="TIMEOUT",
-                metadata=OUTCOME_UNKNOWN,
-            ) from None
-        except Unavailable:
-            self._frames.give_up_stream_of(tag)
-            raise
-        finally:
-            self._frames.forget(tag)
+        late = "the ledger did not answer a commit"
+        result: pb.TaggedCommitResult = await self._frames.last_event(tag, answer, timeout_seconds, late)
         return result.response
 
     async def entries_after(self, task_id: str, sequence: int) -> tuple[list[Entry], bool]:
         """Returns a page of the entries after a sequence, and whether more follow."""
-        request = pb.ListEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
-        page = await self._stub.ListEntries(request, timeout=LIST_TIMEOUT_SECONDS)
+        request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
+        page = await self._stub.ListTaskEntries(request, timeout=LIST_TIMEOUT_SECONDS)
         return read_entries(page.entries), page.more
 
     async def report_usage(self, report: UsageReport) -> None:

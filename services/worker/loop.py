@@ -26,12 +26,12 @@ from tenure.domain.close_out import UNREAD_MESSAGES
 from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
+from tenure.domain.next_action import ExecuteTools
 from tenure.domain.requeue import UNREAD_GRANT
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import BUDGET_WAIT_REASONS, ReleaseReason
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition
-from tenure.domain.turn import ExecuteTools
 from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
 from tenure.domain.waits import Wait
 from tenure.runtime.failpoints import failpoint
@@ -229,7 +229,7 @@ class Loop:
         return None
 
     async def _executed(self, step: int) -> None:
-        """Failpoint: what ran in this step has a result that nobody else has."""
+        """Failpoint: what ran in this step has a result that only this worker has."""
         with log_context(step=step):
             await failpoint("worker.after_execute")
 

@@ -26,11 +26,11 @@ from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
 from tenure.domain.errors import TryLater, WrongState
+from tenure.domain.next_action import CallModel
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, call_id
-from tenure.domain.turn import CallModel
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.model_providers.stream import UNUSABLE
 from tenure.runtime.retrying import retrying

@@ -87,7 +87,7 @@ class _Run:
         self.call, self._trust = call, trust
         self._timeout_seconds = seconds(order.timeout)
         self._attempt = order.call_attempt
-        self._answer: Answer = _answer_nobody
+        self._answer: Answer = _drop_answer
         self._outcome: Outcome | None = None
         self._began_at = 0.0
         self.is_stopped = False
@@ -224,7 +224,7 @@ class _Run:
         try:
             kept = await _keep(keep, encoded)
         except Fenced:
-            raise asyncio.CancelledError from None  # the claim is lost, and nobody may have this outcome
+            raise asyncio.CancelledError from None  # the claim is lost, and this outcome must not be used
         except (Refused, PeerFailed) as refusal:
             why = refusal.message if isinstance(refusal, Refused) else str(refusal)
             message = f"{why} {self.call.tool.name} returned {len(encoded)} bytes, which were not recorded."
@@ -318,7 +318,7 @@ def _same_claim(one: HeldTask, other: HeldTask) -> bool:
     return one.task_id == other.task_id and one.claims.fence == other.claims.fence
 
 
-def _answer_nobody(_outcome: pb.OwnOutcome) -> None:
+def _drop_answer(_outcome: pb.OwnOutcome) -> None:
     """Does nothing: the first order sets the answer."""
 
 

@@ -19,13 +19,13 @@ from services.worker.tools_client import CallLimits, OwnCall, ToolsClient
 from tenure.domain.entries import ToolIntent, ToolsDefined, Transition, UserMessage
 from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import Resolution
+from tenure.domain.next_action import ExecuteTools, next_action
 from tenure.domain.outputs import FileDigest
 from tenure.domain.replay import CallKey, RecordedRun, call_key, messages_due
 from tenure.domain.tools import Outcome
-from tenure.domain.turn import ExecuteTools, next_action
 from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.settings import ConfigurationError
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2
 from tenure.wire.ledger import entries_to_domain
 
@@ -33,7 +33,7 @@ from tenure.wire.ledger import entries_to_domain
 def load_recorded_run(path: Path) -> RecordedRun:
     """Reads the file of a ListEntriesResponse. Raises ConfigurationError."""
     try:
-        listed = pb.ListEntriesResponse.FromString(path.read_bytes())
+        listed = tasks_pb.ListTaskEntriesResponse.FromString(path.read_bytes())
         return RecordedRun(entries_to_domain(listed.entries))
     except (OSError, DecodeError, ValueError) as error:
         raise ConfigurationError([f"TENURE_WORKER_RECORDED_CALLS_FILE: {path}: {error}"]) from error

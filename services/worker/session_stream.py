@@ -219,6 +219,6 @@ async def _leaving_open(operation: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _note_end(operation: asyncio.Future[Any]) -> None:
-    """Takes the error of an operation that nobody waits for any more, which asyncio would log."""
+    """Takes the error of an operation without a waiter, which asyncio would log."""
     if not operation.cancelled():
         operation.exception()

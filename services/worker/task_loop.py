@@ -18,8 +18,7 @@ from tenure.domain import entries
 from tenure.domain.compaction import RequestSummary, WindowExhausted
 from tenure.domain.conversation import Message, result_of
 from tenure.domain.entries import ToolIntent
-from tenure.domain.states import Reason, ReleaseReason, TaskState
-from tenure.domain.turn import (
+from tenure.domain.next_action import (
     AskAgain,
     CallModel,
     CloseOut,
@@ -30,6 +29,7 @@ from tenure.domain.turn import (
     after_validation,
     next_action,
 )
+from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.schema_process import validate_in_child

@@ -7,22 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
-
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
-from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Resolution
 from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import FileDigest
 from tenure.domain.tools import CallStatuses, Outcome, ToolDefinition
 from tenure.runtime.request_context import traceparent
 from tenure.runtime.rpc_client import TenureChannel
-from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
-from tenure.wire.common import duration, refusal_to_domain
+from tenure.wire.common import duration
 from tenure.wire.tool import (
     call_statuses_to_domain,
     kept_to_domain,
@@ -74,9 +70,8 @@ class ToolsClient:
     """Raises domain errors: Fenced when the claim is stale at the tool service's fence."""
 
     def __init__(self, channel: TenureChannel) -> None:
-        self._channel = channel
         self._stub: Any = grpc_pb.ToolServiceStub(channel)
-        self._frames = FrameClient(FrameShape("tools", self._stub.ExecuteStream, _build_frame, _events))
+        self._frames = FrameClient(FrameShape("tools", channel, self._stub.ExecuteStream, _build_frame, _events))
 
     async def run(self) -> None:
         """Keeps the call stream open, as a duty."""
@@ -85,7 +80,7 @@ class ToolsClient:
     @property
     def in_reach(self) -> bool:
         """False while the call stream is broken and no connection is ready."""
-        return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return self._frames.in_reach
 
     async def list_tools(self, token: token_pb2.FencingToken) -> ToolsDefined:
         """Returns the tools that the token allows, and the allowed names that do not exist; both sorted by name."""
@@ -155,23 +150,8 @@ class ToolsClient:
                 final_event.set_result(event)
 
         tag = self._frames.send(request, take_event)
-        try:
-            async with asyncio.timeout(limits.outcome_seconds):
-                event = await final_event
-            if event.HasField("refusal"):
-                raise refusal_to_domain(event.refusal)
-        except TimeoutError:
-            self._frames.give_up_stream_of(tag)
-            raise Unavailable(
-                f"call {intent.call_id} of {intent.tool} gave no outcome within {limits.outcome_seconds:g} s",
-                reason="TIMEOUT",
-                metadata=OUTCOME_UNKNOWN,
-            ) from None
-        except Unavailable:
-            self._frames.give_up_stream_of(tag)
-            raise
-        finally:
-            self._frames.forget(tag)
+        what_is_late = f"call {intent.call_id} of {intent.tool} gave no outcome"
+        event = await self._frames.last_event(tag, final_event, limits.outcome_seconds, what_is_late)
         return outcome_to_domain(event.outcome)
 
 

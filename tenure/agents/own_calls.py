@@ -22,8 +22,8 @@ from tenure.validators import MAX_CONTROL_JSON_BYTES
 
 MAX_CALLS: Final = 64
 """Of one step."""
-QUIET_TURNS: Final = 30
-"""How often the event loop turns without another call before there are no more. A library needs a few turns a call."""
+QUIET_ITERATIONS: Final = 30
+"""The iterations of the event loop without another call after which there are no more. A library needs a few a call."""
 ARRIVAL_SECONDS: Final = 60.0
 """How long a later execution waits for the calls of a recorded step."""
 _LOOK_SECONDS: Final = 0.01
@@ -138,9 +138,9 @@ class OwnCalls:
 
     async def _quiet(self) -> None:
         """Waits until no more calls arrive."""
-        count, turns = 0, 0
-        while turns < QUIET_TURNS:
-            turns, count = (turns + 1, count) if count == len(self._waiting) else (0, len(self._waiting))
+        count, quiet = 0, 0
+        while quiet < QUIET_ITERATIONS:
+            quiet, count = (quiet + 1, count) if count == len(self._waiting) else (0, len(self._waiting))
             await asyncio.sleep(0)
 
 

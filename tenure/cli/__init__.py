@@ -13,7 +13,7 @@ output.py         prints everything; escapes control characters
 formatting.py     numbers, times, states and texts for people
 entry_lines.py    one line for one entry
 
-submit.py         submit
+submit.py         submit; task_options.py has the options of a task, also for schedules
 send_and_fork.py  tasks send, fork
 tasks.py          get, list, cancel, explain; tasks tree, entries, wait
 trace.py          tasks trace: the waterfall of a task

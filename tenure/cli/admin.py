@@ -22,7 +22,7 @@ from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import task_pb2
-from tenure.wire.common import STATES, duration, seconds, state_name
+from tenure.wire.common import STATES, duration, seconds, state_name, timestamp
 
 # `tenure admin aging`.
 
@@ -80,7 +80,7 @@ async def _collect(
 ) -> tuple[list[admin_pb.ListAgingTasksResponse.Aging], bool]:
     listed: list[admin_pb.ListAgingTasksResponse.Aging] = []
     unknown = False
-    async with aclosing(client.aging(request)) as pages:
+    async with aclosing(client.pages(client.admin.ListAgingTasks, request)) as pages:
         async for page in pages:
             listed += page.tasks
             unknown |= page.leases_unknown
@@ -147,9 +147,14 @@ def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_s
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
-        queued = await client.requeue(
-            task_id, reason, extra_tokens=extra_tokens, extra_steps=extra_steps, extra_nano_usd=extra_dollars
+        request = admin_pb.RequeueTaskRequest(
+            task_id=task_id,
+            reason=reason,
+            extra_tokens=extra_tokens,
+            extra_steps=extra_steps,
+            extra_nano_usd=extra_dollars,
         )
+        queued = (await client.admin.RequeueTask(request)).task
         if context.as_json:
             context.emit(queued)
         else:
@@ -171,7 +176,10 @@ def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars:
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
-        root = await client.grant_budget(task_id, reason, extra_tokens=tokens, extra_nano_usd=dollars)
+        request = admin_pb.GrantBudgetRequest(
+            task_id=task_id, reason=reason, extra_tokens=tokens, extra_nano_usd=dollars
+        )
+        root = (await client.admin.GrantBudget(request)).task
         if context.as_json:
             context.emit(root)
         else:
@@ -199,7 +207,13 @@ def close_out(context: Context, task: str, reason: str, state: str, result: str)
     """End TASK as `tenure cancel` does, but in a state and with a result that you choose."""
 
     async def work(client: Client) -> None:
-        response = await client.close_out(await find_task(client, task), _TERMINAL_STATES[state], reason, result)
+        request = admin_pb.CloseOutTaskRequest(
+            task_id=await find_task(client, task),
+            to_state=_TERMINAL_STATES[state],
+            reason=reason,
+            result=result,
+        )
+        response = (await client.admin.CloseOutTask(request)).task
         if context.as_json:
             context.emit(response)
         elif response.HasField("end_time"):
@@ -238,9 +252,14 @@ def wait(context: Context, task: str, reason: str, question: str, until: datetim
     """
 
     async def work(client: Client) -> None:
-        waiting = await client.begin_wait(
-            await find_task(client, task), question, until, reason, at_deadline=_AT_DEADLINE[then]
+        request = admin_pb.BeginWaitRequest(
+            task_id=await find_task(client, task),
+            reason=reason,
+            question=question,
+            until=timestamp(until),
+            at_deadline=_AT_DEADLINE[then],
         )
+        waiting = (await client.admin.BeginWait(request)).task
         if context.as_json:
             context.emit(waiting)
             return
@@ -286,7 +305,8 @@ def drain(context: Context, worker: str, reason: str) -> None:
     """Drain WORKER: it releases all its tasks and takes no more until it is restarted."""
 
     async def work(client: Client) -> None:
-        response = await client.drain(worker, reason)
+        request = admin_pb.DrainWorkerRequest(worker_id=worker, reason=reason)
+        response = await client.admin.DrainWorker(request)
         for one in response.workers:
             if context.as_json:
                 context.emit(one)
@@ -315,21 +335,33 @@ def prune(context: Context, task: str | None, older_than: float | None, dry_run:
         raise click.UsageError("give one TASK, or --older-than")
 
     async def work(client: Client) -> None:
+        request = admin_pb.PruneTasksRequest(reason=reason, dry_run=dry_run)
         if task is not None:
-            task_id = await find_task(client, task)
-            await client.prune(task_id, reason, dry_run=dry_run)
-            task_ids = [task_id]
+            request.task_id = await find_task(client, task)
+            await client.admin.PruneTasks(request)
+            task_ids = [request.task_id]
         else:
             before = datetime.now(UTC) - timedelta(seconds=older_than or 0.0)
-            pages = client.prune_before(before, reason, dry_run=dry_run)
-            task_ids = [task_id async for page in pages for task_id in page]
+            request.ended_before.CopyFrom(timestamp(before))
+            request.limit = _PREVIEWED
+            task_ids = await _pruned(client, request)
         _show_prune(context, task_ids, dry_run=dry_run)
 
     context.run(work)
 
 
 _PREVIEWED: Final = 500
-"""The most tasks that a dry run lists: see Client.prune_before."""
+"""The most tasks of one call, and so the most that a dry run lists."""
+
+
+async def _pruned(client: Client, request: admin_pb.PruneTasksRequest) -> list[str]:
+    """Deletes the tasks that ended before a moment, and returns their ids."""
+    task_ids = list[str]()
+    while True:
+        pruned = await client.admin.PruneTasks(request)
+        task_ids += pruned.task_ids
+        if request.dry_run or not pruned.more:
+            return task_ids
 
 
 def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None:

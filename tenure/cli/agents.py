@@ -19,9 +19,12 @@ from tenure.client import Client
 from tenure.domain.agents import needs_of_builds, percent_text, read_percent, read_reference, reference
 from tenure.sdk.operations_from_wire import agent_revision_info
 from tenure.v1 import agent_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.wire.agent_service import KINDS
 
-_AGENT_KEYS: Final = ("model", "system", "approve_tools", "max_output_tokens", "context_window_tokens")
+_AGENT_KEYS: Final = tuple(
+    field.name for field in task_pb2.AgentSpec.DESCRIPTOR.fields if field.name not in {"loop", "tools"}
+)
 _KEYS: Final = ("name", *_AGENT_KEYS, "tools", "result_schema", "limits", "policy")
 
 
@@ -70,7 +73,8 @@ def list_agents(context: Context) -> None:
     """List the tenant's agents, and the revision that new tasks get."""
 
     async def work(client: Client) -> None:
-        listed = [agent async for agent in client.list_agents()]
+        every = client.items(client.agents.ListAgents, pb.ListAgentsRequest(), lambda page: page.agents)
+        listed = [agent async for agent in every]
         if context.as_json:
             for agent in listed:
                 context.emit(agent)
@@ -105,7 +109,7 @@ def show(context: Context, agent: tuple[str, int]) -> None:
     name, revision = agent
 
     async def work(client: Client) -> None:
-        read = await client.get_agent(name, revision)
+        read = await client.agents.GetAgent(pb.GetAgentRequest(name=name, revision=revision))
         if context.as_json:
             context.emit(read)
         elif revision:
@@ -124,7 +128,8 @@ def diff(context: Context, one: tuple[str, int], other: tuple[str, int]) -> None
     """Show what differs between the definitions of two revisions."""
 
     async def work(client: Client) -> None:
-        (before,), (after,) = [(await client.get_agent(*named)).revisions for named in (one, other)]
+        requests = [pb.GetAgentRequest(name=name, revision=revision) for name, revision in (one, other)]
+        (before,), (after,) = [(await client.agents.GetAgent(one)).revisions for one in requests]
         if context.as_json:
             context.emit(before)
             context.emit(after)
@@ -149,7 +154,8 @@ def register(context: Context, file: Path, make_current: bool) -> None:
     name, definition = read_definition(file)
 
     async def work(client: Client) -> None:
-        registered = await client.register_agent(name, definition, make_current=make_current)
+        request = pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
+        registered = await client.agents.RegisterAgent(request)
         if context.as_json:
             context.emit(registered)
             return
@@ -174,7 +180,8 @@ def ramp(context: Context, agent: tuple[str, int], percent: int, reason: str) ->
     """
 
     async def work(client: Client) -> None:
-        changed = await client.ramp_agent(*agent, percent, reason)
+        request = pb.RampAgentRequest(name=agent[0], revision=agent[1], basis_points=percent, reason=reason)
+        changed = (await client.agents.RampAgent(request)).agent
         if context.as_json:
             context.emit(changed)
         else:
@@ -191,7 +198,8 @@ def retire(context: Context, agent: tuple[str, int], reason: str) -> None:
     """Retire a revision for good: no new task gets it. Its tasks go on."""
 
     async def work(client: Client) -> None:
-        retired = await client.retire_agent_revision(*agent, reason)
+        request = pb.RetireAgentRevisionRequest(name=agent[0], revision=agent[1], reason=reason)
+        retired = (await client.agents.RetireAgentRevision(request)).revision
         if context.as_json:
             context.emit(retired)
         else:

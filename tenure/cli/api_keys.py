@@ -67,9 +67,9 @@ def create(
     )
 
     with _key_file(output) as descriptor:
-        created = context.run(lambda client: client.create_api_key(request))
+        created = context.run(lambda client: client.api_keys.CreateApiKey(request))
         if descriptor is not None:
-            _write(descriptor, created)
+            write_secret(descriptor, created)
             created.secret = ""
     if context.as_json:
         context.emit(created)
@@ -84,7 +84,12 @@ def list_keys(context: Context, every: bool) -> None:
     """List the keys of the tenant, newest first; for operators, of all tenants."""
 
     async def work(client: Client) -> None:
-        listed = [key async for key in client.list_api_keys(every=every)]
+        listed = [
+            key
+            async for key in client.items(
+                client.api_keys.ListApiKeys, pb.ListApiKeysRequest(all=every), lambda page: page.api_keys
+            )
+        ]
         if context.as_json:
             for key in listed:
                 context.emit(key)
@@ -109,7 +114,7 @@ def revoke(context: Context, key_id: str) -> None:
     """Revoke KEY for good: the 12 characters after tnr_. Its clients are refused within 5 s."""
 
     async def work(client: Client) -> None:
-        revoked = await client.revoke_api_key(key_id)
+        revoked = (await client.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=key_id))).api_key
         if context.as_json:
             context.emit(revoked)
         else:
@@ -150,7 +155,7 @@ def _key_file(path: Path | None) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _write(descriptor: int, created: pb.CreateApiKeyResponse) -> None:
+def write_secret(descriptor: int, created: pb.CreateApiKeyResponse) -> None:
     """Writes the key. Raises ClickException if it cannot be written."""
     line = f"{created.secret}\n".encode("ascii")
     try:

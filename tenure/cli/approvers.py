@@ -8,6 +8,7 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import ago, make_list
 from tenure.cli.output import echo
 from tenure.client import Client
+from tenure.v1 import approval_service_pb2
 
 _name = click.argument("name")
 
@@ -29,7 +30,8 @@ def set_group(context: Context, name: str, members: tuple[str, ...]) -> None:
     """
 
     async def work(client: Client) -> None:
-        group = await client.set_approver_group(name, members)
+        request = approval_service_pb2.SetApproverGroupRequest(name=name, members=members)
+        group = (await client.approvals.SetApproverGroup(request)).group
         if context.as_json:
             context.emit(group)
         else:
@@ -44,7 +46,7 @@ def list_groups(context: Context) -> None:
     """List the groups of the tenant, by name."""
 
     async def work(client: Client) -> None:
-        groups = await client.list_approver_groups()
+        groups = (await client.approvals.ListApproverGroups(approval_service_pb2.ListApproverGroupsRequest())).groups
         if context.as_json:
             for group in groups:
                 context.emit(group)
@@ -63,13 +65,14 @@ def list_groups(context: Context) -> None:
 @_name
 @pass_context
 def delete(context: Context, name: str) -> None:
-    """Delete the group NAME: nobody may answer as its member any more."""
+    """Delete the group NAME: its members may no longer answer."""
 
     async def work(client: Client) -> None:
-        deleted = await client.delete_approver_group(name)
+        request = approval_service_pb2.DeleteApproverGroupRequest(name=name)
+        deleted = (await client.approvals.DeleteApproverGroup(request)).deleted
         if context.as_json:
             context.emit({"group": name, "deleted": deleted})
         else:
-            echo(f"{name} is deleted" if deleted else f"there is no group {name}", err=not deleted)
+            echo(f"{name} is deleted" if deleted else f"group {name} not found", err=not deleted)
 
     context.run(work)

@@ -28,7 +28,7 @@ class HeadType(click.ParamType[Head]):
         try:
             return Head.parse(value)
         except ValueError as error:
-            self.fail(f"{value!r} is no head: {error}", param, ctx)
+            self.fail(f"{value!r} is not a head: {error}", param, ctx)
 
 
 @click.group()
@@ -55,7 +55,7 @@ def list_records(context: Context, of_tenant: str, subject: str, method: str, de
 
     async def work(client: Client) -> None:
         records: list[pb.AuditRecord] = []
-        async for record in client.audit_records(request):
+        async for record in client.items(client.audit.ListAuditRecords, request, lambda page: page.records):
             records.append(record)
             if len(records) == limit:
                 break
@@ -119,5 +119,5 @@ def verify(context: Context, noted: Head | None) -> None:
 
 async def _all_records(client: Client) -> AsyncIterator[ChainedRecord]:
     request = pb.ListAuditRecordsRequest(page_size=_PAGE, oldest_first=True)
-    async for record in client.audit_records(request):
+    async for record in client.items(client.audit.ListAuditRecords, request, lambda page: page.records):
         yield chained_from_wire(record)

@@ -79,7 +79,7 @@ def read_key(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
-        raise click.ClickException(f"{path} is no file with an API key: {error}") from None
+        raise click.ClickException(f"{path} is not a file with an API key: {error}") from None
 
 
 def find_tls(given: ClientTls, address: str | None, data_dir: Path) -> ClientTls | None:

@@ -13,7 +13,8 @@ from tenure.cli.formatting import ago, bytes_text, make_table, printable
 from tenure.cli.output import echo, file_output
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
-from tenure.v1 import workspace_pb2
+from tenure.client.files import download_file, read_file
+from tenure.v1 import task_service_pb2, workspace_pb2
 
 _path = click.argument("path")
 _MARKS = {workspace_pb2.FILE_KIND_DIRECTORY: "/", workspace_pb2.FILE_KIND_OTHER: " (not a regular file)"}
@@ -38,7 +39,8 @@ def list_files(context: Context, task: str, path: str) -> None:
         task_id = await find_task(client, task)
         usage = workspace_pb2.WorkspaceUsage()
         listed: list[workspace_pb2.WorkspaceFile] = []
-        async for page in client.list_files(task_id, path):
+        request = task_service_pb2.ListFilesRequest(task_id=task_id, path=path)
+        async for page in client.pages(client.tasks.ListFiles, request):
             usage.MergeFrom(page.usage)
             if not context.as_json:
                 listed += page.files
@@ -75,7 +77,7 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
         try:
-            size_bytes = await client.download_file(task_id, path, target)
+            size_bytes = await download_file(client.tasks, task_id, path, target)
         except OSError as error:
             raise click.ClickException(f"{target} cannot be written: {error.strerror or error}") from error
         if context.as_json:
@@ -97,7 +99,7 @@ def cat_file(context: Context, task: str, path: str) -> None:
     write, flush = file_output()
 
     async def work(client: Client) -> None:
-        async with aclosing(client.read_file(await find_task(client, task), path)) as parts:
+        async with aclosing(read_file(client.tasks, await find_task(client, task), path)) as parts:
             async for part in parts:
                 write(part)
         flush()

@@ -22,7 +22,7 @@ from tenure.wire.task import held_back_seconds
 
 
 class RecordTable(Table):
-    """A table with one record a row: a line end in a cell is escaped, or it would begin a row that is no record."""
+    """A table with one record a row: a line end in a cell is escaped, or it would begin a row that is not a record."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """Adds a record. A cell is a text, styled or not."""

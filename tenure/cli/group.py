@@ -97,7 +97,7 @@ class Group(click.Group):
 def _refused_by_the_encoding(error: ValueError) -> str:
     """Returns what is wrong with a typed value that no request can have; "" for another error, which is a bug.
 
-    The options do not know the ranges of the contract's fields, and bytes that are no UTF-8 come from anywhere: an
+    The options do not know the ranges of the contract's fields, and bytes that are not UTF-8 come from anywhere: an
     argument, a file, standard input.
     """
     if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) and error.encoding.lower() in {"utf-8", "utf8"}:

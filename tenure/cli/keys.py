@@ -159,7 +159,7 @@ class ProcessName(click.ParamType[tuple[Role, str]]):
         role, _, name = value.partition("/")
         if role.upper() not in Role.__members__:
             roles = ", ".join(one.lower() for one in Role)
-            self.fail(f"{role} is no role: use one of {roles}", param, ctx)
+            self.fail(f"{role} is not a role: use one of {roles}", param, ctx)
         return Role[role.upper()], name or role
 
 

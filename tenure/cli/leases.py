@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import uuid
 from collections.abc import Iterable
 from contextlib import aclosing
 
@@ -21,7 +20,7 @@ from tenure.cli.formatting import (
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.client import Client
-from tenure.client.leases import HeldLease
+from tenure.client.leases import HeldLease, watch_leases
 from tenure.domain.errors import NotFound
 from tenure.domain.fencing import describe_epoch
 from tenure.v1 import lease_service_pb2 as pb
@@ -46,7 +45,12 @@ def list_leases(context: Context, prefix: str) -> None:
     """List the live leases, or those whose names begin with PREFIX."""
 
     async def work(client: Client) -> None:
-        leases = [lease async for lease in client.list_leases(prefix)]
+        leases = [
+            lease
+            async for lease in client.items(
+                client.leases.ListLeases, pb.ListLeasesRequest(prefix=prefix), lambda page: page.leases
+            )
+        ]
         if context.as_json:
             for lease in leases:
                 context.emit(lease)
@@ -65,7 +69,7 @@ def get(context: Context, resource: str) -> None:
     """Show the holder of RESOURCE, since when it holds it, and how the previous lease ended."""
 
     async def work(client: Client) -> None:
-        lease = await client.get_lease(resource)
+        lease = (await client.leases.GetLease(pb.GetLeaseRequest(resource=resource))).lease
         if context.as_json:
             context.emit(lease)
             return
@@ -89,7 +93,7 @@ def watch(context: Context, prefix: str, after: int) -> None:
     async def work(client: Client) -> None:
         if not context.as_json:
             echo("watching leases; Ctrl-C stops", err=True)
-        async with aclosing(client.watch_leases(prefix, after)) as events:
+        async with aclosing(watch_leases(client.leases, prefix, after)) as events:
             async for event in events:
                 if context.as_json:
                     context.emit(event)
@@ -117,9 +121,7 @@ def acquire(context: Context, resource: str, holder: str, ttl: float, hold: bool
             async with HeldLease(client.leases, resource, holder=holder, ttl_seconds=ttl) as held:
                 _tell(context, held.info)
                 await asyncio.Event().wait()
-        request = pb.AcquireLeaseRequest(
-            resource=resource, holder=holder, ttl=duration(ttl), request_id=str(uuid.uuid4())
-        )
+        request = pb.AcquireLeaseRequest(resource=resource, holder=holder, ttl=duration(ttl))
         _tell(context, (await client.leases.AcquireLease(request)).lease)
 
     context.run(work)
@@ -165,9 +167,7 @@ def transfer(context: Context, resource: str, holder: str, epoch: int | None, re
     """Transfer RESOURCE to HOLDER, who must acquire it under that name before the lease ends."""
 
     async def work(client: Client) -> None:
-        request = pb.TransferLeaseRequest(
-            lease=await _reference(client, resource, epoch), holder=holder, reason=reason, request_id=str(uuid.uuid4())
-        )
+        request = pb.TransferLeaseRequest(lease=await _reference(client, resource, epoch), holder=holder, reason=reason)
         if ttl is not None:
             request.ttl.CopyFrom(duration(ttl))
         _tell(context, (await client.leases.TransferLease(request)).lease)
@@ -194,7 +194,10 @@ def keys(context: Context) -> None:
 
 async def _reference(client: Client, resource: str, epoch: int | None) -> pb.LeaseReference:
     """Returns a reference to the present lease, by epoch, so that a lease acquired a moment later is not affected."""
-    return pb.LeaseReference(resource=resource, epoch=epoch or (await client.get_lease(resource)).epoch)
+    return pb.LeaseReference(
+        resource=resource,
+        epoch=epoch or (await client.leases.GetLease(pb.GetLeaseRequest(resource=resource))).lease.epoch,
+    )
 
 
 def _tell(context: Context, lease: pb.Lease) -> None:

@@ -10,7 +10,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import DOLLARS, LABEL
 from tenure.domain.budget import NANO_USD
-from tenure.server_packages import extra_packages
+from tenure.server_packages import server_packages
 
 
 @click.command(short_help="Serve tasks to a client of the Model Context Protocol.")
@@ -52,13 +52,13 @@ def mcp(
 
     A client such as an editor or another agent starts this program. Its tools submit tasks, read, cancel and answer
     them. The program keeps nothing: a task goes on when it ends, and the next one finds it. Needs the extra: pip
-    install 'tenure[server]'.
+    install 'tenure[mcp]'.
     """
     if agent and model:
         raise click.UsageError("the code of an agent in Python chooses its model: give --agent or --model")
-    with extra_packages("`tenure mcp`", extra="server"):
-        from tenure.mcp_server.main import serve_stdio
-        from tenure.mcp_server.settings import McpServerSettings
+    with server_packages("`tenure mcp`", extra="mcp"):
+        from edges.mcp_server.main import serve_stdio
+        from edges.mcp_server.settings import McpServerSettings
         from tenure.sdk.client import Client
 
     cap = None if no_max_cost else Decimal(max_cost) / NANO_USD

@@ -90,7 +90,7 @@ def replay(
             request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
         except UnreadableLedger as error:
             raise click.ClickException(str(error)) from error
-        return await _replay(context, client, request, entries)
+        return await replay_in_task(context, client, request, entries)
 
     raise SystemExit(context.run(work))
 
@@ -100,15 +100,16 @@ async def _recorded(client: Client, task: str) -> tuple[str, list[ledger_pb2.Ent
     return task_id, [entry async for entry in client.entries(task_id)]
 
 
-async def _replay(
+async def replay_in_task(
     context: Context, client: Client, request: api.SubmitTaskRequest, entries: list[ledger_pb2.Entry]
 ) -> Exit:
     with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
         record = Path(folder) / "entries"
         record.write_bytes(record_for_worker(entries))
-        environment = {**worker_environment(context, request.queue), "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
-        async with _worker(environment) as died:
-            submitted = await client.submit(request.goal, request=request)
+        environment = worker_environment(context, request.spec.queue)
+        environment["TENURE_WORKER_RECORDED_CALLS_FILE"] = str(record)
+        async with replay_worker(environment) as died:
+            submitted = await client.submit(request.spec.goal, request=request)
             ended = asyncio.ensure_future(client.wait(submitted.task_id))
             try:
                 await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +154,7 @@ def _model_of(running: Mapping[str, str], environment: Mapping[str, str]) -> dic
 
 
 @asynccontextmanager
-async def _worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
+async def replay_worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
     """Runs the worker inside the block. Yields a task that ends with it: the end of its log, if it ends too early."""
     process = await asyncio.create_subprocess_exec(
         *command_line("worker"), env=dict(environment), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE

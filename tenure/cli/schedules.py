@@ -8,7 +8,6 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import click
-import uuid_utils
 from click.core import ParameterSource
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -30,36 +29,20 @@ from tenure.cli.formatting import (
 )
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
-from tenure.cli.submit import request_of, submit
+from tenure.cli.submit import spec_of
+from tenure.cli.task_options import SCHEDULE_OPTIONS, typed_names
 from tenure.client import Client
 from tenure.domain.agents import reference
 from tenure.domain.errors import NotFound
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
+from tenure.sdk.errors import named_arguments
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, duration, moment, seconds, state_name, timestamp
 
 # Requests: the spec of a schedule's tasks, and times in the schedule's zone.
 
 MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
-
-
-def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
-    """Returns the spec of a schedule's tasks from a submit. Fields of both messages have the same names.
-
-    The source is left out: the ledger sets the schedule as the source of its tasks.
-    """
-    request.ClearField("source")
-    spec = task_pb2.TaskSpec()
-    for field, value in request.ListFields():
-        if field.name == "labels":
-            spec.labels.update(value)
-        elif field.message_type is not None:
-            getattr(spec, field.name).CopyFrom(value)
-        else:
-            setattr(spec, field.name, value)
-    return spec
 
 
 def timestamp_in(zone: str, moment: datetime | None) -> Timestamp | None:
@@ -175,36 +158,7 @@ def _show_runs(context: Context, response: pb.GetScheduleResponse) -> None:
 
 # `tenure schedules update`.
 
-PARTS: Final = {
-    "goal": "goal",
-    "function": "control.function",
-    "agent": "control.function",
-    "given": "control.input_json",
-    "model": "agent.model",
-    "system": "agent.system",
-    "tools": "agent.tools",
-    "no_tools": "agent.tools",
-    "approve_tools": "agent.approve_tools",
-    "max_output_tokens": "agent.max_output_tokens",
-    "loop": "agent.loop",
-    "max_tokens": "limits.max_tokens",
-    "max_cost": "limits.max_nano_usd",
-    "no_max_cost": "limits.no_money_cap",
-    "max_steps": "limits.max_steps",
-    "timeout": "limits.timeout",
-    "priority": "priority",
-    "queue": "queue",
-    "labels": "labels",
-    "retries": "policy.retry",
-    "phase_timeouts": "policy.timeouts",
-    "on_in_doubt": "policy.on_in_doubt",
-    "on_budget": "policy.on_budget",
-    "on_lease_lost": "policy.on_lease_lost",
-    "escalations": "policy.escalations",
-    "approvers": "policy.approvers",
-    "result_schema": "result_schema_json",
-    "result_corrections": "policy.max_result_corrections",
-}
+PARTS: Final = {"goal": "goal"} | {option.name or "": option.path for option in SCHEDULE_OPTIONS}
 """The options that describe a task, each with the path of the spec's field that it changes."""
 
 CAPS: Final = frozenset({PARTS["max_cost"], PARTS["no_max_cost"]})
@@ -242,8 +196,11 @@ def update(command: click.Context, context: Context, /, schedule: str, **options
     changed = {name: options[name] for name in given}
 
     async def work(client: Client) -> None:
-        schedule_value = (await client.get_schedule(schedule, 1)).schedule
-        updated = await client.update_schedule(update_request(schedule_value, changed))
+        schedule_value = (
+            await client.schedules.GetSchedule(pb.GetScheduleRequest(schedule=schedule, run_count=1))
+        ).schedule
+        with named_arguments(typed_names(changed, goal="--goal")):
+            updated = (await client.schedules.UpdateSchedule(update_request(schedule_value, changed))).schedule
         if context.as_json:
             context.emit(updated)
         else:
@@ -252,7 +209,7 @@ def update(command: click.Context, context: Context, /, schedule: str, **options
     context.run(work)
 
 
-update.params.extend(option for option in submit.params if option.name in PARTS and option.name != "goal")
+update.params.extend(SCHEDULE_OPTIONS)
 
 
 def update_request(schedule: pb.Schedule, changed: dict[str, Any]) -> pb.UpdateScheduleRequest:
@@ -293,18 +250,13 @@ def _spec(present: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskS
     spec.CopyFrom(present)
     if present.HasField("control") and "agent" not in options:
         options.setdefault("function", present.control.function)
-    new_spec = spec_of(request_of(options.pop("goal", present.goal), **options))
+    new_spec = spec_of(options.pop("goal", present.goal), **options)
     paths = {PARTS[name] for name in changed}
     paths |= {"agent_pin"} if paths & {"control.function"} else set()
     paths |= CAPS if paths & CAPS else set()  # setting one of them unsets the other
     FieldMask(paths=sorted(paths)).MergeMessage(new_spec, spec, replace_message_field=True, replace_repeated_field=True)
     return spec
 
-
-_NOT_OF_A_SCHEDULE: Final = frozenset(
-    {"goal", "watched", "request_id", "conversation", "source", "exclusive", "start_at", "start_in"}
-)
-"""The schedule is the source of its tasks, and sets when they start."""
 
 _schedule = click.argument("schedule", metavar="SCHEDULE")
 
@@ -360,7 +312,7 @@ def create(
     """
     request = pb.CreateScheduleRequest(
         name=name,
-        spec=spec_of(request_of(goal, **options)),
+        spec=spec_of(goal, **options),
         cron=cron,
         time_zone=zone,
         overlap_policy=OVERLAP_POLICIES.to_wire(OVERLAPS[overlap]),
@@ -370,7 +322,8 @@ def create(
     )
 
     async def work(client: Client) -> None:
-        created = await client.create_schedule(request)
+        with named_arguments(typed_names(options)):
+            created = (await client.schedules.CreateSchedule(request)).schedule
         if context.as_json:
             context.emit(created)
             return
@@ -381,7 +334,7 @@ def create(
 
 
 schedules.add_command(update)
-create.params.extend(option for option in submit.params if option.name not in _NOT_OF_A_SCHEDULE)
+create.params.extend(SCHEDULE_OPTIONS)
 
 
 @schedules.command("list")
@@ -390,7 +343,12 @@ def list_schedules(context: Context) -> None:
     """List all schedules, by name."""
 
     async def work(client: Client) -> None:
-        schedules = [schedule async for schedule in client.list_schedules()]
+        schedules = [
+            schedule
+            async for schedule in client.items(
+                client.schedules.ListSchedules, pb.ListSchedulesRequest(), lambda page: page.schedules
+            )
+        ]
         if context.as_json:
             for schedule in schedules:
                 context.emit(schedule)
@@ -410,7 +368,8 @@ def get(context: Context, schedule: str, runs: int) -> None:
     """Show SCHEDULE, its next due time, and its newest runs."""
 
     async def work(client: Client) -> None:
-        result = await client.get_schedule(schedule, runs)
+        request = pb.GetScheduleRequest(schedule=schedule, run_count=runs)
+        result = await client.schedules.GetSchedule(request)
         if context.as_json:
             context.emit(result)
         else:
@@ -459,7 +418,7 @@ def trigger(context: Context, schedule: str, request_id: str) -> None:
     """Submit a task of SCHEDULE now, also while it is paused, and print the task's id."""
 
     async def work(client: Client) -> None:
-        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or str(uuid_utils.uuid7()))
+        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id)
         task = (await client.schedules.TriggerSchedule(request)).task
         if context.as_json:
             context.emit(task)
@@ -478,7 +437,7 @@ def delete(context: Context, schedule: str) -> None:
 
     async def work(client: Client) -> None:
         if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
-            raise NotFound(f"there is no schedule {schedule}", reason="SCHEDULE_NOT_FOUND")
+            raise NotFound(f"schedule {schedule} not found", reason="SCHEDULE_NOT_FOUND")
         if context.as_json:
             context.emit({"schedule": schedule, "deleted": True})
         else:

@@ -12,7 +12,7 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, NAMES, TIMEOUT, find_task, task_argument
-from tenure.cli.tasks import result_schema_option
+from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.v1 import task_pb2
@@ -65,7 +65,9 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 @click.option("--no-max-cost", is_flag=True, help="Set no cap in dollars.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="The most steps of the fork itself.")
 @click.option("--timeout", type=TIMEOUT, default=None, help="The time from the fork to its end, for example 10m.")
-@result_schema_option("A file with another JSON Schema of the result; an empty file: any text.")
+@click.option(
+    "--result-schema", **RESULT_SCHEMA, help="A file with another JSON Schema of the result; an empty file: any text."
+)
 @click.option(
     "--revision", "agent_revision", type=click.IntRange(min=1), default=None, help="Another revision of TASK's agent."
 )

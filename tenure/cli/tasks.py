@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final, TextIO, TypeVar
+from typing import Any, Final, TextIO
 
 import click
 from rich.console import RenderableType
@@ -66,19 +66,6 @@ from tenure.wire.task import held_back_seconds
 
 # The result of a task, for programs and for people.
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def result_schema_option(help_text: str) -> Callable[[F], F]:
-    """Returns the option `--result-schema FILE`. Its value is the content of the file, or None without the option."""
-    return click.option(
-        "--result-schema",
-        type=click.File(encoding="utf-8"),
-        default=None,
-        callback=_content,
-        help=help_text,
-    )
-
 
 def _content(ctx: click.Context, option: click.Parameter, file: TextIO | None) -> str | None:
     if file is None:
@@ -88,6 +75,10 @@ def _content(ctx: click.Context, option: click.Parameter, file: TextIO | None) -
     except UnicodeDecodeError as error:
         file.close()
         raise click.BadParameter(f"{file.name} is not text in UTF-8: {error.reason}", ctx, option) from error
+
+
+RESULT_SCHEMA: Final[dict[str, Any]] = {"type": click.File(encoding="utf-8"), "callback": _content}
+"""Of the option `--result-schema FILE`. Its value is the content of the file, or None without the option."""
 
 
 def result_of(task: task_pb2.Task) -> str:

@@ -77,7 +77,8 @@ def list_tenants(context: Context) -> None:
     """List all tenants, by name. For operators."""
 
     async def work(client: Client) -> None:
-        tenants = [tenant async for tenant in client.list_tenants()]
+        listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
+        tenants = [tenant async for tenant in listed]
         if context.as_json:
             for tenant in tenants:
                 context.emit(tenant)
@@ -97,7 +98,7 @@ def get(context: Context, name: str) -> None:
     """Show the quotas of NAME, and how much of each is used."""
 
     async def work(client: Client) -> None:
-        _show(context, await client.get_tenant(name))
+        _show(context, (await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))).tenant)
 
     context.run(work)
 
@@ -146,8 +147,9 @@ def limit(
     )
 
     async def work(client: Client) -> None:
-        request.expected_revision = (await client.get_tenant(name)).revision
-        _show(context, await client.update_tenant_limits(request))
+        known = await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))
+        request.expected_revision = known.tenant.revision
+        _show(context, (await client.tenants.UpdateTenantLimits(request)).tenant)
 
     context.run(work)
 
@@ -251,11 +253,15 @@ def usage(context: Context, by: str, since: float, root: str, tenant: str, every
             request.root_task_id = await find_task(client, root)
         else:
             request.begin_time.FromNanoseconds(int((time.time() - since) * 1e9))
-        names = [one.tenant async for one in client.list_tenants()] if every else [tenant]
+        listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
+        names = [one.tenant async for one in listed] if every else [tenant]
         rows: list[tuple[str, pb.UsageSum]] = []
         for name in names:
             request.tenant = name
-            rows += [(name, one) async for one in client.usage(request)]
+            rows += [
+                (name, one)
+                async for one in client.items(client.tenants.GetTenantUsage, request, lambda page: page.sums)
+            ]
         _show_usage(context, by, rows, show_tenants=every and by != "tenant")
 
     context.run(work)

@@ -40,6 +40,7 @@ from tenure.domain.tools import ToolSourceKind
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.common import EFFECT_CLASSES, TOOL_SOURCES, seconds
+from tenure.wire.tool import decision_to_wire
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -58,7 +59,7 @@ def sources(context: Context) -> None:
     """
 
     async def work(client: Client) -> None:
-        response = await client.tool_sources()
+        response = await client.admin.ListToolSources(admin.ListToolSourcesRequest())
         if context.as_json:
             context.emit(response)
         else:
@@ -117,12 +118,13 @@ def accept(context: Context, source: str, tool: str, *, yes: bool) -> None:
         raise click.UsageError("outside of a terminal give --yes; `tenure tools sources` shows the differences")
 
     async def work(client: Client) -> None:
-        held = _held_tools((await client.tool_sources()).sources, source, tool)
+        held = _held_tools((await client.admin.ListToolSources(admin.ListToolSourcesRequest())).sources, source, tool)
         if not context.as_json:
             _show_held(context, tool_pb2.ToolSource(name=source), held)
         if not yes:
             click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
-        await client.accept_tools(source, {one.name: one.sha256 for one in held})
+        seen = [tool_pb2.SeenTool(name=one.name, sha256=one.sha256) for one in held]
+        await client.admin.AcceptTools(admin.AcceptToolsRequest(name=source, tools=seen))
         if context.as_json:
             context.emit({"source": source, "accepted": [one.name for one in held]})
         else:
@@ -196,7 +198,7 @@ def show(context: Context, name: str) -> None:
 def _unknown(name: str, names: Sequence[str]) -> str:
     nearest = get_close_matches(name, names, _NEAREST)
     advice = f"the nearest: {', '.join(nearest)}" if nearest else "`tenure tools list` shows all tools"
-    return f"there is no tool {harmless(name)}; {advice}"
+    return f"tool {harmless(name)} not found; {advice}"
 
 
 def _effect(tool: tool_pb2.OfferedTool) -> str:
@@ -244,7 +246,7 @@ def _pretty(schema_json: str) -> str:
 _MAX_ARGUMENT_LINES: Final = 12
 
 
-def show_call_in_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> None:
+def show_call_in_doubt(console: Console, listed: admin.ListInDoubtCallsResponse.Listed) -> None:
     """Prints one call in doubt, and the commands that resolve it, if its task waits for a resolution."""
     call = listed.call
     head = harmless(f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}")
@@ -267,7 +269,7 @@ def in_doubt_text(task: task_pb2.Task) -> str:
     return f"{f'{calls}: ' if calls else ''}tenure tools in-doubt --task {short_id(task.task_id)}"
 
 
-def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
+def _rows(console: Console, listed: admin.ListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
     call = listed.call
     cut = " (and more: tenure tasks entries)" if call.arguments_truncated else ""
     yield "arguments", one_line(arguments_text(call.arguments_json), _MAX_ARGUMENT_LINES * console.width) + cut
@@ -287,7 +289,7 @@ def _runner(call: tool_pb2.InDoubtCall) -> str:
     return "NOT proven gone: it may only be paused or cut off, and may still execute the call"
 
 
-def _task(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> str:
+def _task(listed: admin.ListInDoubtCallsResponse.Listed) -> str:
     if not listed.task_state:
         return "pruned; the call cannot be resolved any more"
     reason_text = why(listed.task_state, listed.task_reason, "")
@@ -297,7 +299,7 @@ def _task(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> str:
     return f"{reason_text}: {'this call is resolved' if waits else 'this call needs no resolution'}"
 
 
-def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[str]:
+def _commands(listed: admin.ListInDoubtCallsResponse.Listed) -> Iterator[str]:
     if not listed.resolvable:
         return
     call = listed.call
@@ -416,7 +418,14 @@ def resolve(
         task_id = await find_task(client, task)
         call_attempt = _attempt(call, await _doubted_attempt(client, task_id, call), attempt)
         try:
-            response = await client.resolve_call(task_id, call, call_attempt, decision, reason)
+            request = admin.ResolveInDoubtCallRequest(
+                task_id=task_id,
+                call_id=call,
+                call_attempt=call_attempt,
+                decision=decision_to_wire(decision),
+                reason=reason,
+            )
+            response = (await client.admin.ResolveInDoubtCall(request)).task
         except WrongState as error:
             if error.reason == RUNNER_NOT_GONE:
                 raise WrongState(f"{error}: --runner-is-gone", reason=error.reason, metadata=error.metadata) from error

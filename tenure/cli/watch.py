@@ -42,7 +42,7 @@ FRAME_SECONDS: Final = 0.1
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 MAX_CALLS: Final = 8
 LONG_QUEUED_SECONDS: Final = 5.0
-"""After this time in the queue a task may wait for a worker that nobody started."""
+"""After this time in the queue a task may wait for a worker that was never started."""
 
 
 class Screen:

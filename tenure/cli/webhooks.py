@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from tenure.domain.webhooks import DeliveryState, unknown_events
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import duration, moment, unix_seconds
-from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KINDS
+from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KINDS, new_secret, with_secret
 
 # Webhooks as text.
 
@@ -233,7 +233,7 @@ def create(
     )
 
     async def work(client: Client) -> None:
-        created = await client.create_webhook(request)
+        created = await client.webhooks.CreateWebhook(with_secret(request))
         for unknown in unknown_events(events):
             echo(f"warning: no event type matches {unknown}; check its spelling", err=True)
         if context.as_json:
@@ -252,7 +252,12 @@ def list_webhooks(context: Context) -> None:
     """List all webhooks, by name."""
 
     async def work(client: Client) -> None:
-        webhooks = [webhook async for webhook in client.list_webhooks()]
+        webhooks = [
+            webhook
+            async for webhook in client.items(
+                client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks
+            )
+        ]
         if context.as_json:
             for webhook in webhooks:
                 context.emit(webhook)
@@ -271,7 +276,7 @@ def get(context: Context, webhook: str) -> None:
     """Show WEBHOOK: its state, its deliveries and its gaps."""
 
     async def work(client: Client) -> None:
-        result = await client.get_webhook(webhook)
+        result = (await client.webhooks.GetWebhook(pb.GetWebhookRequest(webhook=webhook))).webhook
         if context.as_json:
             context.emit(result)
         else:
@@ -324,11 +329,11 @@ def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -
     For the time of --overlap requests are signed with both secrets.
     """
     request = pb.RotateWebhookSecretRequest(
-        webhook=webhook, secret=secret, overlap=None if overlap is None else duration(overlap)
+        webhook=webhook, secret=secret or new_secret(), overlap=None if overlap is None else duration(overlap)
     )
 
     async def work(client: Client) -> None:
-        rotated = await client.rotate_secret(request)
+        rotated = await client.webhooks.RotateWebhookSecret(request)
         if context.as_json:
             context.emit(rotated)
         else:
@@ -345,7 +350,7 @@ def delete(context: Context, webhook: str) -> None:
 
     async def work(client: Client) -> None:
         if not (await client.webhooks.DeleteWebhook(pb.DeleteWebhookRequest(webhook=webhook))).deleted:
-            raise NotFound(f"there is no webhook {webhook}", reason="WEBHOOK_NOT_FOUND")
+            raise NotFound(f"webhook {webhook} not found", reason="WEBHOOK_NOT_FOUND")
         if context.as_json:
             context.emit({"webhook": webhook, "deleted": True})
         else:
@@ -396,9 +401,17 @@ async def _attempted(client: Client, webhook: str, sent: pb.WebhookDelivery, unt
     """Returns the delivery after its first attempt, or when it is held, or as it is at `until`."""
     while not (sent.last_error or sent.hold_reason or sent.HasField("end_time")) and time.monotonic() < until:
         await asyncio.sleep(POLL_SECONDS)
-        async with aclosing(client.list_deliveries(webhook)) as listed:
+        async with aclosing(_deliveries(client, webhook, limit=50)) as listed:
             sent = await anext((one async for one in listed if one.delivery_id == sent.delivery_id), sent)
     return sent
+
+
+def _deliveries(
+    client: Client, webhook: str, states: Sequence[pb.WebhookDeliveryState.ValueType] = (), *, limit: int
+) -> AsyncGenerator[pb.WebhookDelivery]:
+    """Yields at most `limit` deliveries of a webhook, the newest first."""
+    request = pb.ListWebhookDeliveriesRequest(webhook=webhook, states=states)
+    return client.items(client.webhooks.ListWebhookDeliveries, request, lambda page: page.deliveries, limit=limit)
 
 
 def _result(webhook: str, delivery: pb.WebhookDelivery) -> str:
@@ -431,7 +444,7 @@ def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: i
     delivery_states = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
 
     async def work(client: Client) -> None:
-        listed = [one async for one in client.list_deliveries(webhook, delivery_states, limit=limit)]
+        listed = [one async for one in _deliveries(client, webhook, delivery_states, limit=limit)]
         if context.as_json:
             for one in listed:
                 context.emit(one)
@@ -453,7 +466,12 @@ def replay(context: Context, webhook: str, delivery_id: str, every: bool) -> Non
     _one_or_all(delivery_id, every=every)
 
     async def work(client: Client) -> None:
-        count = await client.replay_deliveries(webhook, delivery_id)
+        request = pb.ReplayWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
+        count = 0
+        while (answer := await client.webhooks.ReplayWebhookDeliveries(request)).replayed:
+            count += answer.replayed
+            if delivery_id or not answer.remaining:
+                break
         _print_count(context, "replayed", count, delivery_id)
 
     context.run(work)
@@ -469,7 +487,12 @@ def discard(context: Context, webhook: str, delivery_id: str, every: bool) -> No
     _one_or_all(delivery_id, every=every)
 
     async def work(client: Client) -> None:
-        count = await client.discard_deliveries(webhook, delivery_id)
+        request = pb.DiscardWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
+        count = 0
+        while (answer := await client.webhooks.DiscardWebhookDeliveries(request)).discarded:
+            count += answer.discarded
+            if delivery_id or not answer.remaining:
+                break
         _print_count(context, "discarded", count, delivery_id)
 
     context.run(work)

@@ -14,7 +14,7 @@ from tenure.client import Client
 from tenure.domain.fencing import describe_epoch
 from tenure.sdk.operations_from_wire import refused_write_info
 from tenure.v1 import admin_service_pb2 as admin
-from tenure.v1 import coordinator_service_pb2, task_pb2, token_pb2
+from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.common import PRIORITIES, seconds, to_dict, unix_seconds
 
 
@@ -87,7 +87,7 @@ def refusals(context: Context, task: str) -> None:
     context.run(work)
 
 
-def _show_claims(context: Context, claims: Iterable[coordinator_service_pb2.Claim]) -> None:
+def _show_claims(context: Context, claims: Iterable[admin.Claim]) -> None:
     ids = distinct_ids(claim.task_id for claim in claims)
     epochs = ("EPOCH", "EPOCH BEFORE") if context.is_verbose else ()
     table = make_table("TASK", "WORKER", "REASON", "RENEWALS", "LEASE LEFT", *epochs)
@@ -103,7 +103,7 @@ def _show_claims(context: Context, claims: Iterable[coordinator_service_pb2.Clai
     context.console.print(table)
 
 
-def _renewals(claim: coordinator_service_pb2.Claim) -> str:
+def _renewals(claim: admin.Claim) -> str:
     """Returns the number and the time from first to newest, `12 in 17 s`; "-": none is known."""
     if not claim.HasField("renewals"):
         return "-"
@@ -111,7 +111,7 @@ def _renewals(claim: coordinator_service_pb2.Claim) -> str:
     return f"{claim.renewals.count:,} in {seconds_text(last - first)}"
 
 
-def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Worker]) -> None:
+def _show_workers(context: Context, listed: Iterable[admin.Worker]) -> None:
     listed = list(listed)
     build = ("BUILD",) if any(worker.build for worker in listed) else ()
     table = make_table("WORKER", "HOLDS", "QUEUES", *build, "SINCE", "COORDINATOR", "LIVE TEXT AT")
@@ -161,7 +161,11 @@ def queues(context: Context, names: tuple[str, ...]) -> None:
     """
 
     async def work(client: Client) -> None:
-        listed = [queue for queue in (await client.queues()).queues if not names or queue.queue in names]
+        listed = [
+            queue
+            for queue in (await client.admin.ListQueues(admin.ListQueuesRequest())).queues
+            if not names or queue.queue in names
+        ]
         if context.as_json:
             for queue in listed:
                 context.emit(queue)

@@ -7,16 +7,15 @@
 
 The files:
 
-client.py          Client: the connection, retries, and the calls about tasks, workers and tools
-task_calls.py      the calls about files and waits
-admin_calls.py     the calls about calls in doubt, requeues, budgets, close-outs and pruning
-service_calls.py   the calls about schedules, tenants and webhooks
-leases.py          the calls about named leases, and HeldLease, which renews a lease
+client.py          Client: the stubs of all services, lists by pages, and the calls about tasks
+retries.py         the channel that retries calls
+files.py           reads files of workspaces
+leases.py          HeldLease, which renews a lease; the events of leases
 verification.py    TokenVerifier: checks fencing tokens in a service that guards its own writes
 reconnect.py       how a broken stream is resumed
 replays.py         the ledger of a recorded run from a file, and the submit of its replay
 
-A new call belongs in the file of its noun. Send it with `_call`, which retries it.
+Any method is called by its stub: `await client.agents.GetAgent(pb.GetAgentRequest(name="greeter"))`.
 """
 
 from tenure.client.client import Client

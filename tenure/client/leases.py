@@ -1,6 +1,9 @@
 """Acquires leases of named resources and renews them while a block runs.
 
-async with Client(address) as tenure, tenure.lease("tables/orders", holder="importer-1", ttl_seconds=10) as lease:
+async with (
+    Client(address) as tenure,
+    HeldLease(tenure.leases, "tables/orders", holder="importer-1", ttl_seconds=10) as lease,
+):
     await write(rows, lease.token)  # the guard compares lease.epoch: see docs/tokens.md
 """
 
@@ -9,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Final, Self
 
 import uuid_utils
 
@@ -206,67 +209,21 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# The client's calls about named leases.
+async def watch_leases(
+    stub: LeaseServiceAsyncStub, prefix: str = "", after_revision: int = 0
+) -> AsyncGenerator[pb.LeaseEvent]:
+    """Yields the events of leases, for ever. Resumes a broken stream without a gap.
 
-LIST_PAGE: Final = 500
-
-
-class LeaseCalls:
-    """A mixin of Client, which has the stub and `_call`."""
-
-    leases: LeaseServiceAsyncStub
-    _call: Callable[..., Awaitable[Any]]
-
-    def lease(
-        self,
-        resource: str,
-        *,
-        holder: str,
-        ttl_seconds: float = 10.0,
-        wait_seconds: float = 0.0,
-        cancel_on_loss: bool = True,
-    ) -> HeldLease:
-        """Returns a lease to hold with `async with`: see HeldLease. The block's start raises LeaseHeld."""
-        return HeldLease(
-            self.leases,
-            resource,
-            holder=holder,
-            ttl_seconds=ttl_seconds,
-            wait_seconds=wait_seconds,
-            cancel_on_loss=cancel_on_loss,
-        )
-
-    async def get_lease(self, resource: str) -> pb.Lease:
-        """Returns the lease of a named resource. Raises NotFound (LEASE_NOT_HELD)."""
-        request = pb.GetLeaseRequest(resource=resource)
-        answer: pb.GetLeaseResponse = await self._call(self.leases.GetLease, request)
-        return answer.lease
-
-    async def list_leases(self, prefix: str = "") -> AsyncGenerator[pb.Lease]:
-        """Yields the live leases, by name."""
-        token = ""
-        while True:
-            request = pb.ListLeasesRequest(prefix=prefix, page_size=LIST_PAGE, page_token=token)
-            page: pb.ListLeasesResponse = await self._call(self.leases.ListLeases, request)
-            for lease in page.leases:
-                yield lease
-            token = page.next_page_token
-            if not token:
-                return
-
-    async def watch_leases(self, prefix: str = "", after_revision: int = 0) -> AsyncGenerator[pb.LeaseEvent]:
-        """Yields the events of leases, for ever. Resumes a broken stream without a gap.
-
-        Raises OutOfRange (CURSOR_EXPIRED): list the leases again.
-        """
-        reconnect = StreamReconnect()
-        while True:
-            request = pb.WatchLeasesRequest(prefix=prefix, after_revision=after_revision)
-            try:
-                async for answer in self.leases.WatchLeases(request):
-                    reconnect.succeeded()
-                    for event in answer.events:
-                        yield event
-                    after_revision = answer.revision
-            except TryLater as error:
-                await reconnect.wait(error)
+    Raises OutOfRange (CURSOR_EXPIRED): list the leases again.
+    """
+    reconnect = StreamReconnect()
+    while True:
+        request = pb.WatchLeasesRequest(prefix=prefix, after_revision=after_revision)
+        try:
+            async for answer in stub.WatchLeases(request):
+                reconnect.succeeded()
+                for event in answer.events:
+                    yield event
+                after_revision = answer.revision
+        except TryLater as error:
+            await reconnect.wait(error)

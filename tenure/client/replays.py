@@ -11,7 +11,7 @@ from google.protobuf.json_format import Parse, ParseError
 
 from tenure.domain.replay import Divergence, divergences
 from tenure.domain.task import REPLAY_LOOP
-from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.ledger import entries_to_domain
 
@@ -37,7 +37,7 @@ def read_ledger(path: Path) -> list[ledger_pb2.Entry]:
         try:
             entry = Parse(line, ledger_pb2.Entry(), ignore_unknown_fields=True)
         except ParseError as error:
-            raise UnreadableLedger(f"{path}, line {number} is no entry of a ledger: {error}. Please {_HOW}") from error
+            raise UnreadableLedger(f"{path}, line {number} is not a ledger entry: {error}. Please {_HOW}") from error
         if entry.sequence != len(entries) + 1:
             raise UnreadableLedger(
                 f"{path}, line {number} has entry {entry.sequence}, but {len(entries) + 1} comes next: the file must "
@@ -72,7 +72,7 @@ def replay_request(
 
     `name`: the id of the recorded task, or its file; it becomes the label `replay_of`. `system`: another system prompt.
     """
-    request = api.SubmitTaskRequest(
+    replayed = task_pb2.TaskSpec(
         goal=spec.goal,
         agent=spec.agent,
         limits=spec.limits,
@@ -81,21 +81,21 @@ def replay_request(
         queue=f"replay-{uuid.uuid4().hex[:16]}",
         result_schema_json=spec.result_schema_json,
     )
-    request.agent.model, request.agent.loop = model, REPLAY_LOOP
+    replayed.agent.model, replayed.agent.loop = model, REPLAY_LOOP
     if system is not None:
-        request.agent.system = system
+        replayed.agent.system = system
     if spec.limits.money_cap == task_pb2.MONEY_CAP_DEFAULT:  # the other model has its own default, or no price
-        request.limits.max_nano_usd = 0
+        replayed.limits.max_nano_usd = 0
     # A replay never waits. Approvers and webhooks of the recorded run need not exist where it is replayed.
-    request.policy.ClearField("escalations")
-    del request.policy.approvers[:]
-    del request.agent.approve_tools[:]
-    return request
+    replayed.policy.ClearField("escalations")
+    del replayed.policy.approvers[:]
+    del replayed.agent.approve_tools[:]
+    return api.SubmitTaskRequest(spec=replayed)
 
 
 def record_for_worker(entries: Sequence[ledger_pb2.Entry]) -> bytes:
     """Returns the content of the file that TENURE_WORKER_RECORDED_CALLS_FILE names."""
-    return checkpoint_service_pb2.ListEntriesResponse(entries=entries).SerializeToString()
+    return api.ListTaskEntriesResponse(entries=entries).SerializeToString()
 
 
 def compare_runs(recorded: Sequence[ledger_pb2.Entry], replayed: Sequence[ledger_pb2.Entry]) -> list[Divergence]:

@@ -19,7 +19,7 @@ claim
   slots.py              free slots by tier
   crash_loop.py         when a task that kills its workers fails
 step
-  turn.py               the next action of the `messages` loop
+  next_action.py        the next action of the `messages` loop
   conversation.py       the messages of a model call
   compaction.py         when and how to shorten them
   budget.py             prices, reservations, settlements
@@ -48,9 +48,7 @@ access
 outside
   webhooks.py           event types, request bodies, responses
   sender_leases.py      which webhooks a replica sends for
-  notifications.py      the text for people of each event type
-  slack.py              that text as a message to Slack
-  mail.py               that text as an e-mail, and accepted addresses
+  email_addresses.py    the e-mail addresses that are accepted
   outbound.py           URLs and addresses of untrusted sources
 errors.py               every error that Tenure raises
 

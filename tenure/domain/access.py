@@ -102,7 +102,7 @@ def spiffe_id(installation: str, role: Role, name: str) -> str:
     """Returns the identity of a process, as its certificate has it. Raises ValueError for an unusable name."""
     identity = f"spiffe://{installation}/{role.lower()}/{name}"
     if _SPIFFE_ID.fullmatch(identity) is None:
-        raise ValueError(f"{identity!r} is no identity: names have 1 to 128 letters, digits, dots, _ and -")
+        raise ValueError(f"{identity!r} is not an identity: names have 1 to 128 letters, digits, dots, _ and -")
     return identity
 
 
@@ -226,7 +226,7 @@ def make_api_key(random_id: bytes, random_secret: bytes) -> str:
 
 
 def read_api_key(text: str) -> ApiKeyText | None:
-    """Returns the public part and the digest of a key, or None for a text that is no key."""
+    """Returns the public part and the digest of a key, or None for a text that is not a key."""
     match = _API_KEY.fullmatch(text)
     return ApiKeyText(match["key_id"], sha256(text.encode()).digest()) if match else None
 

@@ -13,14 +13,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tenure.domain.email_addresses import is_email_address
 from tenure.domain.errors import NotFound, PermissionDenied, WrongState
-from tenure.domain.mail import is_email_address
-from tenure.domain.notifications import AnswerLink
 from tenure.domain.outbound import is_clear_text
+from tenure.domain.states import TaskState
 from tenure.domain.waits import ALLOW, APPROVE, CONTINUE, DENY, EDIT, MAX_WAIT_SECONDS, Wait, WaitKind, is_for_person
+from tenure.domain.webhooks import WAIT_ESCALATED_EVENT, state_event
 
 # Who may answer.
 
@@ -159,7 +160,7 @@ def make_link_token(random_id: bytes, random_secret: bytes) -> str:
 
 
 def read_link_token(text: str) -> LinkToken | None:
-    """Returns the public part and the digest of a token, or None for a text that is no token."""
+    """Returns the public part and the digest of a token, or None for a text that is not a token."""
     match = _TOKEN.fullmatch(text)
     return LinkToken(match["link_id"], sha256(text.encode()).digest()) if match else None
 
@@ -191,6 +192,7 @@ def link_url(public_url: str, token: str, decision: str = "") -> str:
 
 _PRESELECTED: Final = {ALLOW: "Approve", APPROVE: "Approve", DENY: "Reject", CONTINUE: "Continue"}
 _OPEN: Final = "Open"
+_WAIT_EVENTS: Final = (state_event(TaskState.WAITING_USER), WAIT_ESCALATED_EVENT)
 
 
 def takes_links(kind: WaitKind) -> bool:
@@ -206,6 +208,36 @@ def decisions_by_link(wait: Wait) -> tuple[str, ...]:
 def label_of(decision: str) -> str:
     """Returns the text of the button for a decision."""
     return _PRESELECTED.get(decision, decision)
+
+
+class AnswerLink(NamedTuple):
+    """A link that answers a wait. `decision`: the one that its page preselects; "": none."""
+
+    label: str
+    decision: str
+    url: str
+
+
+def body_with_links(body: str, links: tuple[AnswerLink, ...]) -> str:
+    """Returns the body of a signed request with the links, in `data.answer_links`."""
+    if not links:
+        return body
+    event = json.loads(body)
+    event["data"]["answer_links"] = [link._asdict() for link in links]
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+
+
+def wait_of(body: str) -> str | None:
+    """Returns the id of the wait that the event of a delivery reports, or None for an event of another kind.
+
+    An event whose large task was left out reports a wait without an id: "".
+    """
+    value: Any = json.loads(body)
+    if not isinstance(value, dict) or value.get("type") not in _WAIT_EVENTS:
+        return None
+    for name in ("data", "task", "wait", "wait_id"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def links_of(public_url: str, token: str, wait: Wait) -> tuple[AnswerLink, ...]:

@@ -127,7 +127,7 @@ def money_text(nano_usd: int) -> str:
 
 
 def nano_usd_of(dollars: Decimal) -> int | None:
-    """Returns an amount in nano USD, or None if it is no whole number of them or exceeds MAX_NANO_USD."""
+    """Returns an amount in nano USD, or None if it is not a whole number of them or exceeds MAX_NANO_USD."""
     if not dollars.is_finite() or dollars.copy_abs() > MAX_NANO_USD:
         return None
     nano = dollars * NANO_USD

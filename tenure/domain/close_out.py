@@ -48,7 +48,7 @@ ORDERLY: Final = frozenset(
 """Reasons of released claims: no lease was lost. ENDING_OVER: a coordinator opened the task to end it, but the task no
 longer had that pending ending."""
 
-NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST, Reason.START_TIMEOUT}
+WITHOUT_CRASH: Final = ORDERLY | {Reason.CLAIM_LOST, Reason.START_TIMEOUT}
 """Reasons that do not count toward CRASH_LOOP.
 
 CLAIM_LOST: the claim was lost with etcd's data, or with the coordinator that made it; that says nothing about the

@@ -88,7 +88,7 @@ class ToolsDefined:
 class ModelAttempt:
     """A model call is about to be sent, and its tokens are reserved.
 
-    `summary_through_step` not 0: the call asks for a summary of the conversation through that step; its answer is no
+    `summary_through_step` not 0: the call asks for a summary of the conversation through that step; its answer is not
     part of the conversation. `prices`: the prices that settle the call; None: unknown. `outlives_worker`: a model
     runner makes the call, so the attempt stays open when its worker is gone, and the next owner joins the call.
     """

@@ -95,7 +95,7 @@ class InvalidRequest(Refused):
 
 
 UNWRITABLE: Final = "UNWRITABLE"
-"""Reason of an InvalidRequest: the database refuses the values, whoever sends them. Nothing was written."""
+"""Reason of an InvalidRequest: the database refuses the values from any sender. Nothing was written."""
 
 
 class NotFound(Refused):

@@ -1,6 +1,6 @@
 """Chooses the endpoint of a provider for a call, and decides which failures move a call to the next endpoint.
 
-A call moves only while nobody can have been billed for it: the provider refused it before any byte of an answer, or no
+A call moves only while no provider can have billed it: the provider refused it before any byte of an answer, or no
 connection was made. A call that was answered and broke, and one whose connection broke after it was sent, fails.
 
 Each endpoint has a circuit for each model. It opens after three failures in a row, so that calls no longer meet them;

@@ -290,7 +290,7 @@ class ResumePoint:
         attempt, self.open_attempt = self.open_attempt, None
         self.failures.clear()
         self.retries = 0
-        if self.summary_through_step:  # a summary is no part of the conversation: the next entry, a compaction, uses it
+        if self.summary_through_step:  # not part of the conversation: the next entry, a compaction, uses the summary
             self.summary_through_step = self.attempts_in_step = 0
             return
         text = text_of(body.content)

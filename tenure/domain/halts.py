@@ -1,7 +1,8 @@
 """Decides what follows when workers release a task because they cannot carry it on (WORKER_HALTED).
 
-Nobody died, so it is not a crash loop, and the next worker may succeed at once. But each try costs entries, and a task
-that no worker can carry on must not be claimed without end: it waits longer after each try, and ends after about a day.
+No worker died, so it is not a crash loop, and the next worker may succeed at once. But each try costs entries, and a
+task that no worker can carry on must not be claimed without end: it waits longer after each try, and ends after about a
+day.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kept content: a value that is too large for the ledger, as a file of the task's workspace.
 
 The name of the file is the digest of its content. The ledger has the reference. The agent's programs can change and
-delete the file, so whoever reads it compares the digest.
+delete the file, so each reader compares the digest.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def follow(base: Url, location: str) -> Url:
     except UrlRefused:
         raise
     except ValueError as error:  # of urljoin, for brackets that hold no address
-        raise UrlRefused("BAD_URL", "The address it redirects to is no URL.") from error
+        raise UrlRefused("BAD_URL", "The address it redirects to is not a URL.") from error
 
 
 def parse_host(text: str) -> str:

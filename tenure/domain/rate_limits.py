@@ -31,7 +31,7 @@ FORGOTTEN_AFTER_SECONDS: Final = 600.0
 LEARNING_PAUSE_SECONDS: Final = 60.0
 """The longest time without a call in flight because of what a bucket seems to hold."""
 LONGEST_BLOCK_SECONDS: Final = 300.0
-"""The longest wait after a refusal, whatever the provider asks for: one probe in five minutes harms nobody."""
+"""The longest wait after a refusal, whatever the provider asks for: one probe in five minutes does no harm."""
 LARGEST_LIMIT: Final = 10**12
 """A larger number is not a limit."""
 
@@ -291,7 +291,7 @@ class KeyLimiter:
         return said.limit / _PERIOD_SECONDS
 
     def _forget(self, now: float) -> None:
-        """Forgets what nobody has stated for long."""
+        """Forgets what was not stated for long."""
         oldest = now - FORGOTTEN_AFTER_SECONDS
         self._buckets = {kind: bucket for kind, bucket in self._buckets.items() if bucket.stated_at > oldest}
         if self._window is not None and self._refused_at <= oldest and now >= self._blocked_until:

@@ -25,9 +25,9 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.fold import ResumePoint, text_of_approval
+from tenure.domain.next_action import CallModel, NextAction
 from tenure.domain.states import TERMINAL
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import CallModel, NextAction
 
 NOT_RECORDED_MARK: Final = "[not recorded]"
 NOT_RECORDED: Final = (

@@ -57,7 +57,7 @@ def problem_of_size(schema_json: str) -> str:
 
 
 def problem_of_schema(schema_json: str) -> str:
-    """Returns why this is no result schema, as the end of a sentence that begins with the field's name, or "".
+    """Returns why this is not a result schema, as the end of a sentence that begins with the field's name, or "".
 
     The run time has no limit: never call this in an event loop.
     """
@@ -229,8 +229,8 @@ def rejection(violations: Sequence[str]) -> ResultRejected:
 
 
 def refuse_result(close_out: OperatorCloseOut, *, has_schema: bool) -> TenureError | None:
-    """Returns the refusal of an operator's close-out as SUCCEEDED whose result is missing, or is no JSON although the
-    task has a result schema. The gateway validates it against the schema.
+    """Returns the refusal of an operator's close-out as SUCCEEDED: its result is missing, or is invalid JSON although
+    the task has a result schema. The gateway validates it against the schema.
     """
     if close_out.to_state is not TaskState.SUCCEEDED:
         return None

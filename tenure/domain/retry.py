@@ -67,9 +67,9 @@ class FailureClass(StrEnum):
     BROKEN_STREAM = "BROKEN_STREAM"
     UNUSABLE_ANSWER = "UNUSABLE_ANSWER"  # a complete answer that is not one of the protocol
     ANSWER_TOO_LARGE = "ANSWER_TOO_LARGE"  # more tool calls or bytes than fit into one commit
-    NO_SUMMARY = "NO_SUMMARY"  # the answer to the request for a summary is no summary
+    NO_SUMMARY = "NO_SUMMARY"  # the answer to the request for a summary is not a summary
     LOST = "LOST"  # the model runner ended in the middle of the call
-    INTERRUPTED = "INTERRUPTED"  # the worker stopped the call: this settles the attempt and is no fault of the provider
+    INTERRUPTED = "INTERRUPTED"  # the worker stopped the call: this settles the attempt and is not the provider's fault
     INVALID_REQUEST = "INVALID_REQUEST"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"  # the worker compacts the conversation before it sends the next call
     REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"

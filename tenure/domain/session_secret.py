@@ -1,8 +1,8 @@
 """Binds a session to the worker that opened it.
 
-A session is opened under an identity (of the worker's certificate) and with a secret (of the worker's process). Whoever
-attaches it again needs both. The coordinator keeps digests, so a reader of etcd learns no secret. The proof that a
-worker shows to gateways is a digest of the secret too: a gateway cannot attach the session with it.
+A session is opened under an identity (of the worker's certificate) and with a secret (of the worker's process). To
+attach it again, a process needs both. The coordinator keeps digests, so a reader of etcd learns no secret. The proof
+that a worker shows to gateways is a digest of the secret too: a gateway cannot attach the session with it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Projects the entries of a ledger to the spans of a trace.
 
 A trace is one root task with all its sub-agents. Its id is the id of the root, and the id of a span follows from the
-task and from what the span is. So everybody who reads the same entries makes the same spans, however often and wherever
+task and from what the span is. So every reader of the same entries makes the same spans, however often and wherever
 they are read: a crash loses none, and a takeover continues the trace.
 
     invoke_agent    each attempt of a task; a sub-agent's is a child of the call that spawned it
       queued …      each state in which no worker has the task, waits among them
       chat          each model attempt
-      execute_tool  each tool call, from its intent to its outcome, whoever ran it
+      execute_tool  each tool call, from its intent to its outcome, on all its runs
       step          each step of a control function
 """
 

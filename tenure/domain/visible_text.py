@@ -16,3 +16,13 @@ def visible_text(text: str) -> str:
     return "".join(
         one if (one.isprintable() and not _BLANK.match(one)) or one == "\n" else f"\\u{ord(one):04x}" for one in text
     )
+
+
+def one_line(text: str, most: int) -> str:
+    """Returns at most `most` characters on one line, without characters that cannot be shown."""
+    return shortened(" ".join("".join(one if one.isprintable() else " " for one in text).split()), most)
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns at most `most` characters of the text; an ellipsis stands for the rest."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"

@@ -149,7 +149,7 @@ class AnthropicProvider:
             options={"headers": {"x-tenure-attempt": request.attempt}},
             stream=True,
             stream_cls=anthropic.AsyncStream,
-            **self._payload(request),
+            **self.payload_of(request),
         )
         async with aclosing(response):
             chunks: AsyncIterator[bytes] = response.aiter_bytes()
@@ -157,7 +157,7 @@ class AnthropicProvider:
                 chunks = _events_of_bedrock(chunks)
             await read_answer(call, response.headers, "request-id", chunks)
 
-    def _payload(self, request: ModelRequest) -> dict[str, Any]:
+    def payload_of(self, request: ModelRequest) -> dict[str, Any]:
         """Returns the body for the library: written, or as an object where the library changes it for a platform."""
         prompt = Prompt(request.system, request.tools, without_chat_parts(request.messages))
         system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt

@@ -65,7 +65,7 @@ _MAX_REST_BYTES: Final = 1024 * 1024
 _NOT_OFFERED: Final = frozenset({404, 405, 501})
 _MAX_UNCOUNTED: Final = 1000
 _SHORTEST_SECRET: Final = 8
-"""A shorter key, such as "none", is no secret, and may be part of any word."""
+"""A shorter key, such as "none", is not a secret, and may be part of any word."""
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml", "application/xml", "text/xml"})
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
 

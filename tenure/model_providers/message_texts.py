@@ -30,7 +30,7 @@ class ToolTexts:
         self._most = most
 
     def of(self, value: Mapping[str, Any]) -> str:
-        """Returns the JSON of a value that nobody changes."""
+        """Returns the JSON of a value that does not change."""
         known = self._texts.get(id(value))  # the entry keeps the value, so no other one has its id
         if known is not None:
             return known[1]

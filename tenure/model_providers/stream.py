@@ -390,7 +390,7 @@ class AnswerFold:
         self._check_size()
 
     def _keep(self, value: object) -> None:
-        """Counts what is kept and is no output, such as the results of the provider's own tools."""
+        """Counts what is kept and is not output, such as the results of the provider's own tools."""
         self._kept_bytes += len(json.dumps(value))
         self._check_size()
 

@@ -16,7 +16,7 @@ model_labels.py          the labels of a model in metrics
 sampling.py              samples the metrics of a process once a second
 prometheus.py            serves the metrics to Prometheus
 telemetry.py             the export of metrics to an OpenTelemetry collector
-metrics_http.py          the export over HTTP; otlp_target.py says where to, otlp_http.py sends
+otlp_http.py             the export over HTTP; otlp_target.py says where to
 task_group.py            asyncio's task group without a bug of older Pythons
 
 gRPC, from the caller to the handler and back:
@@ -25,6 +25,7 @@ channel_renewal.py       replaces the connections of a channel when its certific
 rpc_options.py           keepalive, message sizes, connection age and reconnects, for clients and servers
 rpc_server.py            the server: health, reflection, drain
 rpc_interceptor.py       around each handler: access, tenant, trace, validation, errors, metrics
+in_process.py            calls of a server's methods inside of its process, through its interceptor
 call_limiter.py          limits the calls of each client, tenant or worker
 frame_server.py          the server side of a stream of frames
 stream_rules.py          refusals and requests in flight of a stream
@@ -37,6 +38,7 @@ schema_process.py        the child process that applies a result schema
 Postgres:
 postgres.py              the pool, sessions, transactions, and psycopg's errors as domain errors
 dedicated_connection.py  a connection for one writing loop
+runner_row.py            renews the row by which the other replicas see that a runner lives
 batching.py              group commit: many items in one write
 pipelined_transaction.py  transactions whose statements travel together
 sql.py                   named statements and migrations

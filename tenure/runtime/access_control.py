@@ -17,7 +17,8 @@ from typing import Any, Final
 from tenure.domain.access import EVERYTHING, Access, Permission, Principal, check_access, process_of
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.certificate_files import CertificateFiles, TrustedCallers
-from tenure.runtime.request_context import DEFAULT_TENANT, is_local, named_tenant
+from tenure.runtime.in_process import InProcessContext
+from tenure.runtime.request_context import DEFAULT_TENANT, named_tenant
 from tenure.runtime.rpc_status import PeerFailed
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -28,7 +29,7 @@ READMIT_SECONDS: Final = 2.0
 """Between two admissions of an open stream. With the age of a key's copy, a revocation counts within 5 s."""
 _log: Final = logging.getLogger(__name__)
 ANYONE: Final = Principal("anyone", permissions=EVERYTHING)
-NOBODY: Final = Principal("")
+ANONYMOUS: Final = Principal("")
 """The caller of a call that is not authenticated yet."""
 _PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=ANYONE)
 REFLECTION_RULE: Final = Access(permission=Permission.OPERATE)
@@ -99,7 +100,7 @@ class AccessControl:
 
     async def _identify(self, authenticate: Authenticate, context: Any, metadata: Metadata) -> Principal:
         """Returns the caller, and sets it for this call, also if the call is refused after that."""
-        _PRINCIPAL.set(NOBODY)
+        _PRINCIPAL.set(ANONYMOUS)
         principal = await authenticate(context, metadata)
         _PRINCIPAL.set(principal)
         return principal
@@ -151,10 +152,10 @@ def certificate_authentication(files: CertificateFiles) -> Authenticate:
     return authenticate
 
 
-def by_socket(local: Authenticate, others: Authenticate) -> Authenticate:
-    """Returns an authentication that uses `local` for calls over the server's own Unix socket."""
+def by_connection(in_process: Authenticate, others: Authenticate) -> Authenticate:
+    """Returns an authentication that uses `in_process` for the calls inside of the server's process."""
 
     async def authenticate(context: Any, metadata: Metadata) -> Principal:
-        return await (local if is_local(context.peer()) else others)(context, metadata)
+        return await (in_process if isinstance(context, InProcessContext) else others)(context, metadata)
 
     return authenticate

@@ -1,6 +1,6 @@
 """Limits the calls at one server: at a gateway per client and tenant, elsewhere per identity of a worker.
 
-A call beyond the limit of running calls waits for its turn, fairly between the clients of the tenant, because a client
+A call beyond the limit of running calls waits, fairly between the clients of the tenant, because a client
 that is refused at once repeats the call at once. All other limits refuse.
 """
 
@@ -30,8 +30,8 @@ from tenure.domain.call_limits import (
 )
 from tenure.runtime.settings import setting
 
-TURN_SECONDS: Final = 5.0
-"""How long a call waits for its turn before it is refused."""
+WAIT_SECONDS: Final = 5.0
+"""How long a call waits before it is refused."""
 MAX_WAITING: Final = 1000
 """The waiting calls of a tenant, and of one client half of them; beyond it, a call is refused at once."""
 OPENING_SECONDS: Final = 1.0
@@ -46,8 +46,8 @@ def uncounted() -> None:
     """Is called with each message of a stream without limits."""
 
 
-class Turns:
-    """The running calls of one tenant, and the calls that wait for their turn."""
+class CallQueue:
+    """The running calls of one tenant, and the calls that wait."""
 
     def __init__(self, owner: str, most: int, most_of_client: int) -> None:
         self._owner, self._most, self._most_of_client = owner, most, most_of_client
@@ -67,15 +67,15 @@ class Turns:
         of_client = len(self._waiting.get(client, ()))
         if of_client >= MAX_WAITING // 2 or sum(map(len, self._waiting.values())) >= MAX_WAITING:
             raise self._refusal()
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(turn)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(waiter)
         try:
-            await asyncio.wait([turn], timeout=TURN_SECONDS)
+            await asyncio.wait([waiter], timeout=WAIT_SECONDS)
         except asyncio.CancelledError:
-            self._leave(client, turn)
+            self._leave(client, waiter)
             raise
-        if not turn.done():
-            self._leave(client, turn)
+        if not waiter.done():
+            self._leave(client, waiter)
             raise self._refusal()
 
     def give(self, client: str) -> None:
@@ -85,20 +85,20 @@ class Turns:
             del self._running[client]
         following = next((name for name in self._waiting if self._is_free(name)), None)
         if following is not None:
-            turn = self._waiting[following].popleft()
+            waiter = self._waiting[following].popleft()
             self._waiting.move_to_end(following)
             self._drop_if_empty(following)
             self._running[following] += 1
-            turn.set_result(None)
+            waiter.set_result(None)
 
     def _is_free(self, client: str) -> bool:
         return self._running.total() < self._most and self._running[client] < self._most_of_client
 
-    def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        if turn.done():
+    def _leave(self, client: str, waiter: asyncio.Future[None]) -> None:
+        if waiter.done():
             self.give(client)
         else:
-            self._waiting[client].remove(turn)
+            self._waiting[client].remove(waiter)
             self._drop_if_empty(client)
 
     def _drop_if_empty(self, client: str) -> None:
@@ -137,7 +137,7 @@ class CallLimiter:
     ) -> None:
         self._group_limits, self._client_limits = limits, limits.part(client_percent)
         self._limited, self._clock, self._in_flight_limits = limited, clock, in_flight
-        self._turns: dict[str, Turns] = {}
+        self._queues: dict[str, CallQueue] = {}
         self._usages: dict[str, CallUsage] = {}
         self._most_usages = _SPARE
         self._in_flight: WeakValueDictionary[str, InFlight] = WeakValueDictionary()
@@ -156,10 +156,10 @@ class CallLimiter:
     async def running(
         self, principal: Principal, *, is_long: bool, request: Any, connection: str
     ) -> AsyncIterator[Answered]:
-        """Counts a call while the block runs, after it waited for its turn. Raises LimitReached.
+        """Counts a call while the block runs, after it waited until it may run. Raises LimitReached.
 
         Yields a function to call with each message of a stream. `is_long`: a stream or a long poll. `request`: a
-        message, or the iterator of a stream of requests, which needs no turn: `in_flight` limits its requests.
+        message, or the iterator of a stream of requests, which does not wait: `in_flight` limits its requests.
         """
         caller = self._limited(principal)
         if caller is None:
@@ -169,33 +169,33 @@ class CallLimiter:
         call = Call(is_long, connection, request.ByteSize() if is_message else 0)
         usages = self._begin(caller, call)
         try:
-            async with self._turn(caller, is_long=is_long) if is_message else nullcontext(uncounted) as answered:
+            async with self._wait(caller, is_long=is_long) if is_message else nullcontext(uncounted) as answered:
                 yield answered
         finally:
             for usage in usages:
                 usage.end(call)
 
     @asynccontextmanager
-    async def _turn(self, caller: LimitedCaller, *, is_long: bool) -> AsyncIterator[Answered]:
+    async def _wait(self, caller: LimitedCaller, *, is_long: bool) -> AsyncIterator[Answered]:
         client = caller.client or caller.group
-        turns = self._turns.get(caller.group)
-        if turns is None:
+        queue = self._queues.get(caller.group)
+        if queue is None:
             most = self._group_limits.calls
             most_of_client = most if caller.client is None else self._client_limits.calls
-            turns = self._turns[caller.group] = Turns(caller.group, most, most_of_client)
+            queue = self._queues[caller.group] = CallQueue(caller.group, most, most_of_client)
         try:
-            await turns.take(client)
-            turn = _Turn(partial(turns.give, client))
-            opened = asyncio.get_running_loop().call_later(OPENING_SECONDS, turn.end) if is_long else None
+            await queue.take(client)
+            running = _RunningCall(partial(queue.give, client))
+            opened = asyncio.get_running_loop().call_later(OPENING_SECONDS, running.end) if is_long else None
             try:
-                yield turn.end if is_long else uncounted
+                yield running.end if is_long else uncounted
             finally:
-                turn.end()
+                running.end()
                 if opened is not None:
                     opened.cancel()
         finally:
-            if self._turns.get(caller.group) is turns and turns.is_unused:
-                del self._turns[caller.group]
+            if self._queues.get(caller.group) is queue and queue.is_unused:
+                del self._queues[caller.group]
 
     def _begin(self, caller: LimitedCaller, call: Call) -> list[CallUsage]:
         now_seconds = self._clock()
@@ -220,8 +220,8 @@ class CallLimiter:
             self._most_usages = 2 * len(self._usages) + _SPARE
 
 
-class _Turn:
-    """A call's turn, which ends once: with a stream's first message, after `OPENING_SECONDS`, or with the call."""
+class _RunningCall:
+    """A running call, which ends once: with a stream's first message, after `OPENING_SECONDS`, or with the call."""
 
     def __init__(self, give: Callable[[], None]) -> None:
         self._give = give

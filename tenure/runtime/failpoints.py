@@ -310,7 +310,7 @@ async def _wait(path: str) -> None:
 async def _gate(name: str, path: str = "") -> None:
     """Says to the Unix socket `path` which failpoint which task has reached, and waits for the answer.
 
-    Nobody who listens there: the test has ended, so the process continues.
+    Without a listener there the test has ended, so the process continues.
     """
     with suppress(ConnectionError, FileNotFoundError):
         reader, writer = await asyncio.open_unix_connection(path)

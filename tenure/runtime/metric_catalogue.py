@@ -305,7 +305,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter(
             "tenure_answer_pages_total", _GATEWAY, "pages of links that answer nothing", outcome="the code of the error"
         ),
-        _counter("tenure_webhook_sender_lease_failures_total", _CHECKPOINT, "turns of senders that failed"),
+        _counter("tenure_webhook_sender_lease_failures_total", _CHECKPOINT, "sender leases that failed"),
     ),
     "Tenants": (
         _counter("tenure_tenant_tokens_total", _CHECKPOINT, "billed tokens", **_TENANT),

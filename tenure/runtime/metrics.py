@@ -11,6 +11,8 @@ variable:
 Only the thread of the event loop changes cells; the thread of an exporter may read them meanwhile. What is read from
 elsewhere, such as the use of a pool, is a sample: `on_sample` registers who takes it.
 
+The counters of `prometheus_client` take a lock, and eight times as long. It writes the format that Prometheus reads.
+
 A label has few values: a task id is not a label. Names that clients choose go through BoundedNames. A name has at most
 MAX_SERIES_OF_A_NAME series; all further label sets are counted together under labels with the value "(others)". No
 function here raises: a measurement must not undo the work that it measures.

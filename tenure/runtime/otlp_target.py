@@ -59,7 +59,7 @@ def http_target(environment: Mapping[str, str], signal: str) -> HttpTarget:
         raise ValueError(f"{PREFIX}COMPRESSION: {compression!r} is neither gzip nor none")
     for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
         if (file := variable_of(environment, signal, name)) and not Path(file).is_file():
-            raise ValueError(f"{PREFIX}{name}: there is no file {file}")
+            raise ValueError(f"{PREFIX}{name}: the file {file} does not exist")
     return HttpTarget(
         url,
         _headers(variable_of(environment, signal, "HEADERS")),
@@ -81,7 +81,7 @@ def _is_url(text: str) -> bool:
             and text.isprintable()
             and " " not in text
         )
-    except ValueError:  # a port that is no number, or half of the brackets of an IPv6 address
+    except ValueError:  # a port that is not a number, or half of the brackets of an IPv6 address
         return False
 
 

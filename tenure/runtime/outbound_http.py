@@ -28,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 # A connection to an untrusted server, bounded in its use of the event loop and of sockets.
 
 MAX_READ_BYTES: Final = 16 * 1024
-"""The limit of one read. A server can cut these bytes into thousands of chunks, which one turn of the event loop
+"""The limit of one read. A server can cut these bytes into thousands of chunks, which one iteration of the event loop
 parses.
 """
 
@@ -40,9 +40,9 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
         self._inner = inner
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Returns a part of the received bytes, after a turn of the event loop.
+        """Returns a part of the received bytes, after an iteration of the event loop.
 
-        Without that turn, reads of bytes that TLS has already buffered would not yield to the loop.
+        Without that iteration, reads of bytes that TLS has already buffered would not yield to the loop.
         """
         await asyncio.sleep(0)
         return await self._inner.read(min(max_bytes, MAX_READ_BYTES), timeout)
@@ -77,7 +77,7 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
 # Connections go to the very address that was checked, even if the name resolves to another address a moment later.
 
 MAX_ADDRESSES: Final = 4
-"""How many addresses of one host are tried in turn."""
+"""How many addresses of one host are tried one after another."""
 ADDRESS_SECONDS: Final = 2.0
 """The limit of a connect to one address while other addresses remain."""
 

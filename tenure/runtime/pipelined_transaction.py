@@ -310,7 +310,7 @@ def _parsed(query: bytes) -> tuple[bytes, tuple[str, ...], tuple[PyFormat, ...]]
         if match["percent"]:
             return b"%"
         if match["name"] is None:
-            raise errors.ProgrammingError(f"a placeholder is no %(name)b: {match[0].decode()}")
+            raise errors.ProgrammingError(f"a placeholder is not %(name)b: {match[0].decode()}")
         return b"$%d" % names.setdefault(match["name"].decode(), len(names) + 1)
 
     text = _PLACEHOLDER.sub(replaced, query)

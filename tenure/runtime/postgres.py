@@ -435,7 +435,7 @@ _ENCRYPTED_MODES: Final = frozenset({"require", "verify-ca", "verify-full"})
 def dsn_problems(settings: SecuritySettings, variable: str, dsn: Secret) -> Iterator[str]:
     """Yields a problem for each host of another machine that the DSN names, unless it demands TLS.
 
-    libpq's default, `sslmode=prefer`, continues without TLS. A text that is no DSN yields nothing: connecting fails.
+    libpq's default, `sslmode=prefer`, continues without TLS. A text that is not a DSN yields nothing: connecting fails.
     """
     try:
         given = {one.keyword: one.val for one in Conninfo.parse(dsn.reveal().encode()) if one.val}

@@ -63,7 +63,7 @@ CANCEL_AGAIN_SECONDS: Final = 2.0
 STUCK_SECONDS: Final = 10.0
 
 
-class DutyEnded(Exception):  # noqa: N818  an end is no error where the duty may end
+class DutyEnded(Exception):  # noqa: N818  an end is not an error where the duty may end
     """The run ended although the duty is endless."""
 
 

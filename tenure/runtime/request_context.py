@@ -1,11 +1,11 @@
-"""The tenant, the other end and the trace of a request: read from gRPC metadata; tenant and trace are passed on."""
+"""The tenant and the trace of a request: read from gRPC metadata; tenant and trace are passed on."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.errors import InvalidRequest
@@ -51,33 +51,6 @@ def named_tenant(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | No
         raise InvalidRequest(violations=[(TENANT_KEY, "must be given once")])
     value = named.pop()
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
-
-
-# The other end of a call. The HTTP door of a gateway calls its gRPC server over a Unix socket, for callers of its own.
-
-PEER_KEY: Final = "x-tenure-peer"
-"""The key under which the HTTP door names the other end of its connection, as gRPC would name it."""
-_LOCAL_SOCKET: Final = "unix:"
-
-
-def is_local(peer: str) -> bool:
-    """Returns whether a call came over a Unix socket, whose folder only the account of the process may enter."""
-    return peer.startswith(_LOCAL_SOCKET)
-
-
-def peer_of(context: Any) -> str:
-    """Returns the other end of a call. Only a call over the server's own Unix socket may name another one."""
-    peer = str(context.peer())
-    if is_local(peer):
-        named = [value for key, value in context.invocation_metadata() or () if key == PEER_KEY]
-        return str(named[0]) if named else peer
-    return peer
-
-
-def connection_of(context: Any) -> str:
-    """Returns the connection of a call, for limits. By HTTP/1.1 each stream has its own: an address counts as one."""
-    peer = peer_of(context)
-    return peer.rpartition(":")[0] if is_local(str(context.peer())) else peer
 
 
 # A trace continues in the next service: the W3C `traceparent` header names the span to which a request belongs. The

@@ -100,11 +100,6 @@ class TranslatedCall:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
 
-    @property
-    def is_stream(self) -> bool:
-        """Whether the peer answers with a stream, which is iterated and not awaited."""
-        return hasattr(self._call, "read")
-
     def __await__(self) -> Generator[Any, None, Any]:
         try:
             return (yield from self._call.__await__())

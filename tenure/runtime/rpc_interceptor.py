@@ -40,7 +40,8 @@ from tenure.runtime import metrics
 from tenure.runtime.access_control import AccessControl, Metadata, current_principal
 from tenure.runtime.audit import Audit, NoAudit
 from tenure.runtime.call_limiter import Answered, CallLimiter, uncounted
-from tenure.runtime.request_context import connection_of, continue_trace, peer_of, set_tenant
+from tenure.runtime.in_process import connection_of
+from tenure.runtime.request_context import continue_trace, set_tenant
 from tenure.runtime.request_log import log_request
 from tenure.runtime.rpc_status import code_of, to_status
 from tenure.runtime.stream_rules import StreamRules, set_stream_rules
@@ -127,11 +128,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Returns the wrapped handler, which is built once per method."""
+        """Returns the wrapped handler of a method that the server has."""
         handler = await continuation(handler_call_details)
         if handler is None:  # the server itself answers UNIMPLEMENTED
             return handler
-        method = str(handler_call_details.method)
+        return self.wrapped(str(handler_call_details.method), handler)
+
+    def wrapped(self, method: str, handler: Handler) -> Handler:
+        """Returns the wrapped handler, which is built once per method."""
         known = self._wrapped.get(method)
         if known is None or known[0] is not handler:
             known = self._wrapped[method] = (handler, self._wrap(method, handler))
@@ -283,7 +287,7 @@ class _Method:
             self.validate(request)
             await self.examine(request)
         if self.is_audited:
-            await self.audit.admitted(self.name, request, peer_of(context))
+            await self.audit.admitted(self.name, request, context.peer())
 
     def receive(self, raw: bytes) -> bytes:
         """Counts a single request, which is parsed once its call is admitted."""
@@ -346,7 +350,7 @@ class _Method:
                 set_tenant(tenant)
                 continue_trace(metadata)
             if self.in_flight is not None:
-                set_stream_rules(StreamRules(partial(self._note, peer_of(context)), self.in_flight()))
+                set_stream_rules(StreamRules(partial(self._note, context.peer()), self.in_flight()))
             request = received if self.streams_in else self._parsed(received)
             async with self.running(request, context) as answered, self.readmission(context, metadata):
                 yield request, answered
@@ -356,7 +360,7 @@ class _Method:
             raise
         except TenureError as error:
             code, refusal = code_of(error), error
-            self._note(peer_of(context), request or self._target(received), error)
+            self._note(context.peer(), request or self._target(received), error)
             if context.done():
                 raise asyncio.CancelledError from error  # the client is gone
             await context.abort_with_status(to_status(error))

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
+from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import grpc
@@ -23,14 +24,17 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.audit import Audit
 from tenure.runtime.call_limiter import CallLimiter
+from tenure.runtime.in_process import InProcessChannel
 from tenure.runtime.listening import CannotListen
 from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing, unbounded
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
-from tenure.runtime.rpc_status import DRAINING
+from tenure.runtime.rpc_status import DRAINING, PeerFailed
 from tenure.runtime.security import NO_SECURITY, Security
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from tenure.runtime.rpc_interceptor import Handler
 
 
 # `grpc.health.v1` for each service and for the whole server (""). The streams of watchers end when the server drains.
@@ -121,8 +125,6 @@ class RpcServer:
 
     `stopping` is set at the latest when draining begins: handlers of streams watch it and end with `draining()`.
     `serving` False: health reports NOT_SERVING as long as the server runs, and the servicers say why.
-    `local_socket`: a Unix socket on which it serves too, in a folder that only this account may enter: its callers
-    name their peer (`peer_of`).
     """
 
     def __init__(
@@ -138,25 +140,20 @@ class RpcServer:
         audit: Audit | None = None,
         limiter: CallLimiter | None = None,
         longest_request: Callable[[str], int | None] = unbounded,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         reflection_enabled: bool = True,
         serving: bool = True,
         grace_seconds: float = 10.0,
-        local_socket: Path | None = None,
     ) -> None:
         self._access = security.access_control()
-        options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
-        self._server = grpc.aio.server(
-            interceptors=[
-                ErrorInterceptor(self._access, validate, examine, audit, limiter, longest_request),
-                *interceptors,
-            ],
-            options=options,
-        )
+        self._limits = limits or ServerLimits()
+        options = [*self._limits.options(), *(keepalive or Keepalive()).options()]
+        self._interceptor = ErrorInterceptor(self._access, validate, examine, audit, limiter, longest_request)
+        self._server = grpc.aio.server(interceptors=[self._interceptor], options=options)
         self._address_setting, self._credentials = address, security.server_credentials()
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
-        self._serving, self._local_socket = serving, local_socket
+        self._serving = serving
         self._services: list[str] = []
+        self._registered = _Registered(self._server)
         self._port = 0
         self.health = Health()
         self.stopping = stopping or asyncio.Event()
@@ -167,8 +164,17 @@ class RpcServer:
         Raises ValueError for a service with a method without an access rule.
         """
         self._access.add(service)
-        register(servicer, self._server)
+        server: Any = self._registered
+        register(servicer, server)
         self._services.append(service)
+
+    def in_process(self, default_timeout_seconds: float) -> InProcessChannel:
+        """Returns a channel to the methods of this server that needs no socket. It has the same interceptor."""
+        return InProcessChannel(
+            cache(lambda method: self._interceptor.wrapped(method, self._registered.handler(method))),
+            default_timeout_seconds=default_timeout_seconds,
+            max_message_bytes=self._limits.max_message_bytes,
+        )
 
     @property
     def address(self) -> str:
@@ -207,8 +213,6 @@ class RpcServer:
 
     def _bind(self) -> int:
         try:
-            if self._local_socket is not None:
-                self._server.add_insecure_port(f"unix:{self._local_socket}")
             if self._credentials is None:
                 return self._server.add_insecure_port(self._address_setting)
             return self._server.add_secure_port(self._address_setting, self._credentials)
@@ -226,6 +230,27 @@ class RpcServer:
         for name in (reflection.SERVICE_NAME, REFLECTION_V1):
             generic = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
             self._server.add_generic_rpc_handlers((generic,))
+
+
+class _Registered:
+    """Adds handlers to a server, and remembers them."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self._services: list[grpc.GenericRpcHandler] = []
+        self.add_registered_method_handlers = server.add_registered_method_handlers
+
+    def add_generic_rpc_handlers(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(services)
+        self._services += services
+
+    def handler(self, method: str) -> Handler:
+        """Returns the handler of a method. Raises PeerFailed for an unknown one."""
+        details: Any = SimpleNamespace(method=method)
+        for service in self._services:
+            if (handler := service.service(details)) is not None:
+                return handler
+        raise PeerFailed(grpc.StatusCode.UNIMPLEMENTED, f"method {method} not found")
 
 
 def draining(retry_after_seconds: float = 0.2) -> Unavailable:

@@ -24,7 +24,7 @@ CHECK_CPU_SECONDS: Final = 2
 """CPU time for one schema, after the imports: jsonschema imports what is installed, for 0.1 s or for several."""
 MAX_MEMORY_BYTES: Final = 512 * 1024 * 1024
 LONGEST_SECONDS: Final = 120.0
-"""Wall-clock time until Unavailable is raised: the machine is too busy, which is no property of the schema."""
+"""Wall-clock time until Unavailable is raised: the machine is too busy, which is not a property of the schema."""
 
 TOO_COSTLY_ANSWER: Final = "the answer could not be validated against the schema in time: give a simpler answer"
 TOO_COSTLY_SCHEMA: Final = "takes too long to check: use simpler patterns"

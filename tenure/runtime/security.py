@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tenure.domain.outbound import is_loopback_host
-from tenure.runtime.access_control import AccessControl, Authenticate, by_socket, certificate_authentication
+from tenure.runtime.access_control import AccessControl, Authenticate, by_connection, certificate_authentication
 from tenure.runtime.certificate_files import CertificateFiles, PeerTls, server_credentials
 from tenure.runtime.settings import Address, ConfigurationError
 from tenure.runtime.tls import MutualTlsSettings
@@ -50,7 +50,7 @@ class SecuritySettings(Protocol):
 class Security:
     """`files` None: no TLS. `authenticate_client` None: callers are processes, known by their certificates if there is
     TLS. `serves_clients`: see AccessControl. `name`: the name in the certificate of this process, "" without TLS.
-    `authenticate_local`: of callers over the server's own Unix socket, who have no certificates; None: as all others.
+    `authenticate_in_process`: of callers in its process (by HTTP), who have no certificates; None: as all others.
     """
 
     rules_of: Callable[[str], Mapping[str, Access]]
@@ -58,7 +58,7 @@ class Security:
     serves_clients: bool = False
     authenticate_client: Authenticate | None = None
     name: str = ""
-    authenticate_local: Authenticate | None = None
+    authenticate_in_process: Authenticate | None = None
 
     @classmethod
     def load(
@@ -96,17 +96,17 @@ class Security:
         """Returns the security of a server whose callers are clients without certificates."""
         return replace(self, authenticate_client=authenticate)
 
-    def for_local_clients(self, authenticate: Authenticate) -> Security:
-        """Returns the security of a server that knows callers by certificates, and those of its own socket by this."""
-        return replace(self, authenticate_local=authenticate)
+    def for_http_clients(self, authenticate: Authenticate) -> Security:
+        """Returns the security of a server that knows callers by certificates, and those in its process by this."""
+        return replace(self, authenticate_in_process=authenticate)
 
     def access_control(self) -> AccessControl:
         """Returns the access control for one server."""
         if self.authenticate_client is not None:
             return AccessControl(self.rules_of, self.authenticate_client, serves_clients=True)
         authenticate = None if self.files is None else certificate_authentication(self.files)
-        if authenticate is not None and self.authenticate_local is not None:
-            authenticate = by_socket(self.authenticate_local, authenticate)
+        if authenticate is not None and self.authenticate_in_process is not None:
+            authenticate = by_connection(self.authenticate_in_process, authenticate)
         return AccessControl(self.rules_of, authenticate, serves_clients=self.serves_clients)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:

@@ -53,7 +53,7 @@ class CommonSettings:
     )
     log_level: str = setting("lowest level to log", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     metrics_allow_network: bool = setting(
-        "serve metrics at addresses that other machines reach: without TLS, to everybody who reaches them",
+        "serve metrics at addresses that other machines reach: without TLS, to every peer that reaches them",
         default=False,
     )
     metrics_tenants: int = setting(
@@ -171,13 +171,13 @@ def instance_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-async def serve(process: Process, server: RpcServer, *doors: AbstractAsyncContextManager[Any]) -> None:
+async def serve(process: Process, server: RpcServer, *front_ends: AbstractAsyncContextManager[Any]) -> None:
     """Serves until the process stops. The server drains before the parts that were opened earlier are closed.
 
-    `doors`: what calls the server for callers of its own; each is opened after it, and closed before it.
+    `front_ends`: what calls the server for callers of its own; each is opened after it, and closed before it.
     """
     await process.open(server)
-    for door in doors:
-        await process.open(door)
+    for front_end in front_ends:
+        await process.open(front_end)
     _log.info("listening", extra={"address": server.address})
     await process.run_until_stopped()

@@ -36,37 +36,41 @@ from tenure.runtime.rpc_status import LOCK_TIMEOUT
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 
     from tenure.runtime.settings import Secret
 
 
 # Named statements.
 
-_NAME: Final = re.compile(r"^-- name: *(?P<name>\S+) *$", re.MULTILINE)
+_BLOCK: Final = re.compile(r"^-- (name|part): *(\S+) *$", re.MULTILINE)
 _IDENTIFIER: Final = re.compile(r"[a-z][a-z0-9_]*")
+_PLACE: Final = re.compile(r"\{([a-z][a-z0-9_.]*)\}")
 
 
 class Queries:
     """The statements of one file. Each statement is an attribute.
 
-    A line `-- name: <name>` begins a statement, and a comment below it says why the statement exists.
+    A line `-- name: <name>` begins a statement, and a comment below it says why the statement exists. A line
+    `-- part: <name>` begins SQL that statements share: `{<name>}` below stands for it. The caller may pass more parts,
+    for example the columns of a row class.
     """
 
-    def __init__(self, text: str, source: str = "queries.sql") -> None:
+    def __init__(self, text: str, source: str = "queries.sql", parts: Mapping[str, str] | None = None) -> None:
         """Raises ValueError for a file of another form."""
-        self._source = source
+        self.source = source
         self._statements: dict[str, bytes] = {}
-        parts = _NAME.split(text)
-        if _without_comments(parts[0]):
+        self._parts = dict(parts or {})
+        head, *blocks = _BLOCK.split(text)
+        if _without_comments(head):
             raise ValueError(f"{source}: SQL before the first `-- name:`")
-        for name, body in zip(parts[1::2], parts[2::2], strict=True):
-            self._add(name, body)
+        for kind, name, body in zip(blocks[0::3], blocks[1::3], blocks[2::3], strict=True):
+            self._add(kind, name, body)
 
     @classmethod
-    def load(cls, package: str, path: str = "sql/queries.sql") -> Queries:
+    def load(cls, package: str, path: str = "sql/queries.sql", parts: Mapping[str, str] | None = None) -> Queries:
         """Loads the statements of the file `path` in `package`."""
-        return cls(resources.files(package).joinpath(path).read_text(encoding="utf-8"), f"{package}/{path}")
+        return cls(resources.files(package).joinpath(path).read_text(encoding="utf-8"), f"{package}/{path}", parts)
 
     def __getattr__(self, name: str) -> bytes:
         if name.startswith("_"):
@@ -74,22 +78,30 @@ class Queries:
         try:
             return self._statements[name]
         except KeyError:
-            raise AttributeError(f"{self._source} has no statement named {name}") from None
+            raise AttributeError(f"{self.source} has no statement named {name}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._statements)
 
-    def _add(self, name: str, body: str) -> None:
-        statement = _without_comments(body).removesuffix(";").rstrip()
+    def _add(self, kind: str, name: str, body: str) -> None:
+        sql_text = _PLACE.sub(self._part, _without_comments(body).removesuffix(";").rstrip())
         if _IDENTIFIER.fullmatch(name) is None:
-            raise ValueError(f"{self._source}: {name} is not a valid name of a statement")
-        if name in self._statements:
-            raise ValueError(f"{self._source}: two statements named {name}")
-        if not statement:
-            raise ValueError(f"{self._source}: {name} has no statement")
+            raise ValueError(f"{self.source}: {name} is not a valid name of a statement")
+        if name in (self._parts if kind == "part" else self._statements):
+            raise ValueError(f"{self.source}: {name} is defined twice")
+        if not sql_text:
+            raise ValueError(f"{self.source}: {name} has no statement")
         if not body.lstrip().startswith("--"):
-            raise ValueError(f"{self._source}: {name} has no comment: say below its name why it exists")
-        self._statements[name] = statement.encode()
+            raise ValueError(f"{self.source}: {name} has no comment: say below its name why it exists")
+        if kind == "part":
+            self._parts[name] = sql_text
+        else:
+            self._statements[name] = sql_text.encode()
+
+    def _part(self, place: re.Match[str]) -> str:
+        if place[1] not in self._parts:
+            raise ValueError(f"{self.source}: no part named {place[1]} above")
+        return self._parts[place[1]]
 
 
 def _without_comments(text: str) -> str:
@@ -100,7 +112,7 @@ def _without_comments(text: str) -> str:
 _log: Final = logging.getLogger(__name__)
 _FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<what>[a-z0-9_]+)\.sql")
 _OUTSIDE: Final = "-- outside a transaction"
-_TURN_SECONDS: Final = 120.0
+_WAIT_SECONDS: Final = 120.0
 """How long a replica waits for another one that migrates."""
 _POLL_SECONDS: Final = 0.2
 LOCK_SECONDS: Final = 5.0
@@ -208,7 +220,7 @@ async def migrate(dsn: str | Secret, migrations: Migrations, *, allowed: bool = 
 
 
 async def _has_pending(dsn: str | Secret, migrations: Migrations) -> bool:
-    """Needs no lock: an applied migration stays applied, whoever migrates meanwhile."""
+    """Needs no lock: an applied migration stays applied, also beside another migration."""
     with domain_errors():
         async with await _connect(dsn) as postgres:
             return bool(await _pending(postgres, migrations))
@@ -232,10 +244,10 @@ async def _migration_lock(dsn: str | Secret, schema: str) -> AsyncIterator[psyco
     """
     with domain_errors():
         async with await _connect(dsn) as postgres:
-            ends_at = time.monotonic() + _TURN_SECONDS
+            ends_at = time.monotonic() + _WAIT_SECONDS
             while not await _try_lock(postgres, schema):
                 if time.monotonic() > ends_at:
-                    message = f"another process has migrated {schema} for {_TURN_SECONDS:g} s; try again when it ends"
+                    message = f"another process has migrated {schema} for {_WAIT_SECONDS:g} s; try again when it ends"
                     raise Unavailable(message, reason=LOCK_TIMEOUT)
                 await asyncio.sleep(_POLL_SECONDS)
             yield postgres
@@ -303,7 +315,7 @@ async def _apply_inside(postgres: psycopg.AsyncConnection[Any], schema: str, fil
 
 
 async def _apply_outside(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
-    """Without a lock timeout: these statements wait for transactions that began before, and nobody waits for them."""
+    """Without a lock timeout: these statements wait for transactions that began before, and block none."""
     await postgres.execute(sql.SQL("set search_path to {}, public").format(sql.Identifier(schema)))
     await postgres.execute("set lock_timeout = 0")
     for statement in file.statements:

@@ -12,16 +12,12 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from itertools import chain, repeat
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 T = TypeVar("T")
 _HEAD: Final = struct.Struct(">iiI")  # dimensions, has nulls, type of the elements
@@ -110,25 +106,6 @@ class Texts(Column[str]):
     def packed(self) -> bytes:
         encoded = [one.encode() for one in self]
         return self.head() + b"".join(chain.from_iterable((_LENGTH.pack(len(one)), one) for one in encoded))
-
-
-class RowArrays:
-    """Rows as parameters: an array for each column of texts or bytes, and one array for all numbers.
-
-    `columns` and `numbers` are attributes of a row, also dotted. The parameters are `prefix` + name of a column, and
-    `prefix` + "numbers".
-    """
-
-    def __init__(self, prefix: str, columns: dict[str, type[Column[Any]]], numbers: Sequence[str]) -> None:
-        self.numbers = tuple(numbers)
-        self._columns = [(prefix + name, column, attrgetter(name)) for name, column in columns.items()]
-        self._name_of_numbers, self._numbers_of = f"{prefix}numbers", attrgetter(*numbers)
-
-    def of(self, rows: Sequence[Any]) -> dict[str, Column[Any]]:
-        """Returns the parameters by name."""
-        arrays = {name: column(map(value_of, rows)) for name, column, value_of in self._columns}
-        arrays[self._name_of_numbers] = Numbers(map(self._numbers_of, rows))
-        return arrays
 
 
 @lru_cache(maxsize=256)

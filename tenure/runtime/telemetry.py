@@ -137,8 +137,7 @@ def _metric_reader(endpoint: str) -> MetricReader:
 def _http_metric_reader(environment: Mapping[str, str]) -> MetricReader:
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    from tenure.runtime.metrics_http import HttpMetricExporter
-    from tenure.runtime.otlp_http import OtlpHttp
+    from tenure.runtime.otlp_http import HttpMetricExporter, OtlpHttp
 
     try:
         http = OtlpHttp(http_target(environment, "METRICS"), _EXPORT_TIMEOUT_SECONDS)

@@ -7,7 +7,9 @@ task.py            Task: a handle on one task, with its result, its events and t
 sync_client.py     SyncClient and SyncTask, generated from the two above by generate_sync.py
 loop_thread.py     the event loop in which all SyncClients run
 connection.py      addresses, keys and TLS, from arguments and the environment
-submit_request.py  the request of a submit
+submit_options.py  the options of a submit, described once: for Python, for HTTP and for the command
+option_values.py   their values as the contract has them
+submit_request.py  the request of a submit, from its options
 task_filter.py     the filter of a list or a watch of tasks
 answers.py         what an approval, a denial or an answer sends for each kind of wait
 result_type.py     typed results: the JSON Schema of a Python type, and its values
@@ -26,6 +28,7 @@ errors.py          the errors, with what to do
 Under it is tenure/client: the same calls with protobuf messages, and those for operators.
 
 What to touch when:
+- a submit gets a new option: one line in submit_options.py, and the field in protos/tenure/v1/task.proto
 - a call gets a new argument: client.py or task.py, then `python -m tenure.sdk.generate_sync`
 - a task or an entry gets a new field: task_info.py or events.py, from_wire.py, docs/json.md and the golden file
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, WaitKind
 from tenure.sdk.errors import invalid_argument
-from tenure.sdk.submit_request import json_text
+from tenure.sdk.option_values import json_text
 from tenure.sdk.task_info import TaskWait
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.task import Source
 from tenure.domain.tools import ToolDefinition
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
 from tenure.sdk.connection import GatewayConnection
@@ -15,26 +14,17 @@ from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.from_wire import change_event, task_page
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
+from tenure.sdk.option_values import agent_of_reference, json_text
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
-from tenure.sdk.submit_request import (
-    ARGUMENTS,
-    Money,
-    Seconds,
-    agent_of,
-    agent_of_reference,
-    control_of,
-    json_text,
-    limits_of,
-    submit_request,
-    timeout_of,
-)
+from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, only, takes
+from tenure.sdk.submit_request import definition_of, function_request, submit_request
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, task_filter
 from tenure.sdk.task_info import TaskPage
-from tenure.v1 import agent_service_pb2, task_pb2
+from tenure.v1 import agent_service_pb2 as agent_pb
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.codec import json_of
-from tenure.wire.task import policy_to_wire
 from tenure.wire.tool import tool_to_domain
 
 if TYPE_CHECKING:
@@ -42,28 +32,6 @@ if TYPE_CHECKING:
     from tenure.runtime.tls import ClientTls
 
 T = TypeVar("T")
-
-
-class SubmitOptions(TypedDict, total=False):
-    """The options of `Client.submit`, which describes them."""
-
-    model: str
-    system: str
-    tools: Iterable[str] | None
-    approve_tools: Iterable[str]
-    max_cost: Money | None
-    no_max_cost: bool
-    max_tokens: int | None
-    max_steps: int | None
-    max_output_tokens: int | None
-    timeout: Seconds | None
-    start_at: datetime | None
-    queue: str
-    priority: Priority | str | None
-    labels: Mapping[str, str] | None
-    source: Source | None
-    policy: TaskPolicy | None
-    request_id: str
 
 
 class Client:
@@ -147,30 +115,15 @@ class Client:
     @overload
     async def submit(self, goal: str, *, result: Mapping[str, Any], **options: Unpack[SubmitOptions]) -> Task[Any]: ...
 
+    @takes(SubmitOptions)
     async def submit(
         self,
         goal: str,
         *,
         agent: str = "",
         input: Any = None,  # noqa: A002  the contract's word, and a keyword at the call
-        model: str = "",
-        system: str = "",
-        tools: Iterable[str] | None = None,
-        approve_tools: Iterable[str] = (),
         result: Any = None,
-        max_cost: Money | None = None,
-        no_max_cost: bool = False,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        max_output_tokens: int | None = None,
-        timeout: Seconds | None = None,
-        start_at: datetime | None = None,
-        queue: str = "",
-        priority: Priority | str | None = None,
-        labels: Mapping[str, str] | None = None,
-        source: Source | None = None,
-        policy: TaskPolicy | None = None,
-        request_id: str = "",
+        **options: Unpack[SubmitOptions],
     ) -> Task[Any]:
         """Submits a goal for an agent and returns the queued task. Creates one task, also after retries.
 
@@ -179,51 +132,25 @@ class Client:
         goal: the first message to the agent; 1 byte to 256 KiB.
         agent: an agent in Python (docs/agents.md), or a registered one (docs/versions.md), by its name; it has a model,
             a system prompt and tools of its own. "support": its current revision, or the one that ramps; "support@7":
-            this one. "": the agent that the following arguments describe. input: a JSON value for an agent in Python,
-            of at most 256 KiB.
-        model: the model's id. system: the system prompt; at most 256 KiB.
-        tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
-        approve_tools: tools whose calls wait for a person's approval (`task.approve`).
+            this one. "": the agent that the options describe. input: a JSON value for an agent in Python, of at most
+            256 KiB.
         result: the type of the result: a pydantic model, a dataclass, a TypedDict, or a JSON Schema as a dict. The task
             succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text. An agent
             in Python has its own output type: here the type only reads it, and None returns its JSON value.
-        max_cost: the cap for all model calls of the task and its sub-agents, in US dollars. no_max_cost: no cap, not
-            even the default one.
-        max_tokens: the same cap in tokens. max_steps: the most steps, that is model calls with their tool calls.
-        max_output_tokens: the most output of one model call; at most 64,000.
-        timeout: from the submit, or from start_at, to the end: seconds or a timedelta; at most 24 hours.
-        start_at: the earliest start, with a time zone; at most 366 days ahead.
-        queue: only its workers take the task. priority: HIGH, NORMAL or LOW.
-        labels: your own, at most 32; `client.tasks(labels=…)` finds the task by them.
-        source: who submitted it, for example a conversation; with a run id it is submitted once per run.
-        policy: reactions to failures, calls in doubt, caps and timeouts.
-        request_id: makes your own repeat of the submit safe, 1 to 128 characters: a repeat returns the same task.
+        options: those of `SubmitOptions` (tenure/sdk/submit_options.py). Names of tools may be any iterable; amounts of
+            money a float, a Decimal or a text; times seconds or a timedelta; start_at has a time zone.
 
         Raises InvalidRequest (`error.field` is the argument), AlreadyExists (REQUEST_ID_REUSED, SOURCE_BUSY),
         LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
         """
-        agent, agent_revision = agent_of_reference("agent", agent)
-        control = control_of(agent, goal, input, model, system, tools, max_output_tokens)
-        result_type = result_type_of(result) if control is None else _returned(result)
-        limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
-        request = submit_request(
-            goal,
-            agent=agent_of(model, system, tools, approve_tools, max_output_tokens),
-            control=control,
-            agent_revision=agent_revision,
-            limits=limits,
-            timeout=timeout,
-            start_at=start_at,
-            queue=queue,
-            priority=priority,
-            labels=labels,
-            source=source,
-            policy=policy,
-            result_schema_json=result_type.schema_json if control is None else "",
-            request_id=request_id,
-        )
+        is_code = bool(agent_of_reference("agent", agent)[0])
+        result_type = _returned(result) if is_code else result_type_of(result)
+        schema_json = "" if is_code else result_type.schema_json
+        known = only(SubmitOptions, options)
+        request = submit_request(goal, known, agent=agent, input=input, result_schema_json=schema_json)
         return await self._submit(request, result_type)
 
+    @takes(FunctionOptions)
     async def submit_function(
         self,
         function: str,
@@ -231,47 +158,20 @@ class Client:
         *,
         description: str = "",
         result: Any = None,
-        model: str = "",
-        max_cost: Money | None = None,
-        no_max_cost: bool = False,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        timeout: Seconds | None = None,
-        start_at: datetime | None = None,
-        queue: str = "",
-        priority: Priority | str | None = None,
-        labels: Mapping[str, str] | None = None,
-        source: Source | None = None,
-        policy: TaskPolicy | None = None,
-        request_id: str = "",
+        **options: Unpack[FunctionOptions],
     ) -> Task[Any]:
         """Submits a control function: code of yours that a worker runs as a task.
 
         function: its name, as a worker offers it, or a revision of it, "month_end@3". input: a JSON value
             of at most 256 KiB. description: for people.
         result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
-        model: of which the price decides whether the default cap in money applies; the function names the model of
-            each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
+        options: those of `FunctionOptions`, as in `submit`. The price of `model` decides whether the default cap in
+            money applies; the function names the model of each call. Its steps are model calls and tool calls.
+
+        Raises the errors of `submit`.
         """
-        returned = _returned(result)
-        function, agent_revision = agent_of_reference("function", function)
-        limits = limits_of(max_cost, no_max_cost, max_tokens, max_steps)
-        request = submit_request(
-            description,
-            control=task_pb2.ControlWork(function=function, input_json=json_text("input", input)),
-            agent=task_pb2.AgentSpec(model=model),
-            agent_revision=agent_revision,
-            limits=limits,
-            timeout=timeout,
-            start_at=start_at,
-            queue=queue,
-            priority=priority,
-            labels=labels,
-            source=source,
-            policy=policy,
-            request_id=request_id,
-        )
-        return await self._submit(request, returned)
+        request = function_request(function, input, description, only(FunctionOptions, options))
+        return await self._submit(request, _returned(result))
 
     @overload
     async def get(self, task_id: str) -> Task[str]: ...
@@ -337,7 +237,7 @@ class Client:
         request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
         with self._connection.errors():
             client = self._connection.client()
-            page = await client.list_page(request)
+            page = await client.tasks.ListTasks(request)
             return task_page(page)
 
     async def changes(
@@ -380,22 +280,9 @@ class Client:
             client = self._connection.client()
             return tuple(tool_to_domain(tool.definition) for tool in (await client.tools()).tools)
 
+    @takes(AgentOptions)
     async def register_agent(
-        self,
-        name: str,
-        *,
-        model: str = "",
-        system: str = "",
-        tools: Iterable[str] | None = None,
-        approve_tools: Iterable[str] = (),
-        result: Any = None,
-        max_cost: Money | None = None,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        max_output_tokens: int | None = None,
-        timeout: Seconds | None = None,
-        policy: TaskPolicy | None = None,
-        make_current: bool = False,
+        self, name: str, *, result: Any = None, make_current: bool = False, **options: Unpack[AgentOptions]
     ) -> AgentRegistration:
         """Registers an agent that needs no code: a model, a system prompt and tools of the tool service.
 
@@ -405,26 +292,18 @@ class Client:
 
         Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
         """
-        limits = limits_of(max_cost, False, max_tokens, max_steps)
-        if (time_limit := timeout_of(timeout)) is not None:
-            limits.timeout.CopyFrom(time_limit)
-        agent = agent_of(model, system, tools, approve_tools, max_output_tokens)
-        definition = agent_service_pb2.AgentDefinition(
-            kind=agent_service_pb2.AGENT_KIND_MODEL,
-            agent=agent if agent.ListFields() else None,
-            result_schema_json=result_type_of(result).schema_json,
-            limits=limits if limits.ListFields() else None,
-            policy=None if policy is None else policy_to_wire(policy),
-        )
+        definition = definition_of(only(AgentOptions, options), result_type_of(result).schema_json)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_registration(await client.register_agent(name, definition, make_current=make_current))
+            request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
+            return agent_registration(await client.agents.RegisterAgent(request))
 
     async def agents(self) -> AsyncGenerator[AgentInfo]:
         """Yields the tenant's agents that have revisions, by name."""
         with self._connection.errors():
             client = self._connection.client()
-            async with aclosing(client.list_agents()) as listed:
+            request = agent_pb.ListAgentsRequest()
+            async with aclosing(client.items(client.agents.ListAgents, request, lambda page: page.agents)) as listed:
                 async for agent in listed:
                     yield agent_info(agent)
 
@@ -436,7 +315,8 @@ class Client:
         name, revision = agent_of_reference("agent", agent)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_details(await client.get_agent(name, revision))
+            request = agent_pb.GetAgentRequest(name=name, revision=revision)
+            return agent_details(await client.agents.GetAgent(request))
 
     async def ramp_agent(self, agent: str, percent: float, *, reason: str = "") -> AgentInfo:
         """Sends a part of the new tasks to a revision ("support@7"); 100 makes it current, 0 ends its ramp.
@@ -448,7 +328,9 @@ class Client:
             raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
         with self._connection.errors():
             client = self._connection.client()
-            return agent_info(await client.ramp_agent(name, revision, round(percent * 100), reason))
+            basis_points = round(percent * 100)
+            request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
+            return agent_info((await client.agents.RampAgent(request)).agent)
 
     async def retire_agent(self, agent: str, *, reason: str = "") -> AgentRevisionInfo:
         """Retires a revision ("support@6") for good: no new task gets it, and its tasks go on.
@@ -458,12 +340,13 @@ class Client:
         name, revision = _revision_of(agent)
         with self._connection.errors():
             client = self._connection.client()
-            return agent_revision_info(await client.retire_agent_revision(name, revision, reason))
+            request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
+            return agent_revision_info((await client.agents.RetireAgentRevision(request)).revision)
 
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
-        with self._connection.errors(ARGUMENTS):
+        with self._connection.errors():
             client = self._connection.client()
-            return self._task(await client.submit(request.goal, request=request), result_type)
+            return self._task(await client.submit(request.spec.goal, request=request), result_type)
 
     def _task(self, message: task_pb2.Task, result_type: ResultType[T]) -> Task[T]:
         return Task(self._connection, message, result_type)

@@ -24,6 +24,7 @@ from tenure.client import Client as GatewayClient
 from tenure.runtime.rpc_client import target_of
 from tenure.runtime.tls import ClientTls
 from tenure.sdk.errors import api_errors, invalid_argument
+from tenure.sdk.submit_options import argument_of
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 DEFAULT_PORT: Final = 8470
@@ -69,9 +70,9 @@ class GatewayConnection:
         if client is not None:
             await client.close()
 
-    def errors(self, arguments: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
-        """Returns the context in which errors of the API get their hints."""
-        return api_errors(self.address, arguments)
+    def errors(self) -> AbstractContextManager[None]:
+        """Returns the context in which errors of the API get their hints, and the names of arguments."""
+        return api_errors(self.address, argument_of)
 
     def _made(self) -> GatewayClient:
         try:

@@ -27,7 +27,7 @@ Each error has `message` (what happened and why), `hint` (what to do), `reason` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -155,17 +155,15 @@ _HINTS: Final[dict[type[TenureError], str]] = {
 
 
 @contextmanager
-def api_errors(address: str, arguments: Mapping[str, str] | None = None) -> Iterator[None]:
+def api_errors(address: str, argument_of: Callable[[str], str] = str) -> Iterator[None]:
     """Gives the errors of the block their hints, and makes ServerFailed of a failure of the gateway.
 
-    `arguments`: the argument of the public method for each field of the contract, so that a violation names it.
+    `argument_of`: returns what the caller typed for a field of the contract, so that a violation names it.
     """
     try:
-        with whole_texts({}):
+        with named_arguments(argument_of), whole_texts({}):
             yield
     except TenureError as error:
-        if isinstance(error, InvalidRequest) and arguments:
-            _name_arguments(error, arguments)
         error.hint = error.hint or _hint_of(error, address)
         raise
     except PeerFailed as failure:
@@ -214,18 +212,17 @@ def _hint_of(error: TenureError, address: str) -> str:
     return _HINTS_BY_REASON.get(error.reason, by_class)
 
 
-def _name_arguments(error: InvalidRequest, arguments: Mapping[str, str]) -> None:
-    """Replaces the contract's fields in the violations by the arguments of the method."""
-    known = sorted(arguments, key=len, reverse=True)
-
-    def argument_of(field: str) -> str:
-        prefix = next((name for name in known if field == name or field.startswith((f"{name}.", f"{name}["))), None)
-        return field if prefix is None else f"{arguments[prefix]}{field.removeprefix(prefix)}"
-
-    sentence = "; ".join(f"{field}: {description}" for field, description in error.violations)
-    error.violations = tuple(FieldViolation(argument_of(field), text) for field, text in error.violations)
-    if error.violations and error.message == sentence:
-        error.message = "; ".join(f"{field}: {description}" for field, description in error.violations)
+@contextmanager
+def named_arguments(argument_of: Callable[[str], str]) -> Iterator[None]:
+    """Replaces the contract's fields in the violations of the block by what the caller typed."""
+    try:
+        yield
+    except InvalidRequest as error:
+        sentence = "; ".join(f"{field}: {description}" for field, description in error.violations)
+        error.violations = tuple(FieldViolation(argument_of(field), text) for field, text in error.violations)
+        if error.violations and error.message == sentence:
+            error.message = "; ".join(f"{field}: {description}" for field, description in error.violations)
+        raise
 
 
 def invalid_argument(argument: str, description: str, hint: str = "") -> InvalidRequest:

@@ -27,7 +27,7 @@ _HEAD: Final = '''"""SyncClient and SyncTask. GENERATED from client.py and task.
 from __future__ import annotations
 
 {imports}
-from tenure.sdk.client import Client, SubmitOptions
+from tenure.sdk.client import Client
 from tenure.sdk.loop_thread import LoopCalls, SyncStubs
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States
@@ -146,7 +146,8 @@ def _call(node: ast.AsyncFunctionDef, inner: str, returns: str) -> str:
 
 def _passed(arguments: ast.arguments) -> str:
     positional = [argument.arg for argument in arguments.args[1:]]
-    return ", ".join([*positional, *(f"{argument.arg}={argument.arg}" for argument in arguments.kwonlyargs)])
+    options = [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    return ", ".join([*positional, *(f"{argument.arg}={argument.arg}" for argument in arguments.kwonlyargs), *options])
 
 
 def _sync_type(annotation: str) -> str:

@@ -119,14 +119,14 @@ class LoopCalls:
     def iterate(self, make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
         """Yields what an asynchronous generator yields in the loop, and closes it at the end."""
         generator = make()
-        turns = asyncio.Lock()  # a cancelled turn still runs in the loop when its thread already knows of the end
+        lock = asyncio.Lock()  # a cancelled item is still made in the loop when its thread already knows of the end
 
         async def next_item() -> object:
-            async with turns:
+            async with lock:
                 return await anext(generator, _END)
 
         async def close() -> None:
-            async with turns:
+            async with lock:
                 await generator.aclose()
 
         try:
@@ -175,7 +175,7 @@ class _SyncStub:
         def call(*request: Any, **options: Any) -> Any:
             async def begin() -> Any:
                 begun = getattr(self._stub(), method)(*request, **options)
-                return (begun, None) if begun.is_stream else (None, await begun)
+                return (None, await begun) if asyncio.iscoroutine(begun) else (begun, None)
 
             stream, response = self._calls.run(begin)
             return response if stream is None else self._calls.iterate(lambda: _messages(stream))

@@ -20,7 +20,6 @@ from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as api_key_pb
 from tenure.v1 import approval_service_pb2 as approval_pb
 from tenure.v1 import audit_service_pb2 as audit_pb
-from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import lease_service_pb2, task_pb2, token_pb2, tool_pb2
 from tenure.v1 import schedule_service_pb2 as schedule_pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
@@ -146,12 +145,12 @@ def agent_details(read: agent_pb.GetAgentResponse) -> agents.AgentDetails:
 
 worker_info = public(
     info.WorkerInfo,
-    coordinator_pb.Worker,
+    admin_pb.Worker,
     rename={"held_tasks": "claim_count", "coordinator": "coordinator_id"},
     skip="session_id",
 )
-public(info.RenewalsInfo, coordinator_pb.Renewals)
-claim_info = public(info.ClaimInfo, coordinator_pb.Claim, rename={"worker": "worker_id"}, skip="session_id")
+public(info.RenewalsInfo, admin_pb.Renewals)
+claim_info = public(info.ClaimInfo, admin_pb.Claim, rename={"worker": "worker_id"}, skip="session_id")
 queue_info = public(info.QueueInfo, task_pb2.QueueDepth)
 _refused_write_info = public(
     info.RefusedWriteInfo, token_pb2.RefusedWrite, rename={"worker": "holder"}, given={"fence": lambda _: ""}
@@ -175,7 +174,7 @@ public(info.HeldToolInfo, tool_pb2.HeldTool)
 public(info.ToolSourceInfo, tool_pb2.ToolSource, rename={"tool_count": "tools"})
 in_doubt_call_info = public(
     info.InDoubtCallInfo,
-    admin_pb.AdminServiceListInDoubtCallsResponse.Listed,
+    admin_pb.ListInDoubtCallsResponse.Listed,
     within=("call",),
     rename={"in_doubt_at": "call.doubt_time"},
 )
@@ -200,14 +199,14 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     agent_pb.AgentRevision: agent_revision_info,
     agent_pb.GetAgentResponse: agent_details,
     agent_pb.RegisterAgentResponse: agent_registration,
-    coordinator_pb.Worker: worker_info,
-    coordinator_pb.Claim: claim_info,
+    admin_pb.Worker: worker_info,
+    admin_pb.Claim: claim_info,
     task_pb2.QueueDepth: queue_info,
     admin_pb.ListAgingTasksResponse.Aging: aging_task_info,
     tool_pb2.OfferedTool: tool_info,
     admin_pb.ListToolSourcesResponse: public(
         info.ToolSources, admin_pb.ListToolSourcesResponse, rename={"seen_by": "instance"}
     ),
-    admin_pb.AdminServiceListInDoubtCallsResponse.Listed: in_doubt_call_info,
+    admin_pb.ListInDoubtCallsResponse.Listed: in_doubt_call_info,
 }
 """The public form of each message that a command prints, besides those of `from_wire`."""

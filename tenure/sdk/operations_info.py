@@ -386,7 +386,7 @@ class RefusedWriteInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class AgingTaskInfo(PublicValue):
-    """A task that has not ended. `remaining_seconds`: of its lease; None: nobody has it, or no coordinator answers."""
+    """A task that has not ended. `remaining_seconds`: of its lease; None: without a worker, or unknown."""
 
     task_id: str
     state: str

@@ -147,7 +147,7 @@ def _field_types(kind: type) -> dict[str, Any]:
     if is_typeddict(kind):
         return annotations
     if arguments := [name for name, annotation in annotations.items() if isinstance(annotation, InitVar)]:
-        raise TypeError(f"{kind.__name__}.{arguments[0]} is an InitVar, which is no field: use a pydantic model")
+        raise TypeError(f"{kind.__name__}.{arguments[0]} is an InitVar, which is not a field: use a pydantic model")
     return {field.name: annotations[field.name] for field in fields(kind) if field.init}
 
 
@@ -237,5 +237,5 @@ def _first_fit(kinds: tuple[Any, ...], value: Any) -> Any:
 
 def _checked(value: Any, fits: bool, kind: Any) -> Any:
     if not fits:
-        raise ValueError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+        raise ValueError(f"{value!r} is not a valid {getattr(kind, '__name__', kind)}")
     return value

@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from tenure.domain.states import TaskState
-from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.task import Source
 from tenure.domain.tools import ToolDefinition
 from tenure.runtime.tls import ClientTls
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
-from tenure.sdk.client import Client, SubmitOptions
+from tenure.sdk.client import Client
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.loop_thread import LoopCalls, SyncStubs
-from tenure.sdk.submit_request import (
-    Money,
-    Seconds,
-)
+from tenure.sdk.option_values import Money, Seconds
+from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, takes
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
@@ -266,30 +263,9 @@ class SyncClient:
     @overload
     def submit(self, goal: str, *, result: Mapping[str, Any], **options: Unpack[SubmitOptions]) -> SyncTask[Any]: ...
 
+    @takes(SubmitOptions)
     def submit(
-        self,
-        goal: str,
-        *,
-        agent: str = "",
-        input: Any = None,
-        model: str = "",
-        system: str = "",
-        tools: Iterable[str] | None = None,
-        approve_tools: Iterable[str] = (),
-        result: Any = None,
-        max_cost: Money | None = None,
-        no_max_cost: bool = False,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        max_output_tokens: int | None = None,
-        timeout: Seconds | None = None,
-        start_at: datetime | None = None,
-        queue: str = "",
-        priority: Priority | str | None = None,
-        labels: Mapping[str, str] | None = None,
-        source: Source | None = None,
-        policy: TaskPolicy | None = None,
-        request_id: str = "",
+        self, goal: str, *, agent: str = "", input: Any = None, result: Any = None, **options: Unpack[SubmitOptions]
     ) -> SyncTask[Any]:
         """Submits a goal for an agent and returns the queued task. Creates one task, also after retries.
 
@@ -298,58 +274,23 @@ class SyncClient:
         goal: the first message to the agent; 1 byte to 256 KiB.
         agent: an agent in Python (docs/agents.md), or a registered one (docs/versions.md), by its name; it has a model,
             a system prompt and tools of its own. "support": its current revision, or the one that ramps; "support@7":
-            this one. "": the agent that the following arguments describe. input: a JSON value for an agent in Python,
-            of at most 256 KiB.
-        model: the model's id. system: the system prompt; at most 256 KiB.
-        tools: the names of the tools that the agent may use; None: all of the tenant's; []: none.
-        approve_tools: tools whose calls wait for a person's approval (`task.approve`).
+            this one. "": the agent that the options describe. input: a JSON value for an agent in Python, of at most
+            256 KiB.
         result: the type of the result: a pydantic model, a dataclass, a TypedDict, or a JSON Schema as a dict. The task
             succeeds only with a result that fits, and `task.result()` returns it in this type. None: any text. An agent
             in Python has its own output type: here the type only reads it, and None returns its JSON value.
-        max_cost: the cap for all model calls of the task and its sub-agents, in US dollars. no_max_cost: no cap, not
-            even the default one.
-        max_tokens: the same cap in tokens. max_steps: the most steps, that is model calls with their tool calls.
-        max_output_tokens: the most output of one model call; at most 64,000.
-        timeout: from the submit, or from start_at, to the end: seconds or a timedelta; at most 24 hours.
-        start_at: the earliest start, with a time zone; at most 366 days ahead.
-        queue: only its workers take the task. priority: HIGH, NORMAL or LOW.
-        labels: your own, at most 32; `client.tasks(labels=…)` finds the task by them.
-        source: who submitted it, for example a conversation; with a run id it is submitted once per run.
-        policy: reactions to failures, calls in doubt, caps and timeouts.
-        request_id: makes your own repeat of the submit safe, 1 to 128 characters: a repeat returns the same task.
+        options: those of `SubmitOptions` (tenure/sdk/submit_options.py). Names of tools may be any iterable; amounts of
+            money a float, a Decimal or a text; times seconds or a timedelta; start_at has a time zone.
 
         Raises InvalidRequest (`error.field` is the argument), AlreadyExists (REQUEST_ID_REUSED, SOURCE_BUSY),
         LimitReached, PermissionDenied, Unauthenticated, Unavailable; TypeError for an unsupported type of result.
         """
         return SyncTask(
             self._calls,
-            self._calls.run(
-                lambda: self._client.submit(
-                    goal,
-                    agent=agent,
-                    input=input,
-                    model=model,
-                    system=system,
-                    tools=tools,
-                    approve_tools=approve_tools,
-                    result=result,
-                    max_cost=max_cost,
-                    no_max_cost=no_max_cost,
-                    max_tokens=max_tokens,
-                    max_steps=max_steps,
-                    max_output_tokens=max_output_tokens,
-                    timeout=timeout,
-                    start_at=start_at,
-                    queue=queue,
-                    priority=priority,
-                    labels=labels,
-                    source=source,
-                    policy=policy,
-                    request_id=request_id,
-                )
-            ),
+            self._calls.run(lambda: self._client.submit(goal, agent=agent, input=input, result=result, **options)),
         )
 
+    @takes(FunctionOptions)
     def submit_function(
         self,
         function: str,
@@ -357,50 +298,22 @@ class SyncClient:
         *,
         description: str = "",
         result: Any = None,
-        model: str = "",
-        max_cost: Money | None = None,
-        no_max_cost: bool = False,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        timeout: Seconds | None = None,
-        start_at: datetime | None = None,
-        queue: str = "",
-        priority: Priority | str | None = None,
-        labels: Mapping[str, str] | None = None,
-        source: Source | None = None,
-        policy: TaskPolicy | None = None,
-        request_id: str = "",
+        **options: Unpack[FunctionOptions],
     ) -> SyncTask[Any]:
         """Submits a control function: code of yours that a worker runs as a task.
 
         function: its name, as a worker offers it, or a revision of it, "month_end@3". input: a JSON value
             of at most 256 KiB. description: for people.
         result: a type as in `submit`, in which `task.result()` returns what the function returned; None: as JSON value.
-        model: of which the price decides whether the default cap in money applies; the function names the model of
-            each call. max_steps: steps, model calls and tool calls. The others, and the errors, are those of `submit`.
+        options: those of `FunctionOptions`, as in `submit`. The price of `model` decides whether the default cap in
+            money applies; the function names the model of each call. Its steps are model calls and tool calls.
+
+        Raises the errors of `submit`.
         """
         return SyncTask(
             self._calls,
             self._calls.run(
-                lambda: self._client.submit_function(
-                    function,
-                    input,
-                    description=description,
-                    result=result,
-                    model=model,
-                    max_cost=max_cost,
-                    no_max_cost=no_max_cost,
-                    max_tokens=max_tokens,
-                    max_steps=max_steps,
-                    timeout=timeout,
-                    start_at=start_at,
-                    queue=queue,
-                    priority=priority,
-                    labels=labels,
-                    source=source,
-                    policy=policy,
-                    request_id=request_id,
-                )
+                lambda: self._client.submit_function(function, input, description=description, result=result, **options)
             ),
         )
 
@@ -514,22 +427,9 @@ class SyncClient:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
         return self._calls.run(self._client.tools)
 
+    @takes(AgentOptions)
     def register_agent(
-        self,
-        name: str,
-        *,
-        model: str = "",
-        system: str = "",
-        tools: Iterable[str] | None = None,
-        approve_tools: Iterable[str] = (),
-        result: Any = None,
-        max_cost: Money | None = None,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        max_output_tokens: int | None = None,
-        timeout: Seconds | None = None,
-        policy: TaskPolicy | None = None,
-        make_current: bool = False,
+        self, name: str, *, result: Any = None, make_current: bool = False, **options: Unpack[AgentOptions]
     ) -> AgentRegistration:
         """Registers an agent that needs no code: a model, a system prompt and tools of the tool service.
 
@@ -540,21 +440,7 @@ class SyncClient:
         Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
         """
         return self._calls.run(
-            lambda: self._client.register_agent(
-                name,
-                model=model,
-                system=system,
-                tools=tools,
-                approve_tools=approve_tools,
-                result=result,
-                max_cost=max_cost,
-                max_tokens=max_tokens,
-                max_steps=max_steps,
-                max_output_tokens=max_output_tokens,
-                timeout=timeout,
-                policy=policy,
-                make_current=make_current,
-            )
+            lambda: self._client.register_agent(name, result=result, make_current=make_current, **options)
         )
 
     def agents(self) -> Iterator[AgentInfo]:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from tenure.client.files import download_file, read_file
 from tenure.domain.states import TaskState
 from tenure.sdk.answers import WaitReply, approval, denial, free_answer
 from tenure.sdk.connection import GatewayConnection
@@ -14,10 +15,10 @@ from tenure.sdk.errors import ResultMismatch, ending_error
 from tenure.sdk.events import Event
 from tenure.sdk.from_wire import entry_event, result_json_of, task_file, task_info
 from tenure.sdk.live_text import LiveTextFilter
+from tenure.sdk.option_values import Money, Seconds, nano_usd, seconds_of
 from tenure.sdk.result_type import ResultType
-from tenure.sdk.submit_request import Money, Seconds, nano_usd, seconds_of
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskWait
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, task_service_pb2
 
 T = TypeVar("T")
 
@@ -193,7 +194,8 @@ class Task(Generic[T]):
         """
         with self._connection.errors():
             client = self._connection.client()
-            async with aclosing(client.list_files(self.id, path)) as pages:
+            request = task_service_pb2.ListFilesRequest(task_id=self.id, path=path)
+            async with aclosing(client.pages(client.tasks.ListFiles, request)) as pages:
                 async for page in pages:
                     for file in page.files:
                         yield task_file(file)
@@ -205,7 +207,7 @@ class Task(Generic[T]):
         """
         with self._connection.errors():
             client = self._connection.client()
-            async with aclosing(client.read_file(self.id, path)) as parts:
+            async with aclosing(read_file(client.tasks, self.id, path)) as parts:
                 return b"".join([part async for part in parts])
 
     async def download_file(self, path: str, target: Path) -> int:
@@ -215,7 +217,7 @@ class Task(Generic[T]):
         """
         with self._connection.errors():
             client = self._connection.client()
-            return await client.download_file(self.id, path, target)
+            return await download_file(client.tasks, self.id, path, target)
 
     async def _answer(
         self,

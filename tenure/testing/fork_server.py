@@ -65,7 +65,7 @@ def forked(sock: socket.socket, may_fork: Callable[[], bool] = lambda: True) -> 
 
 def _report(pidfd: int, pid: int, pipe: int) -> None:
     _, status = os.waitpid(pid, 0)
-    with suppress(BrokenPipeError):  # nobody waits for this process any more
+    with suppress(BrokenPipeError):  # the starter of this process is gone
         os.write(pipe, os.waitstatus_to_exitcode(status).to_bytes(EXIT_CODE_BYTES, "little", signed=True))
     _close_all([pidfd, pipe])
 

@@ -51,7 +51,7 @@ class Recording:
         """The answers of the model in their order, for `tenure.model.script`: the n-th is that of the n-th model call.
 
         Failed calls that a later attempt repaired are left out. If the last call failed, the script ends with its
-        failure. Answers to requests for a summary are no part of it.
+        failure. Answers to requests for a summary are not part of it.
         """
         return _answers(entries_to_domain(self.entries))
 

@@ -36,8 +36,8 @@ from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.wire.common import STATES
 
 if TYPE_CHECKING:
-    from tenure.sdk.client import SubmitOptions
     from tenure.sdk.events import Event
+    from tenure.sdk.submit_options import SubmitOptions
     from tenure.sdk.sync_client import SyncTask
     from tenure.testing.stack import Stack
 
@@ -178,8 +178,8 @@ class Tenure:
             record = Path(folder) / "entries"
             record.write_bytes(record_for_worker(recorded.entries))
             settings = {"TENURE_WORKER_LOOPS": REPLAY_LOOP, "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
-            worker = self.worker(queues=[request.queue], environment=settings)
-        submitted = self._calls.run(lambda: self._gateway.submit(request.goal, request=request))
+            worker = self.worker(queues=[request.spec.queue], environment=settings)
+        submitted = self._calls.run(lambda: self._gateway.submit(request.spec.goal, request=request))
         task = self.task(submitted.task_id)
         task.wait(timeout=timeout)
         self._remove_worker(worker)
@@ -223,7 +223,7 @@ class Tenure:
         request = schedule_service_pb2.CreateScheduleRequest(
             name=name, cron=cron, time_zone=zone, spec=task_pb2.TaskSpec(goal=goal, control=control)
         )
-        self._calls.run(lambda: self._gateway.create_schedule(request))
+        self._calls.run(lambda: self._gateway.schedules.CreateSchedule(request))
 
     def now(self) -> datetime:
         """Returns the time of the ledger, for `start_at` after an `advance`."""
@@ -311,7 +311,11 @@ class Tenure:
         self._calls.run(pair[1].close)  # after the kill: a worker that asks a gate while it closes leaves a socket open
 
     async def _cancel_all(self) -> None:
-        async for schedule in self._gateway.list_schedules():
+        async for schedule in self._gateway.items(
+            self._gateway.schedules.ListSchedules,
+            schedule_service_pb2.ListSchedulesRequest(),
+            lambda page: page.schedules,
+        ):
             request = schedule_service_pb2.DeleteScheduleRequest(schedule=schedule.schedule_id)
             await self._gateway.schedules.DeleteSchedule(request)
         for task_id in await self._live_tasks():

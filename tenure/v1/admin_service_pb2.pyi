@@ -10,7 +10,6 @@ from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from tenure.v1 import access_pb2 as access_pb2
-from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import token_pb2 as token_pb2
@@ -165,8 +164,11 @@ class AcceptToolsRequest(message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name of the source."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
     @builtins.property
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.SeenTool]:
         """The tools as the operator saw them; 1 to 256."""
@@ -176,10 +178,11 @@ class AcceptToolsRequest(message.Message):
         *,
         name: builtins.str = ...,
         tools: abc.Iterable[tool_pb2.SeenTool] | None = ...,
+        actor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "name", b"name", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,7 +202,7 @@ class AcceptToolsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListToolsRequest(message.Message):
+class ListOfferedToolsRequest(message.Message):
     """No parameters."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -214,7 +217,7 @@ class AdminServiceListToolsRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListToolsResponse(message.Message):
+class ListOfferedToolsResponse(message.Message):
     """The tools of the caller's tenant."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -250,6 +253,7 @@ class PruneTasksRequest(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     DRY_RUN_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """This task, whatever its label."""
     reason: builtins.str
@@ -258,6 +262,8 @@ class PruneTasksRequest(message.Message):
     """Only list the tasks."""
     limit: builtins.int
     """The maximum number; 0: 100, at most 500."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
     @builtins.property
     def ended_before(self) -> timestamp_pb2.Timestamp:
         """Tasks that ended before this time, with their whole trees, the oldest end first; without tasks with the label
@@ -272,10 +278,11 @@ class PruneTasksRequest(message.Message):
         reason: builtins.str = ...,
         dry_run: builtins.bool = ...,
         limit: builtins.int = ...,
+        actor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["ended_before", b"ended_before", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["dry_run", b"dry_run", "ended_before", b"ended_before", "limit", b"limit", "reason", b"reason", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "dry_run", b"dry_run", "ended_before", b"ended_before", "limit", b"limit", "reason", b"reason", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_which: _TypeAlias = typing.Literal["task_id", "ended_before"]  # noqa: Y015
     _WhichOneofArgType_which: _TypeAlias = typing.Literal["which", b"which"]  # noqa: Y015
@@ -308,15 +315,40 @@ class PruneTasksResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListInDoubtCallsRequest(message.Message):
+class ListInDoubtCallsRequest(message.Message):
     """The calls to list."""
 
     DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class CallName(message.Message):
+        """One call."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        CALL_ID_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """Its task."""
+        call_id: builtins.str
+        """The call."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            call_id: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "task_id", b"task_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TASK_ID_FIELD_NUMBER: builtins.int
     ALL_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Only calls of this task; empty: of all tasks of the caller."""
     all: builtins.bool
@@ -325,6 +357,12 @@ class AdminServiceListInDoubtCallsRequest(message.Message):
     """The maximum number; 0: 50, at most 500. A page may have fewer: the token shows whether there are more."""
     page_token: builtins.str
     """From the previous page; at most 512 characters."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[ListInDoubtCallsRequest.CallName]:
+        """For services, cleared by the gateway: only these calls, at most 500, in one answer; the fields above are ignored
+        then. Calls that are not in doubt are left out.
+        """
+
     def __init__(
         self,
         *,
@@ -332,22 +370,23 @@ class AdminServiceListInDoubtCallsRequest(message.Message):
         all: builtins.bool = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        calls: abc.Iterable[ListInDoubtCallsRequest.CallName] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["all", b"all", "page_size", b"page_size", "page_token", b"page_token", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["all", b"all", "calls", b"calls", "page_size", b"page_size", "page_token", b"page_token", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListInDoubtCallsResponse(message.Message):
+class ListInDoubtCallsResponse(message.Message):
     """A page of calls in doubt."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
     class Listed(message.Message):
-        """A call and the state of its task."""
+        """A call and the state of its task. The tool service knows only the call."""
 
         DESCRIPTOR: descriptor.Descriptor
 
@@ -384,13 +423,13 @@ class AdminServiceListInDoubtCallsResponse(message.Message):
     next_page_token: builtins.str
     """For the next page; empty: no more."""
     @builtins.property
-    def calls(self) -> containers.RepeatedCompositeFieldContainer[AdminServiceListInDoubtCallsResponse.Listed]:
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[ListInDoubtCallsResponse.Listed]:
         """In the order of the method."""
 
     def __init__(
         self,
         *,
-        calls: abc.Iterable[AdminServiceListInDoubtCallsResponse.Listed] | None = ...,
+        calls: abc.Iterable[ListInDoubtCallsResponse.Listed] | None = ...,
         next_page_token: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -579,6 +618,7 @@ class TransferTaskRequest(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     TO_WORKER_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     reason: builtins.str
@@ -587,6 +627,8 @@ class TransferTaskRequest(message.Message):
     """The worker that shall continue, if it takes the task within 10 s; empty: any but the present owner."""
     epoch: builtins.int
     """Only if the task is held under this epoch: so a repeat does not take it from its next owner too. 0: any epoch."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
     def __init__(
         self,
         *,
@@ -594,10 +636,11 @@ class TransferTaskRequest(message.Message):
         reason: builtins.str = ...,
         to_worker_id: builtins.str = ...,
         epoch: builtins.int = ...,
+        actor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "epoch", b"epoch", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,6 +651,9 @@ class TransferTaskResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TASK_FIELD_NUMBER: builtins.int
+    TAKEN_FIELD_NUMBER: builtins.int
+    taken: builtins.bool
+    """Whether this request took the task from its owner. Only the coordinator says it, and it leaves out the task."""
     @builtins.property
     def task(self) -> task_pb2.Task:
         """The task after the request."""
@@ -616,10 +662,11 @@ class TransferTaskResponse(message.Message):
         self,
         *,
         task: task_pb2.Task | None = ...,
+        taken: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["taken", b"taken", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -631,19 +678,23 @@ class DrainWorkerRequest(message.Message):
 
     WORKER_ID_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker."""
     reason: builtins.str
     """The reason; 1 to 1,000 characters."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
     def __init__(
         self,
         *,
         worker_id: builtins.str = ...,
         reason: builtins.str = ...,
+        actor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -655,13 +706,13 @@ class DrainWorkerResponse(message.Message):
 
     WORKERS_FIELD_NUMBER: builtins.int
     @builtins.property
-    def workers(self) -> containers.RepeatedCompositeFieldContainer[coordinator_service_pb2.Worker]:
+    def workers(self) -> containers.RepeatedCompositeFieldContainer[Worker]:
         """Its sessions, at the time of the request."""
 
     def __init__(
         self,
         *,
-        workers: abc.Iterable[coordinator_service_pb2.Worker] | None = ...,
+        workers: abc.Iterable[Worker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
@@ -922,7 +973,7 @@ class BeginWaitResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListBillsRequest(message.Message):
+class ListBillsRequest(message.Message):
     """The task whose bills are listed."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -954,7 +1005,7 @@ class AdminServiceListBillsRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListBillsResponse(message.Message):
+class ListBillsResponse(message.Message):
     """A page of bills."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -980,7 +1031,7 @@ class AdminServiceListBillsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListCallsRequest(message.Message):
+class ListCallsRequest(message.Message):
     """The task whose calls are listed."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -988,27 +1039,33 @@ class AdminServiceListCallsRequest(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     AFTER_CALL_ID_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
+    CALL_IDS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     after_call_id: builtins.str
     """Only calls after this one, in the order of this list; empty: from the first. At most 32 characters."""
     page_size: builtins.int
     """The maximum number; 0: 200, at most 1,000."""
+    @builtins.property
+    def call_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For services, cleared by the gateway: only these calls, if any; at most 64."""
+
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         after_call_id: builtins.str = ...,
         page_size: builtins.int = ...,
+        call_ids: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after_call_id", b"after_call_id", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_call_id", b"after_call_id", "call_ids", b"call_ids", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class AdminServiceListCallsResponse(message.Message):
+class ListCallsResponse(message.Message):
     """A page of calls."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1122,13 +1179,13 @@ class ListWorkersResponse(message.Message):
     next_page_token: builtins.str
     """For the next page; empty: no more."""
     @builtins.property
-    def workers(self) -> containers.RepeatedCompositeFieldContainer[coordinator_service_pb2.Worker]:
+    def workers(self) -> containers.RepeatedCompositeFieldContainer[Worker]:
         """By worker_id."""
 
     def __init__(
         self,
         *,
-        workers: abc.Iterable[coordinator_service_pb2.Worker] | None = ...,
+        workers: abc.Iterable[Worker] | None = ...,
         next_page_token: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -1165,16 +1222,182 @@ class ListClaimsResponse(message.Message):
 
     CLAIMS_FIELD_NUMBER: builtins.int
     @builtins.property
-    def claims(self) -> containers.RepeatedCompositeFieldContainer[coordinator_service_pb2.Claim]:
+    def claims(self) -> containers.RepeatedCompositeFieldContainer[Claim]:
         """By task_id, at most 10,000."""
 
     def __init__(
         self,
         *,
-        claims: abc.Iterable[coordinator_service_pb2.Claim] | None = ...,
+        claims: abc.Iterable[Claim] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["claims", b"claims"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Worker(message.Message):
+    """A live session."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    LIVE_ADDRESS_FIELD_NUMBER: builtins.int
+    COORDINATOR_ID_FIELD_NUMBER: builtins.int
+    CLAIM_COUNT_FIELD_NUMBER: builtins.int
+    QUEUES_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    LOOPS_FIELD_NUMBER: builtins.int
+    PRIORITIES_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    BUILD_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """The worker."""
+    session_id: builtins.str
+    """Its session."""
+    live_address: builtins.str
+    """The address of its WorkerService."""
+    coordinator_id: builtins.str
+    """The coordinator it is attached to."""
+    claim_count: builtins.int
+    """The number of claims that it holds."""
+    draining: builtins.bool
+    """An operator drains it: it takes no more tasks."""
+    pool: builtins.str
+    """Its pool of workers; empty: the installation has no pools, or none that has the worker."""
+    build: builtins.str
+    """The build of its code; empty: none."""
+    @builtins.property
+    def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The queues that it serves."""
+
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """When the session began."""
+
+    @builtins.property
+    def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The loops that it offers."""
+
+    @builtins.property
+    def priorities(self) -> containers.RepeatedScalarFieldContainer[task_pb2.Priority.ValueType]:
+        """The priorities that it takes; empty: all."""
+
+    @builtins.property
+    def tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tenants of its pool; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        session_id: builtins.str = ...,
+        live_address: builtins.str = ...,
+        coordinator_id: builtins.str = ...,
+        claim_count: builtins.int = ...,
+        queues: abc.Iterable[builtins.str] | None = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+        draining: builtins.bool = ...,
+        loops: abc.Iterable[builtins.str] | None = ...,
+        priorities: abc.Iterable[task_pb2.Priority.ValueType] | None = ...,
+        pool: builtins.str = ...,
+        tenants: abc.Iterable[builtins.str] | None = ...,
+        build: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["build", b"build", "claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "pool", b"pool", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "tenants", b"tenants", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Claim(message.Message):
+    """A live claim."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CLAIM_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    PREVIOUS_EPOCH_FIELD_NUMBER: builtins.int
+    REMAINING_FIELD_NUMBER: builtins.int
+    RENEWALS_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    claim_id: builtins.str
+    """The claim."""
+    epoch: builtins.int
+    """Its epoch."""
+    worker_id: builtins.str
+    """The worker that holds it."""
+    session_id: builtins.str
+    """Its session."""
+    reason: builtins.str
+    """Why the task was queued before this claim."""
+    previous_epoch: builtins.int
+    """The task's previous epoch."""
+    @builtins.property
+    def remaining(self) -> duration_pb2.Duration:
+        """The remaining time of the session's lease without a renewal."""
+
+    @builtins.property
+    def renewals(self) -> Renewals:
+        """Its renewals; absent: not known, because the worker's coordinator did not answer, or before the first renewal."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        claim_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        worker_id: builtins.str = ...,
+        session_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        previous_epoch: builtins.int = ...,
+        remaining: duration_pb2.Duration | None = ...,
+        renewals: Renewals | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["remaining", b"remaining", "renewals", b"renewals"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "previous_epoch", b"previous_epoch", "reason", b"reason", "remaining", b"remaining", "renewals", b"renewals", "session_id", b"session_id", "task_id", b"task_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Renewals(message.Message):
+    """The renewals of a claim that etcd answered since its worker attached to its present coordinator."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FIRST_TIME_FIELD_NUMBER: builtins.int
+    LAST_TIME_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """How many."""
+    @builtins.property
+    def first_time(self) -> timestamp_pb2.Timestamp:
+        """The first of them."""
+
+    @builtins.property
+    def last_time(self) -> timestamp_pb2.Timestamp:
+        """The newest."""
+
+    def __init__(
+        self,
+        *,
+        first_time: timestamp_pb2.Timestamp | None = ...,
+        last_time: timestamp_pb2.Timestamp | None = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

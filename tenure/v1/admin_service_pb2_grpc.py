@@ -68,8 +68,8 @@ class AdminServiceStub:
                 _registered_method=True)
         self.ListTools = channel.unary_unary(
                 '/tenure.v1.AdminService/ListTools',
-                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.FromString,
                 _registered_method=True)
         self.ListRefusals = channel.unary_unary(
                 '/tenure.v1.AdminService/ListRefusals',
@@ -78,13 +78,13 @@ class AdminServiceStub:
                 _registered_method=True)
         self.ListCalls = channel.unary_unary(
                 '/tenure.v1.AdminService/ListCalls',
-                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.FromString,
                 _registered_method=True)
         self.ListBills = channel.unary_unary(
                 '/tenure.v1.AdminService/ListBills',
-                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.FromString,
                 _registered_method=True)
         self.RequeueTask = channel.unary_unary(
                 '/tenure.v1.AdminService/RequeueTask',
@@ -118,8 +118,8 @@ class AdminServiceStub:
                 _registered_method=True)
         self.ListInDoubtCalls = channel.unary_unary(
                 '/tenure.v1.AdminService/ListInDoubtCalls',
-                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.FromString,
                 _registered_method=True)
         self.ResolveInDoubtCall = channel.unary_unary(
                 '/tenure.v1.AdminService/ResolveInDoubtCall',
@@ -192,6 +192,8 @@ class AdminServiceServicer:
     def ListTools(self, request, context):
         """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
         the tool service has them.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -347,8 +349,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'ListTools': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTools,
-                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.SerializeToString,
             ),
             'ListRefusals': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusals,
@@ -357,13 +359,13 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'ListCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCalls,
-                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.SerializeToString,
             ),
             'ListBills': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBills,
-                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.SerializeToString,
             ),
             'RequeueTask': grpc.unary_unary_rpc_method_handler(
                     servicer.RequeueTask,
@@ -397,8 +399,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'ListInDoubtCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInDoubtCalls,
-                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.SerializeToString,
             ),
             'ResolveInDoubtCall': grpc.unary_unary_rpc_method_handler(
                     servicer.ResolveInDoubtCall,
@@ -605,8 +607,8 @@ class AdminService:
             request,
             target,
             '/tenure.v1.AdminService/ListTools',
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -659,8 +661,8 @@ class AdminService:
             request,
             target,
             '/tenure.v1.AdminService/ListCalls',
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -686,8 +688,8 @@ class AdminService:
             request,
             target,
             '/tenure.v1.AdminService/ListBills',
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -875,8 +877,8 @@ class AdminService:
             request,
             target,
             '/tenure.v1.AdminService/ListInDoubtCalls',
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,17 +54,19 @@ class AdminServiceStub:
     tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
     OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
     """
-    ListTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListToolsRequest, _admin_service_pb2.AdminServiceListToolsResponse]
+    ListTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListOfferedToolsRequest, _admin_service_pb2.ListOfferedToolsResponse]
     """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
     the tool service has them.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
     ListRefusals: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]
     """Lists the stale writes to a task that the fences of the ledger and the tool service refused. NOT_FOUND: the caller
     has no such task.
     """
-    ListCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]
+    ListCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListCallsRequest, _admin_service_pb2.ListCallsResponse]
     """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task."""
-    ListBills: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListBillsRequest, _admin_service_pb2.AdminServiceListBillsResponse]
+    ListBills: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListBillsRequest, _admin_service_pb2.ListBillsResponse]
     """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task."""
     RequeueTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RequeueTaskRequest, _admin_service_pb2.RequeueTaskResponse]
     """Requeues a task that ended, other than SUCCEEDED, as its next attempt. It continues from its history: recorded
@@ -98,7 +100,7 @@ class AdminServiceStub:
     """Drains a worker: it releases all its tasks and takes no more until it is restarted. NOT_FOUND / WORKER_NOT_FOUND:
     the worker has no live session.
     """
-    ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListInDoubtCallsRequest, _admin_service_pb2.AdminServiceListInDoubtCallsResponse]
+    ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListInDoubtCallsRequest, _admin_service_pb2.ListInDoubtCallsResponse]
     """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
     first; with task_id or `all`, the oldest doubt first. Paged.
     """
@@ -146,17 +148,19 @@ class AdminServiceAsyncStub(AdminServiceStub):
     tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
     OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
     """
-    ListTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListToolsRequest, _admin_service_pb2.AdminServiceListToolsResponse]  # type: ignore[assignment]
+    ListTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListOfferedToolsRequest, _admin_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
     """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
     the tool service has them.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
     ListRefusals: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]  # type: ignore[assignment]
     """Lists the stale writes to a task that the fences of the ledger and the tool service refused. NOT_FOUND: the caller
     has no such task.
     """
-    ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]  # type: ignore[assignment]
+    ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListCallsRequest, _admin_service_pb2.ListCallsResponse]  # type: ignore[assignment]
     """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task."""
-    ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListBillsRequest, _admin_service_pb2.AdminServiceListBillsResponse]  # type: ignore[assignment]
+    ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListBillsRequest, _admin_service_pb2.ListBillsResponse]  # type: ignore[assignment]
     """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task."""
     RequeueTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RequeueTaskRequest, _admin_service_pb2.RequeueTaskResponse]  # type: ignore[assignment]
     """Requeues a task that ended, other than SUCCEEDED, as its next attempt. It continues from its history: recorded
@@ -190,7 +194,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Drains a worker: it releases all its tasks and takes no more until it is restarted. NOT_FOUND / WORKER_NOT_FOUND:
     the worker has no live session.
     """
-    ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListInDoubtCallsRequest, _admin_service_pb2.AdminServiceListInDoubtCallsResponse]  # type: ignore[assignment]
+    ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListInDoubtCallsRequest, _admin_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
     """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
     first; with task_id or `all`, the oldest doubt first. Paged.
     """
@@ -275,11 +279,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListTools(
         self,
-        request: _admin_service_pb2.AdminServiceListToolsRequest,
+        request: _admin_service_pb2.ListOfferedToolsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_service_pb2.AdminServiceListToolsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListToolsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_admin_service_pb2.ListOfferedToolsResponse]]:
         """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
         the tool service has them.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
 
     @_abc_1.abstractmethod
@@ -295,17 +301,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListCalls(
         self,
-        request: _admin_service_pb2.AdminServiceListCallsRequest,
+        request: _admin_service_pb2.ListCallsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_service_pb2.AdminServiceListCallsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListCallsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListCallsResponse, _abc.Awaitable[_admin_service_pb2.ListCallsResponse]]:
         """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task."""
 
     @_abc_1.abstractmethod
     def ListBills(
         self,
-        request: _admin_service_pb2.AdminServiceListBillsRequest,
+        request: _admin_service_pb2.ListBillsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_service_pb2.AdminServiceListBillsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListBillsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListBillsResponse, _abc.Awaitable[_admin_service_pb2.ListBillsResponse]]:
         """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task."""
 
     @_abc_1.abstractmethod
@@ -379,9 +385,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListInDoubtCalls(
         self,
-        request: _admin_service_pb2.AdminServiceListInDoubtCallsRequest,
+        request: _admin_service_pb2.ListInDoubtCallsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_service_pb2.AdminServiceListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListInDoubtCallsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.ListInDoubtCallsResponse]]:
         """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
         first; with task_id or `all`, the oldest doubt first. Paged.
         """

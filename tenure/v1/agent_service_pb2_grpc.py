@@ -73,7 +73,7 @@ class AgentServiceServicer:
     """
 
     def RegisterAgent(self, request, context):
-        """Registers a definition: the same definition is the same revision, whoever registers it and however often. The first
+        """Registers a definition: the same definition is the same revision, for every caller and every call. The first
         revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
         it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
         without a build run the code that they have anyhow.

@@ -38,7 +38,7 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     RegisterAgent: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.RegisterAgentRequest, _agent_service_pb2.RegisterAgentResponse]
-    """Registers a definition: the same definition is the same revision, whoever registers it and however often. The first
+    """Registers a definition: the same definition is the same revision, for every caller and every call. The first
     revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
     it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
     without a build run the code that they have anyhow.
@@ -72,7 +72,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterAgent: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.RegisterAgentRequest, _agent_service_pb2.RegisterAgentResponse]  # type: ignore[assignment]
-    """Registers a definition: the same definition is the same revision, whoever registers it and however often. The first
+    """Registers a definition: the same definition is the same revision, for every caller and every call. The first
     revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
     it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
     without a build run the code that they have anyhow.
@@ -109,7 +109,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RegisterAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.RegisterAgentResponse, _abc.Awaitable[_agent_service_pb2.RegisterAgentResponse]]:
-        """Registers a definition: the same definition is the same revision, whoever registers it and however often. The first
+        """Registers a definition: the same definition is the same revision, for every caller and every call. The first
         revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
         it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
         without a build run the code that they have anyhow.

@@ -27,7 +27,7 @@ from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
 from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftenure/v1/api_key_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\"\x86\x02\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12*\n\x0bpermissions\x18\x04 \x03(\x0e\x32\x15.tenure.v1.Permission\x12\x0f\n\x07\x63reator\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf1\x01\n\x13\x43reateApiKeyRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x12\n\nany_tenant\x18\x02 \x01(\x08\x12\x34\n\x0bpermissions\x18\x03 \x03(\x0e\x32\x15.tenure.v1.PermissionB\x08\x9a\x82\x19\x04\x08\x05\x10\x01\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x05\x61\x63tor\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x16\n\x06key_id\x18\x06 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x16\n\x06\x64igest\x18\x07 \x01(\x0c\x42\x06\x9a\x82\x19\x02( \"J\n\x14\x43reateApiKeyResponse\x12\"\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x11.tenure.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"n\n\x12ListApiKeysRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1a\n\npage_token\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\x12\x13\n\x0b\x61ll_tenants\x18\x04 \x01(\x08\"S\n\x13ListApiKeysResponse\x12#\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x11.tenure.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"Z\n\x13RevokeApiKeyRequest\x12\x16\n\x06key_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x16\n\x05\x61\x63tor\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x13\n\x0b\x61ll_tenants\x18\x03 \x01(\x08\":\n\x14RevokeApiKeyResponse\x12\"\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x11.tenure.v1.ApiKey\"-\n\x13LookUpApiKeyRequest\x12\x16\n\x06key_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\"Y\n\x14LookUpApiKeyResponse\x12\"\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x11.tenure.v1.ApiKey\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\r\n\x05valid\x18\x03 \x01(\x08\x32\x80\x03\n\rApiKeyService\x12\\\n\x0c\x43reateApiKey\x12\x1e.tenure.v1.CreateApiKeyRequest\x1a\x1f.tenure.v1.CreateApiKeyResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12W\n\x0bListApiKeys\x12\x1d.tenure.v1.ListApiKeysRequest\x1a\x1e.tenure.v1.ListApiKeysResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x04\x12\\\n\x0cRevokeApiKey\x12\x1e.tenure.v1.RevokeApiKeyRequest\x1a\x1f.tenure.v1.RevokeApiKeyResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12Z\n\x0cLookUpApiKey\x12\x1e.tenure.v1.LookUpApiKeyRequest\x1a\x1f.tenure.v1.LookUpApiKeyResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftenure/v1/api_key_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\"\x86\x02\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12*\n\x0bpermissions\x18\x04 \x03(\x0e\x32\x15.tenure.v1.Permission\x12\x0f\n\x07\x63reator\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf7\x01\n\x13\x43reateApiKeyRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x12\n\nany_tenant\x18\x02 \x01(\x08\x12\x34\n\x0bpermissions\x18\x03 \x03(\x0e\x32\x15.tenure.v1.PermissionB\x08\x9a\x82\x19\x04\x08\x05\x10\x01\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x05\x61\x63tor\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\x12\x18\n\x06key_id\x18\x06 \x01(\tB\x08\x9a\x82\x19\x04\x18\x0cp\x01\x12\x18\n\x06\x64igest\x18\x07 \x01(\x0c\x42\x08\x9a\x82\x19\x04( p\x01\"J\n\x14\x43reateApiKeyResponse\x12\"\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x11.tenure.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"v\n\x12ListApiKeysRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1a\n\npage_token\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\x12\x1b\n\x0b\x61ll_tenants\x18\x04 \x01(\x08\x42\x06\x9a\x82\x19\x02p\x01\"S\n\x13ListApiKeysResponse\x12#\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x11.tenure.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"d\n\x13RevokeApiKeyRequest\x12\x16\n\x06key_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x18\n\x05\x61\x63tor\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\x12\x1b\n\x0b\x61ll_tenants\x18\x03 \x01(\x08\x42\x06\x9a\x82\x19\x02p\x01\":\n\x14RevokeApiKeyResponse\x12\"\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x11.tenure.v1.ApiKey\"-\n\x13LookUpApiKeyRequest\x12\x16\n\x06key_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\"Y\n\x14LookUpApiKeyResponse\x12\"\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x11.tenure.v1.ApiKey\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\r\n\x05valid\x18\x03 \x01(\x08\x32\x80\x03\n\rApiKeyService\x12\\\n\x0c\x43reateApiKey\x12\x1e.tenure.v1.CreateApiKeyRequest\x1a\x1f.tenure.v1.CreateApiKeyResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12W\n\x0bListApiKeys\x12\x1d.tenure.v1.ListApiKeysRequest\x1a\x1e.tenure.v1.ListApiKeysResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x04\x12\\\n\x0cRevokeApiKey\x12\x1e.tenure.v1.RevokeApiKeyRequest\x1a\x1f.tenure.v1.RevokeApiKeyResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12Z\n\x0cLookUpApiKey\x12\x1e.tenure.v1.LookUpApiKeyRequest\x1a\x1f.tenure.v1.LookUpApiKeyResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEAPIKEYREQUEST'].fields_by_name['permissions']._loaded_options = None
   _globals['_CREATEAPIKEYREQUEST'].fields_by_name['permissions']._serialized_options = b'\232\202\031\004\010\005\020\001'
   _globals['_CREATEAPIKEYREQUEST'].fields_by_name['actor']._loaded_options = None
-  _globals['_CREATEAPIKEYREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_CREATEAPIKEYREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001p\001'
   _globals['_CREATEAPIKEYREQUEST'].fields_by_name['key_id']._loaded_options = None
-  _globals['_CREATEAPIKEYREQUEST'].fields_by_name['key_id']._serialized_options = b'\232\202\031\002\030\014'
+  _globals['_CREATEAPIKEYREQUEST'].fields_by_name['key_id']._serialized_options = b'\232\202\031\004\030\014p\001'
   _globals['_CREATEAPIKEYREQUEST'].fields_by_name['digest']._loaded_options = None
-  _globals['_CREATEAPIKEYREQUEST'].fields_by_name['digest']._serialized_options = b'\232\202\031\002( '
+  _globals['_CREATEAPIKEYREQUEST'].fields_by_name['digest']._serialized_options = b'\232\202\031\004( p\001'
   _globals['_LISTAPIKEYSREQUEST'].fields_by_name['page_size']._loaded_options = None
   _globals['_LISTAPIKEYSREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\364\003'
   _globals['_LISTAPIKEYSREQUEST'].fields_by_name['page_token']._loaded_options = None
   _globals['_LISTAPIKEYSREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\002\030@'
+  _globals['_LISTAPIKEYSREQUEST'].fields_by_name['all_tenants']._loaded_options = None
+  _globals['_LISTAPIKEYSREQUEST'].fields_by_name['all_tenants']._serialized_options = b'\232\202\031\002p\001'
   _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['key_id']._loaded_options = None
   _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['key_id']._serialized_options = b'\232\202\031\002\030\014'
   _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['actor']._loaded_options = None
-  _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\003\030\310\001'
+  _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001p\001'
+  _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['all_tenants']._loaded_options = None
+  _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['all_tenants']._serialized_options = b'\232\202\031\002p\001'
   _globals['_LOOKUPAPIKEYREQUEST'].fields_by_name['key_id']._loaded_options = None
   _globals['_LOOKUPAPIKEYREQUEST'].fields_by_name['key_id']._serialized_options = b'\232\202\031\002\030\014'
   _globals['_APIKEYSERVICE'].methods_by_name['CreateApiKey']._loaded_options = None
@@ -65,21 +69,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APIKEY']._serialized_start=126
   _globals['_APIKEY']._serialized_end=388
   _globals['_CREATEAPIKEYREQUEST']._serialized_start=391
-  _globals['_CREATEAPIKEYREQUEST']._serialized_end=632
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=634
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=708
-  _globals['_LISTAPIKEYSREQUEST']._serialized_start=710
-  _globals['_LISTAPIKEYSREQUEST']._serialized_end=820
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=822
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=905
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=907
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=997
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=999
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1057
-  _globals['_LOOKUPAPIKEYREQUEST']._serialized_start=1059
-  _globals['_LOOKUPAPIKEYREQUEST']._serialized_end=1104
-  _globals['_LOOKUPAPIKEYRESPONSE']._serialized_start=1106
-  _globals['_LOOKUPAPIKEYRESPONSE']._serialized_end=1195
-  _globals['_APIKEYSERVICE']._serialized_start=1198
-  _globals['_APIKEYSERVICE']._serialized_end=1582
+  _globals['_CREATEAPIKEYREQUEST']._serialized_end=638
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=640
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=714
+  _globals['_LISTAPIKEYSREQUEST']._serialized_start=716
+  _globals['_LISTAPIKEYSREQUEST']._serialized_end=834
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=836
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=919
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=921
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=1021
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=1023
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1081
+  _globals['_LOOKUPAPIKEYREQUEST']._serialized_start=1083
+  _globals['_LOOKUPAPIKEYREQUEST']._serialized_end=1128
+  _globals['_LOOKUPAPIKEYRESPONSE']._serialized_start=1130
+  _globals['_LOOKUPAPIKEYRESPONSE']._serialized_end=1219
+  _globals['_APIKEYSERVICE']._serialized_start=1222
+  _globals['_APIKEYSERVICE']._serialized_end=1606
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,7 @@ from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tenure/v1/approval_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\"n\n\rApproverGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07members\x18\x02 \x03(\t\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\"i\n\x17SetApproverGroupRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x1d\n\x07members\x18\x02 \x03(\tB\x0c\x9a\x82\x19\x08\x08\xc8\x01\x10\x01\x18\xac\x02\x12\x16\n\x05\x61\x63tor\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\"C\n\x18SetApproverGroupResponse\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.tenure.v1.ApproverGroup\"\x1b\n\x19ListApproverGroupsRequest\"F\n\x1aListApproverGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.tenure.v1.ApproverGroup\"5\n\x1a\x44\x65leteApproverGroupRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\".\n\x1b\x44\x65leteApproverGroupResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"G\n\x14GetAnswerLinkRequest\x12\x17\n\x07link_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0c\x42\x06\x9a\x82\x19\x02( \"\xb3\x01\n\x15GetAnswerLinkResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x1d\n\x04task\x18\x02 \x01(\x0b\x32\x0f.tenure.v1.Task\x12\x11\n\taddressee\x18\x03 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tdecisions\x18\x05 \x03(\t\x12\x14\n\x0cshown_digest\x18\x06 \x01(\t\"\xff\x01\n\x13\x41nswerByLinkRequest\x12\x17\n\x07link_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0c\x42\x06\x9a\x82\x19\x02( \x12\x1b\n\x08\x64\x65\x63ision\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01H\x00\x12\x19\n\x05reply\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04H\x00\x12\x18\n\x07\x63omment\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\x1c\n\x0cshown_digest\x18\x06 \x01(\tB\x06\x9a\x82\x19\x02\x38\n\x12\x1e\n\x0e\x63lient_address\x18\x07 \x01(\tB\x06\x9a\x82\x19\x02\x18\x64\x12\x1d\n\nrequest_id\x18\x08 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x42\x08\n\x06\x61nswer\"5\n\x14\x41nswerByLinkResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task2\x97\x04\n\x0f\x41pprovalService\x12h\n\x10SetApproverGroup\x12\".tenure.v1.SetApproverGroupRequest\x1a#.tenure.v1.SetApproverGroupResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12l\n\x12ListApproverGroups\x12$.tenure.v1.ListApproverGroupsRequest\x1a%.tenure.v1.ListApproverGroupsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12q\n\x13\x44\x65leteApproverGroup\x12%.tenure.v1.DeleteApproverGroupRequest\x1a&.tenure.v1.DeleteApproverGroupResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12]\n\rGetAnswerLink\x12\x1f.tenure.v1.GetAnswerLinkRequest\x1a .tenure.v1.GetAnswerLinkResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12Z\n\x0c\x41nswerByLink\x12\x1e.tenure.v1.AnswerByLinkRequest\x1a\x1f.tenure.v1.AnswerByLinkResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tenure/v1/approval_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\"n\n\rApproverGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07members\x18\x02 \x03(\t\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\"k\n\x17SetApproverGroupRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x1d\n\x07members\x18\x02 \x03(\tB\x0c\x9a\x82\x19\x08\x08\xc8\x01\x10\x01\x18\xac\x02\x12\x18\n\x05\x61\x63tor\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xac\x02p\x01\"C\n\x18SetApproverGroupResponse\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.tenure.v1.ApproverGroup\"\x1b\n\x19ListApproverGroupsRequest\"F\n\x1aListApproverGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.tenure.v1.ApproverGroup\"5\n\x1a\x44\x65leteApproverGroupRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\".\n\x1b\x44\x65leteApproverGroupResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"G\n\x14GetAnswerLinkRequest\x12\x17\n\x07link_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0c\x42\x06\x9a\x82\x19\x02( \"\xb3\x01\n\x15GetAnswerLinkResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x1d\n\x04task\x18\x02 \x01(\x0b\x32\x0f.tenure.v1.Task\x12\x11\n\taddressee\x18\x03 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tdecisions\x18\x05 \x03(\t\x12\x14\n\x0cshown_digest\x18\x06 \x01(\t\"\xff\x01\n\x13\x41nswerByLinkRequest\x12\x17\n\x07link_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18\x0c\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0c\x42\x06\x9a\x82\x19\x02( \x12\x1b\n\x08\x64\x65\x63ision\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01H\x00\x12\x19\n\x05reply\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04H\x00\x12\x18\n\x07\x63omment\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\x12\x1c\n\x0cshown_digest\x18\x06 \x01(\tB\x06\x9a\x82\x19\x02\x38\n\x12\x1e\n\x0e\x63lient_address\x18\x07 \x01(\tB\x06\x9a\x82\x19\x02\x18\x64\x12\x1d\n\nrequest_id\x18\x08 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x42\x08\n\x06\x61nswer\"5\n\x14\x41nswerByLinkResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task2\x97\x04\n\x0f\x41pprovalService\x12h\n\x10SetApproverGroup\x12\".tenure.v1.SetApproverGroupRequest\x1a#.tenure.v1.SetApproverGroupResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12l\n\x12ListApproverGroups\x12$.tenure.v1.ListApproverGroupsRequest\x1a%.tenure.v1.ListApproverGroupsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12q\n\x13\x44\x65leteApproverGroup\x12%.tenure.v1.DeleteApproverGroupRequest\x1a&.tenure.v1.DeleteApproverGroupResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12]\n\rGetAnswerLink\x12\x1f.tenure.v1.GetAnswerLinkRequest\x1a .tenure.v1.GetAnswerLinkResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12Z\n\x0c\x41nswerByLink\x12\x1e.tenure.v1.AnswerByLinkRequest\x1a\x1f.tenure.v1.AnswerByLinkResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETAPPROVERGROUPREQUEST'].fields_by_name['members']._loaded_options = None
   _globals['_SETAPPROVERGROUPREQUEST'].fields_by_name['members']._serialized_options = b'\232\202\031\010\010\310\001\020\001\030\254\002'
   _globals['_SETAPPROVERGROUPREQUEST'].fields_by_name['actor']._loaded_options = None
-  _globals['_SETAPPROVERGROUPREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\003\030\254\002'
+  _globals['_SETAPPROVERGROUPREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\254\002p\001'
   _globals['_DELETEAPPROVERGROUPREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_DELETEAPPROVERGROUPREQUEST'].fields_by_name['name']._serialized_options = b'\232\202\031\005\030\310\001 \001'
   _globals['_GETANSWERLINKREQUEST'].fields_by_name['link_id']._loaded_options = None
@@ -76,25 +76,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPROVERGROUP']._serialized_start=148
   _globals['_APPROVERGROUP']._serialized_end=258
   _globals['_SETAPPROVERGROUPREQUEST']._serialized_start=260
-  _globals['_SETAPPROVERGROUPREQUEST']._serialized_end=365
-  _globals['_SETAPPROVERGROUPRESPONSE']._serialized_start=367
-  _globals['_SETAPPROVERGROUPRESPONSE']._serialized_end=434
-  _globals['_LISTAPPROVERGROUPSREQUEST']._serialized_start=436
-  _globals['_LISTAPPROVERGROUPSREQUEST']._serialized_end=463
-  _globals['_LISTAPPROVERGROUPSRESPONSE']._serialized_start=465
-  _globals['_LISTAPPROVERGROUPSRESPONSE']._serialized_end=535
-  _globals['_DELETEAPPROVERGROUPREQUEST']._serialized_start=537
-  _globals['_DELETEAPPROVERGROUPREQUEST']._serialized_end=590
-  _globals['_DELETEAPPROVERGROUPRESPONSE']._serialized_start=592
-  _globals['_DELETEAPPROVERGROUPRESPONSE']._serialized_end=638
-  _globals['_GETANSWERLINKREQUEST']._serialized_start=640
-  _globals['_GETANSWERLINKREQUEST']._serialized_end=711
-  _globals['_GETANSWERLINKRESPONSE']._serialized_start=714
-  _globals['_GETANSWERLINKRESPONSE']._serialized_end=893
-  _globals['_ANSWERBYLINKREQUEST']._serialized_start=896
-  _globals['_ANSWERBYLINKREQUEST']._serialized_end=1151
-  _globals['_ANSWERBYLINKRESPONSE']._serialized_start=1153
-  _globals['_ANSWERBYLINKRESPONSE']._serialized_end=1206
-  _globals['_APPROVALSERVICE']._serialized_start=1209
-  _globals['_APPROVALSERVICE']._serialized_end=1744
+  _globals['_SETAPPROVERGROUPREQUEST']._serialized_end=367
+  _globals['_SETAPPROVERGROUPRESPONSE']._serialized_start=369
+  _globals['_SETAPPROVERGROUPRESPONSE']._serialized_end=436
+  _globals['_LISTAPPROVERGROUPSREQUEST']._serialized_start=438
+  _globals['_LISTAPPROVERGROUPSREQUEST']._serialized_end=465
+  _globals['_LISTAPPROVERGROUPSRESPONSE']._serialized_start=467
+  _globals['_LISTAPPROVERGROUPSRESPONSE']._serialized_end=537
+  _globals['_DELETEAPPROVERGROUPREQUEST']._serialized_start=539
+  _globals['_DELETEAPPROVERGROUPREQUEST']._serialized_end=592
+  _globals['_DELETEAPPROVERGROUPRESPONSE']._serialized_start=594
+  _globals['_DELETEAPPROVERGROUPRESPONSE']._serialized_end=640
+  _globals['_GETANSWERLINKREQUEST']._serialized_start=642
+  _globals['_GETANSWERLINKREQUEST']._serialized_end=713
+  _globals['_GETANSWERLINKRESPONSE']._serialized_start=716
+  _globals['_GETANSWERLINKRESPONSE']._serialized_end=895
+  _globals['_ANSWERBYLINKREQUEST']._serialized_start=898
+  _globals['_ANSWERBYLINKREQUEST']._serialized_end=1153
+  _globals['_ANSWERBYLINKRESPONSE']._serialized_start=1155
+  _globals['_ANSWERBYLINKRESPONSE']._serialized_end=1208
+  _globals['_APPROVALSERVICE']._serialized_start=1211
+  _globals['_APPROVALSERVICE']._serialized_end=1746
 # @@protoc_insertion_point(module_scope)

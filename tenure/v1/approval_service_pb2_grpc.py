@@ -111,7 +111,7 @@ class ApprovalServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteApproverGroup(self, request, context):
-        """Deletes a group: nobody may answer as its member any more. A repeat finds no group, which is not an error.
+        """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

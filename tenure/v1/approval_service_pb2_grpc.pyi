@@ -54,7 +54,7 @@ class ApprovalServiceStub:
     ListApproverGroups: _grpc.UnaryUnaryMultiCallable[_approval_service_pb2.ListApproverGroupsRequest, _approval_service_pb2.ListApproverGroupsResponse]
     """Lists the groups of the tenant by name."""
     DeleteApproverGroup: _grpc.UnaryUnaryMultiCallable[_approval_service_pb2.DeleteApproverGroupRequest, _approval_service_pb2.DeleteApproverGroupResponse]
-    """Deletes a group: nobody may answer as its member any more. A repeat finds no group, which is not an error."""
+    """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error."""
     GetAnswerLink: _grpc.UnaryUnaryMultiCallable[_approval_service_pb2.GetAnswerLinkRequest, _approval_service_pb2.GetAnswerLinkResponse]
     """Reads what a link would answer. NOT_FOUND / ANSWER_LINK_NOT_FOUND: there is no such link. FAILED_PRECONDITION /
     ANSWER_LINK_EXPIRED, or WAIT_OVER {state}: the wait has its answer, or the task no longer waits.
@@ -92,7 +92,7 @@ class ApprovalServiceAsyncStub(ApprovalServiceStub):
     ListApproverGroups: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.ListApproverGroupsRequest, _approval_service_pb2.ListApproverGroupsResponse]  # type: ignore[assignment]
     """Lists the groups of the tenant by name."""
     DeleteApproverGroup: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.DeleteApproverGroupRequest, _approval_service_pb2.DeleteApproverGroupResponse]  # type: ignore[assignment]
-    """Deletes a group: nobody may answer as its member any more. A repeat finds no group, which is not an error."""
+    """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error."""
     GetAnswerLink: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.GetAnswerLinkRequest, _approval_service_pb2.GetAnswerLinkResponse]  # type: ignore[assignment]
     """Reads what a link would answer. NOT_FOUND / ANSWER_LINK_NOT_FOUND: there is no such link. FAILED_PRECONDITION /
     ANSWER_LINK_EXPIRED, or WAIT_OVER {state}: the wait has its answer, or the task no longer waits.
@@ -145,7 +145,7 @@ class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _approval_service_pb2.DeleteApproverGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_approval_service_pb2.DeleteApproverGroupResponse, _abc.Awaitable[_approval_service_pb2.DeleteApproverGroupResponse]]:
-        """Deletes a group: nobody may answer as its member any more. A repeat finds no group, which is not an error."""
+        """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error."""
 
     @_abc_1.abstractmethod
     def GetAnswerLink(

@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as containers
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import schedule_service_pb2 as schedule_service_pb2
 from tenure.v1 import task_pb2 as task_pb2
+from tenure.v1 import task_service_pb2 as task_service_pb2
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
@@ -300,58 +301,6 @@ class CreateTaskResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class CheckpointServiceForkTaskRequest(message.Message):
-    """The history to continue from."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    TASK_ID_FIELD_NUMBER: builtins.int
-    AT_SEQUENCE_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    OVERRIDES_FIELD_NUMBER: builtins.int
-    ACTOR_FIELD_NUMBER: builtins.int
-    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
-    request_id: builtins.str
-    """The caller's id of this fork, 1 to 128 characters; kept as long as the task."""
-    task_id: builtins.str
-    """The task to fork."""
-    at_sequence: builtins.int
-    """After this entry."""
-    step: builtins.int
-    """After this step and its calls, or at the latest possible point before that."""
-    message: builtins.str
-    """The next message for the agent; empty: none."""
-    actor: builtins.str
-    """The author."""
-    prepared_task_id: builtins.str
-    """The fork's id, from PrepareFork; empty: any."""
-    @builtins.property
-    def overrides(self) -> task_pb2.ForkOverrides:
-        """The fields in which the fork differs."""
-
-    def __init__(
-        self,
-        *,
-        request_id: builtins.str = ...,
-        task_id: builtins.str = ...,
-        at_sequence: builtins.int = ...,
-        step: builtins.int = ...,
-        message: builtins.str = ...,
-        overrides: task_pb2.ForkOverrides | None = ...,
-        actor: builtins.str = ...,
-        prepared_task_id: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
-    _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_point) -> _WhichOneofReturnType_point | None: ...
-
-@typing.final
 class PrepareForkRequest(message.Message):
     """The fork to prepare."""
 
@@ -359,13 +308,13 @@ class PrepareForkRequest(message.Message):
 
     FORK_FIELD_NUMBER: builtins.int
     @builtins.property
-    def fork(self) -> CheckpointServiceForkTaskRequest:
+    def fork(self) -> task_service_pb2.ForkTaskRequest:
         """The later request, without prepared_task_id."""
 
     def __init__(
         self,
         *,
-        fork: CheckpointServiceForkTaskRequest | None = ...,
+        fork: task_service_pb2.ForkTaskRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["fork", b"fork"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
@@ -416,7 +365,7 @@ class FindRepeatRequest(message.Message):
         """A submit; its request_id identifies it."""
 
     @builtins.property
-    def fork_task(self) -> CheckpointServiceForkTaskRequest:
+    def fork_task(self) -> task_service_pb2.ForkTaskRequest:
         """A fork; its request_id identifies it."""
 
     @builtins.property
@@ -431,7 +380,7 @@ class FindRepeatRequest(message.Message):
         self,
         *,
         create_task: CreateTaskRequest | None = ...,
-        fork_task: CheckpointServiceForkTaskRequest | None = ...,
+        fork_task: task_service_pb2.ForkTaskRequest | None = ...,
         create_schedule: schedule_service_pb2.CreateScheduleRequest | None = ...,
         update_schedule: schedule_service_pb2.UpdateScheduleRequest | None = ...,
     ) -> None: ...
@@ -472,28 +421,6 @@ class FindRepeatResponse(message.Message):
     _WhichOneofReturnType_result: _TypeAlias = typing.Literal["task", "schedule"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
-
-@typing.final
-class CheckpointServiceForkTaskResponse(message.Message):
-    """The fork, new or found by its request_id."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def task(self) -> task_pb2.Task:
-        """The snapshot."""
-
-    def __init__(
-        self,
-        *,
-        task: task_pb2.Task | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class OpenRequest(message.Message):
@@ -1055,178 +982,6 @@ class TaggedCommitResult(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
 @typing.final
-class CheckpointServiceGetTaskRequest(message.Message):
-    """The task to read."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """The task."""
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task_id", b"task_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CheckpointServiceGetTaskResponse(message.Message):
-    """The task."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def task(self) -> task_pb2.Task:
-        """The snapshot."""
-
-    def __init__(
-        self,
-        *,
-        task: task_pb2.Task | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CheckpointServiceListTasksRequest(message.Message):
-    """The tasks to list."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    FILTER_FIELD_NUMBER: builtins.int
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    ORDER_FIELD_NUMBER: builtins.int
-    FRESH_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """The maximum number; 0: 50, at most 500."""
-    page_token: builtins.str
-    """From the previous page."""
-    order: task_pb2.TaskOrder.ValueType
-    """The order; a page_token is valid only for its order."""
-    fresh: builtins.bool
-    """The page must not be stale: it is read at the primary, also if there is a standby."""
-    @builtins.property
-    def filter(self) -> task_pb2.TaskFilter:
-        """Only these tasks."""
-
-    def __init__(
-        self,
-        *,
-        filter: task_pb2.TaskFilter | None = ...,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        order: task_pb2.TaskOrder.ValueType = ...,
-        fresh: builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter", "fresh", b"fresh", "order", b"order", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CheckpointServiceListTasksResponse(message.Message):
-    """A page of tasks."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASKS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    AS_OF_TIME_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """For the next page; empty: no more."""
-    @builtins.property
-    def tasks(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.Task]:
-        """In the requested order."""
-
-    @builtins.property
-    def as_of_time(self) -> timestamp_pb2.Timestamp:
-        """The page was read at a standby, and has everything up to this moment; absent: it is not stale."""
-
-    def __init__(
-        self,
-        *,
-        tasks: abc.Iterable[task_pb2.Task] | None = ...,
-        next_page_token: builtins.str = ...,
-        as_of_time: timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time", "next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class ListEntriesRequest(message.Message):
-    """The entries to list."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    KINDS_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """The task."""
-    after_sequence: builtins.int
-    """Only entries after this one; 0: from the first."""
-    page_size: builtins.int
-    """The maximum number; 0: 200, at most 1,000."""
-    @builtins.property
-    def kinds(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only entries of these kinds, by the names of the fields of EntryBody; empty: all."""
-
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-        after_sequence: builtins.int = ...,
-        page_size: builtins.int = ...,
-        kinds: abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after_sequence", b"after_sequence", "kinds", b"kinds", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class ListEntriesResponse(message.Message):
-    """A page of entries, under 2 MiB."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    ENTRIES_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    more: builtins.bool
-    """There are more after the last of these; with kinds, there may be more."""
-    @builtins.property
-    def entries(self) -> containers.RepeatedCompositeFieldContainer[ledger_pb2.Entry]:
-        """Oldest first."""
-
-    def __init__(
-        self,
-        *,
-        entries: abc.Iterable[ledger_pb2.Entry] | None = ...,
-        more: builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["entries", b"entries", "more", b"more"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
 class WatchEntriesRequest(message.Message):
     """The entries to stream."""
 
@@ -1447,43 +1202,6 @@ class ListClaimableResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["offers", b"offers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CheckpointServiceListQueuesRequest(message.Message):
-    """No parameters."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CheckpointServiceListQueuesResponse(message.Message):
-    """The queue depths."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    QUEUES_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def queues(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.QueueDepth]:
-        """By queue and priority, without empty ones. At most 1,000: beyond that, the longest."""
-
-    def __init__(
-        self,
-        *,
-        queues: abc.Iterable[task_pb2.QueueDepth] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["queues", b"queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2484,64 +2202,6 @@ class InspectModelCallsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class ListBillsRequest(message.Message):
-    """The bills to list."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    AFTER_STEP_FIELD_NUMBER: builtins.int
-    AFTER_ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """The task."""
-    after_step: builtins.int
-    """Only rows after this step ..."""
-    after_attempt_number: builtins.int
-    """... and attempt of it; 0 and 0: from the first."""
-    page_size: builtins.int
-    """The maximum number; 0: 200, at most 1,000."""
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-        after_step: builtins.int = ...,
-        after_attempt_number: builtins.int = ...,
-        page_size: builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after_attempt_number", b"after_attempt_number", "after_step", b"after_step", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class ListBillsResponse(message.Message):
-    """A page of bills."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    BILLS_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    more: builtins.bool
-    """There are more after the last of these."""
-    @builtins.property
-    def bills(self) -> containers.RepeatedCompositeFieldContainer[ledger_pb2.Bill]:
-        """By step and attempt."""
-
-    def __init__(
-        self,
-        *,
-        bills: abc.Iterable[ledger_pb2.Bill] | None = ...,
-        more: builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["bills", b"bills", "more", b"more"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
 class ListRefusedWritesRequest(message.Message):
     """The task whose refused writes are listed."""
 
@@ -2909,76 +2569,6 @@ class ListAgingResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CheckpointServicePruneTasksRequest(message.Message):
-    """The tasks to prune: one task, or tasks that ended before a time."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    ENDED_BEFORE_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    ACTOR_FIELD_NUMBER: builtins.int
-    DRY_RUN_FIELD_NUMBER: builtins.int
-    LIMIT_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """This task, whatever its label."""
-    reason: builtins.str
-    """The reason; 1 to 1,000 characters."""
-    actor: builtins.str
-    """The author; 1 to 200 characters."""
-    dry_run: builtins.bool
-    """Only list the tasks."""
-    limit: builtins.int
-    """The maximum number; 0: 100, at most 500."""
-    @builtins.property
-    def ended_before(self) -> timestamp_pb2.Timestamp:
-        """Tasks that ended before this time, with their whole trees; without tasks that a label keeps."""
-
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-        ended_before: timestamp_pb2.Timestamp | None = ...,
-        reason: builtins.str = ...,
-        actor: builtins.str = ...,
-        dry_run: builtins.bool = ...,
-        limit: builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["ended_before", b"ended_before", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "dry_run", b"dry_run", "ended_before", b"ended_before", "limit", b"limit", "reason", b"reason", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_which: _TypeAlias = typing.Literal["task_id", "ended_before"]  # noqa: Y015
-    _WhichOneofArgType_which: _TypeAlias = typing.Literal["which", b"which"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_which) -> _WhichOneofReturnType_which | None: ...
-
-@typing.final
-class CheckpointServicePruneTasksResponse(message.Message):
-    """The tasks that were pruned, or would be."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_IDS_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    more: builtins.bool
-    """There may be more: repeat the request."""
-    @builtins.property
-    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """These tasks."""
-
-    def __init__(
-        self,
-        *,
-        task_ids: abc.Iterable[builtins.str] | None = ...,
-        more: builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["more", b"more", "task_ids", b"task_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

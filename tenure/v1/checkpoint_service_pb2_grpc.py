@@ -3,7 +3,9 @@
 import grpc
 import warnings
 
+from tenure.v1 import admin_service_pb2 as tenure_dot_v1_dot_admin__service__pb2
 from tenure.v1 import checkpoint_service_pb2 as tenure_dot_v1_dot_checkpoint__service__pb2
+from tenure.v1 import task_service_pb2 as tenure_dot_v1_dot_task__service__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -46,8 +48,8 @@ class CheckpointServiceStub:
                 _registered_method=True)
         self.ForkTask = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ForkTask',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
                 _registered_method=True)
         self.PrepareFork = channel.unary_unary(
                 '/tenure.v1.CheckpointService/PrepareFork',
@@ -76,18 +78,18 @@ class CheckpointServiceStub:
                 _registered_method=True)
         self.GetTask = channel.unary_unary(
                 '/tenure.v1.CheckpointService/GetTask',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceGetTaskRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceGetTaskResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.GetTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.GetTaskResponse.FromString,
                 _registered_method=True)
         self.ListTasks = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListTasks',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListTasksRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListTasksResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
-        self.ListEntries = channel.unary_unary(
-                '/tenure.v1.CheckpointService/ListEntries',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListEntriesRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListEntriesResponse.FromString,
+        self.ListTaskEntries = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListTaskEntries',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesResponse.FromString,
                 _registered_method=True)
         self.WatchEntries = channel.unary_stream(
                 '/tenure.v1.CheckpointService/WatchEntries',
@@ -106,8 +108,8 @@ class CheckpointServiceStub:
                 _registered_method=True)
         self.ListQueues = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListQueues',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.FromString,
                 _registered_method=True)
         self.WatchQueue = channel.unary_stream(
                 '/tenure.v1.CheckpointService/WatchQueue',
@@ -191,8 +193,8 @@ class CheckpointServiceStub:
                 _registered_method=True)
         self.ListBills = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListBills',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.FromString,
                 _registered_method=True)
         self.ListAging = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListAging',
@@ -206,8 +208,8 @@ class CheckpointServiceStub:
                 _registered_method=True)
         self.PruneTasks = channel.unary_unary(
                 '/tenure.v1.CheckpointService/PruneTasks',
-                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
                 _registered_method=True)
         self.ListPrunings = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListPrunings',
@@ -295,7 +297,7 @@ class CheckpointServiceServicer:
         number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
         is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
         known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-        ListEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
+        ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
         calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
         known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
         COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
@@ -328,7 +330,7 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListEntries(self, request, context):
+    def ListTaskEntries(self, request, context):
         """Lists a task's entries after a sequence, oldest first. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -574,8 +576,8 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
             ),
             'ForkTask': grpc.unary_unary_rpc_method_handler(
                     servicer.ForkTask,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.SerializeToString,
             ),
             'PrepareFork': grpc.unary_unary_rpc_method_handler(
                     servicer.PrepareFork,
@@ -604,18 +606,18 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
             ),
             'GetTask': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTask,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceGetTaskRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceGetTaskResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.GetTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.GetTaskResponse.SerializeToString,
             ),
             'ListTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTasks,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListTasksRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListTasksResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.SerializeToString,
             ),
-            'ListEntries': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListEntries,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListEntriesRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListEntriesResponse.SerializeToString,
+            'ListTaskEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTaskEntries,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesResponse.SerializeToString,
             ),
             'WatchEntries': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEntries,
@@ -634,8 +636,8 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
             ),
             'ListQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQueues,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.SerializeToString,
             ),
             'WatchQueue': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchQueue,
@@ -719,8 +721,8 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
             ),
             'ListBills': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBills,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.SerializeToString,
             ),
             'ListAging': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAging,
@@ -734,8 +736,8 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
             ),
             'PruneTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.PruneTasks,
-                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.SerializeToString,
             ),
             'ListPrunings': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPrunings,
@@ -820,8 +822,8 @@ class CheckpointService:
             request,
             target,
             '/tenure.v1.CheckpointService/ForkTask',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.FromString,
+            tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -982,8 +984,8 @@ class CheckpointService:
             request,
             target,
             '/tenure.v1.CheckpointService/GetTask',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceGetTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceGetTaskResponse.FromString,
+            tenure_dot_v1_dot_task__service__pb2.GetTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.GetTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1009,8 +1011,8 @@ class CheckpointService:
             request,
             target,
             '/tenure.v1.CheckpointService/ListTasks',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListTasksResponse.FromString,
+            tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1022,7 +1024,7 @@ class CheckpointService:
             _registered_method=True)
 
     @staticmethod
-    def ListEntries(request,
+    def ListTaskEntries(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1035,9 +1037,9 @@ class CheckpointService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tenure.v1.CheckpointService/ListEntries',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListEntriesRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListEntriesResponse.FromString,
+            '/tenure.v1.CheckpointService/ListTaskEntries',
+            tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1144,8 +1146,8 @@ class CheckpointService:
             request,
             target,
             '/tenure.v1.CheckpointService/ListQueues',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1603,8 +1605,8 @@ class CheckpointService:
             request,
             target,
             '/tenure.v1.CheckpointService/ListBills',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1684,8 +1686,8 @@ class CheckpointService:
             request,
             target,
             '/tenure.v1.CheckpointService/PruneTasks',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,9 @@ The checkpoint service: the ledger in Postgres, of which it is the only writer."
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from tenure.v1 import admin_service_pb2 as _admin_service_pb2
 from tenure.v1 import checkpoint_service_pb2 as _checkpoint_service_pb2
+from tenure.v1 import task_service_pb2 as _task_service_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -43,7 +45,7 @@ class CheckpointServiceStub:
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
     {task_id}.
     """
-    ForkTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]
+    ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
     UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
     """
@@ -69,7 +71,7 @@ class CheckpointServiceStub:
     number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
     is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
     known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-    ListEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
+    ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
     calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
     known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
     COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
@@ -80,11 +82,11 @@ class CheckpointServiceStub:
     frames are answered; a frame beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame
     is written. An unanswered commit may be sent again unchanged on another stream, in smaller frames.
     """
-    GetTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceGetTaskRequest, _checkpoint_service_pb2.CheckpointServiceGetTaskResponse]
+    GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Reads a task of the caller's tenant. NOT_FOUND."""
-    ListTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListTasksRequest, _checkpoint_service_pb2.CheckpointServiceListTasksResponse]
+    ListTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]
     """Lists the caller's tasks, in the requested order."""
-    ListEntries: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListEntriesRequest, _checkpoint_service_pb2.ListEntriesResponse]
+    ListTaskEntries: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]
     """Streams a task's entries after a sequence, first the existing ones, then each entry when it is committed, without
@@ -102,7 +104,7 @@ class CheckpointServiceStub:
     fair between tenants: the next task belongs to the tenant with the fewest tasks running or on their way to a
     worker; then begun tasks before new tasks, and by age. A tenant at its limit of running tasks gets no offers.
     """
-    ListQueues: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListQueuesRequest, _checkpoint_service_pb2.CheckpointServiceListQueuesResponse]
+    ListQueues: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]
     """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read."""
     WatchQueue: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]
     """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
@@ -162,13 +164,13 @@ class CheckpointServiceStub:
     """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
     owner can commit an end of the call afterwards, so a model runner stops it.
     """
-    ListBills: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]
+    ListBills: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListBillsRequest, _admin_service_pb2.ListBillsResponse]
     """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
     ListAging: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]
     """Lists the caller's tasks that have not ended, by age, or the tasks with a worker, in pages."""
     ListRefusedWrites: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]
     """Lists writes that the fence refused, newest first."""
-    PruneTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServicePruneTasksRequest, _checkpoint_service_pb2.CheckpointServicePruneTasksResponse]
+    PruneTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]
     """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
     ListPrunings: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListPruningsRequest, _checkpoint_service_pb2.ListPruningsResponse]
     """Lists pruned tasks of all tenants that the tool service has not forgotten yet, for a coordinator. Disjoint among
@@ -200,7 +202,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
     {task_id}.
     """
-    ForkTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]  # type: ignore[assignment]
+    ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
     """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
     UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
     """
@@ -226,7 +228,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
     is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
     known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-    ListEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
+    ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
     calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
     known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
     COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
@@ -237,11 +239,11 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     frames are answered; a frame beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame
     is written. An unanswered commit may be sent again unchanged on another stream, in smaller frames.
     """
-    GetTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceGetTaskRequest, _checkpoint_service_pb2.CheckpointServiceGetTaskResponse]  # type: ignore[assignment]
+    GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Reads a task of the caller's tenant. NOT_FOUND."""
-    ListTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListTasksRequest, _checkpoint_service_pb2.CheckpointServiceListTasksResponse]  # type: ignore[assignment]
+    ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
     """Lists the caller's tasks, in the requested order."""
-    ListEntries: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListEntriesRequest, _checkpoint_service_pb2.ListEntriesResponse]  # type: ignore[assignment]
+    ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
     """Streams a task's entries after a sequence, first the existing ones, then each entry when it is committed, without
@@ -259,7 +261,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     fair between tenants: the next task belongs to the tenant with the fewest tasks running or on their way to a
     worker; then begun tasks before new tasks, and by age. A tenant at its limit of running tasks gets no offers.
     """
-    ListQueues: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListQueuesRequest, _checkpoint_service_pb2.CheckpointServiceListQueuesResponse]  # type: ignore[assignment]
+    ListQueues: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
     """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read."""
     WatchQueue: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]  # type: ignore[assignment]
     """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
@@ -319,13 +321,13 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
     owner can commit an end of the call afterwards, so a model runner stops it.
     """
-    ListBills: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]  # type: ignore[assignment]
+    ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListBillsRequest, _admin_service_pb2.ListBillsResponse]  # type: ignore[assignment]
     """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
     ListAging: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]  # type: ignore[assignment]
     """Lists the caller's tasks that have not ended, by age, or the tasks with a worker, in pages."""
     ListRefusedWrites: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]  # type: ignore[assignment]
     """Lists writes that the fence refused, newest first."""
-    PruneTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServicePruneTasksRequest, _checkpoint_service_pb2.CheckpointServicePruneTasksResponse]  # type: ignore[assignment]
+    PruneTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]  # type: ignore[assignment]
     """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
     ListPrunings: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListPruningsRequest, _checkpoint_service_pb2.ListPruningsResponse]  # type: ignore[assignment]
     """Lists pruned tasks of all tenants that the tool service has not forgotten yet, for a coordinator. Disjoint among
@@ -364,9 +366,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ForkTask(
         self,
-        request: _checkpoint_service_pb2.CheckpointServiceForkTaskRequest,
+        request: _task_service_pb2.ForkTaskRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceForkTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceForkTaskResponse]]:
+    ) -> _typing.Union[_task_service_pb2.ForkTaskResponse, _abc.Awaitable[_task_service_pb2.ForkTaskResponse]]:
         """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
         UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
         """
@@ -416,7 +418,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
         is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
         known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-        ListEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
+        ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
         calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
         known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
         COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
@@ -437,25 +439,25 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def GetTask(
         self,
-        request: _checkpoint_service_pb2.CheckpointServiceGetTaskRequest,
+        request: _task_service_pb2.GetTaskRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceGetTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceGetTaskResponse]]:
+    ) -> _typing.Union[_task_service_pb2.GetTaskResponse, _abc.Awaitable[_task_service_pb2.GetTaskResponse]]:
         """Reads a task of the caller's tenant. NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def ListTasks(
         self,
-        request: _checkpoint_service_pb2.CheckpointServiceListTasksRequest,
+        request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceListTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceListTasksResponse]]:
+    ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
         """Lists the caller's tasks, in the requested order."""
 
     @_abc_1.abstractmethod
-    def ListEntries(
+    def ListTaskEntries(
         self,
-        request: _checkpoint_service_pb2.ListEntriesRequest,
+        request: _task_service_pb2.ListTaskEntriesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.ListEntriesResponse, _abc.Awaitable[_checkpoint_service_pb2.ListEntriesResponse]]:
+    ) -> _typing.Union[_task_service_pb2.ListTaskEntriesResponse, _abc.Awaitable[_task_service_pb2.ListTaskEntriesResponse]]:
         """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
 
     @_abc_1.abstractmethod
@@ -495,9 +497,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListQueues(
         self,
-        request: _checkpoint_service_pb2.CheckpointServiceListQueuesRequest,
+        request: _admin_service_pb2.ListQueuesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceListQueuesResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceListQueuesResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListQueuesResponse, _abc.Awaitable[_admin_service_pb2.ListQueuesResponse]]:
         """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read."""
 
     @_abc_1.abstractmethod
@@ -657,9 +659,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListBills(
         self,
-        request: _checkpoint_service_pb2.ListBillsRequest,
+        request: _admin_service_pb2.ListBillsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.ListBillsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListBillsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListBillsResponse, _abc.Awaitable[_admin_service_pb2.ListBillsResponse]]:
         """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
 
     @_abc_1.abstractmethod
@@ -681,9 +683,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def PruneTasks(
         self,
-        request: _checkpoint_service_pb2.CheckpointServicePruneTasksRequest,
+        request: _admin_service_pb2.PruneTasksRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServicePruneTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServicePruneTasksResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.PruneTasksResponse, _abc.Awaitable[_admin_service_pb2.PruneTasksResponse]]:
         """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
 
     @_abc_1.abstractmethod

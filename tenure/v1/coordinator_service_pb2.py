@@ -23,8 +23,8 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
+from tenure.v1 import admin_service_pb2 as tenure_dot_v1_dot_admin__service__pb2
 from tenure.v1 import agent_service_pb2 as tenure_dot_v1_dot_agent__service__pb2
 from tenure.v1 import ledger_pb2 as tenure_dot_v1_dot_ledger__pb2
 from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
@@ -32,29 +32,13 @@ from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tenure/v1/coordinator_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x1dtenure/v1/agent_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\"\xab\x01\n%CoordinatorServiceTransferTaskRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x15\n\x05\x65poch\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12\x18\n\x05\x61\x63tor\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x19\n\x06reason\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\x12\x1d\n\x0cto_worker_id\x18\x05 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"7\n&CoordinatorServiceTransferTaskResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\"y\n$CoordinatorServiceDrainWorkerRequest\x12\x1c\n\tworker_id\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12\x18\n\x05\x61\x63tor\x18\x02 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x19\n\x06reason\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\"K\n%CoordinatorServiceDrainWorkerResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"\x85\x02\n\x0eSessionRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tenure.v1.HelloH\x00\x12!\n\x05renew\x18\x02 \x01(\x0b\x32\x10.tenure.v1.RenewH\x00\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x10.tenure.v1.SlotsH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tenure.v1.ReleaseH\x00\x12!\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x10.tenure.v1.DrainH\x00\x12,\n\x0b\x63\x61lls_heard\x18\x06 \x01(\x0b\x32\x15.tenure.v1.CallsHeardH\x00:\x07\xa0\x82\x19\x80\x80\x80\x01\x42\t\n\x07message\"\xf4\x02\n\x05Hello\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x1a\n\nsession_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12-\n\x08holdings\x18\x03 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12\x18\n\x06queues\x18\x05 \x03(\tB\x08\x9a\x82\x19\x04\x08@8\x02\x12\x31\n\npriorities\x18\x06 \x03(\x0e\x32\x13.tenure.v1.PriorityB\x08\x9a\x82\x19\x04\x08@`\x01\x12\x18\n\x05loops\x18\x07 \x03(\tB\t\x9a\x82\x19\x05\x08\x80\x01\x38\x06\x12\x1d\n\x0clive_address\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12*\n\x0blower_tiers\x18\t \x01(\x0b\x32\x15.tenure.v1.LowerTiers\x12\x1e\n\x0esession_secret\x18\n \x01(\x0c\x42\x06\x9a\x82\x19\x02(@\x12\x16\n\x05\x62uild\x18\x0b \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"\xa8\x01\n\x1bRegisterWorkerAgentsRequest\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x16\n\x05\x62uild\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12\x1b\n\x07tenants\x18\x03 \x03(\tB\n\x9a\x82\x19\x06\x08\xe8\x07\x18\xac\x02\x12\x30\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x16.tenure.v1.WorkerAgentB\x08\x9a\x82\x19\x04\x08@\x10\x01:\x07\xa0\x82\x19\x80\x80\x80\x02\"S\n\x0bWorkerAgent\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12.\n\ndefinition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\"K\n\x1cRegisterWorkerAgentsResponse\x12+\n\trevisions\x18\x01 \x03(\x0b\x32\x18.tenure.v1.AgentRevision\"g\n\x07Holding\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12%\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tenure.v1.Progress\"\xc0\x01\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12\x12\n\ntool_signs\x18\x03 \x01(\x03\x12*\n\x07\x62\x61\x63koff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x14.tenure.v1.HeardCall\x12\'\n\x04idle\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xcf\x01\n\x05Renew\x12\x1c\n\x0crenew_number\x18\x01 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12-\n\x08holdings\x18\x02 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x05 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\";\n\nCallsHeard\x12-\n\x08holdings\x18\x01 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\"\x82\x01\n\x05Slots\x12\x1b\n\nfree_slots\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x03 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\"r\n\x07Release\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x18\n\x07message\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\"\x07\n\x05\x44rain\"\xab\x02\n\x0fSessionResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tenure.v1.WelcomeH\x00\x12%\n\x07renewed\x18\x02 \x01(\x0b\x32\x12.tenure.v1.RenewedH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.tenure.v1.GrantH\x00\x12#\n\x06revoke\x18\x04 \x01(\x0b\x32\x11.tenure.v1.RevokeH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.tenure.v1.CancelNoticeH\x00\x12#\n\x06goaway\x18\x06 \x01(\x0b\x32\x11.tenure.v1.GoawayH\x00\x12\'\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x16.tenure.v1.DrainNoticeH\x00\x42\t\n\x07message\"\x1e\n\x0b\x44rainNotice\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc2\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0elost_claim_ids\x18\x04 \x03(\t\x12\x30\n\rcall_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x07Renewed\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tenure.v1.FencingToken\"\x87\x01\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0c\n\x04loop\x18\x04 \x01(\t\x12%\n\x08priority\x18\x05 \x01(\x0e\x32\x13.tenure.v1.Priority\";\n\x06Revoke\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61ncelNotice\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x08\n\x06Goaway\">\n\x14GetLiveSourceRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"W\n\x15GetLiveSourceResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cproof_digest\x18\x02 \x01(\x0c\x12\x17\n\x0f\x61llows_loopback\x18\x03 \x01(\x08\"_\n$CoordinatorServiceListWorkersRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x02\"d\n%CoordinatorServiceListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xaa\x02\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x14\n\x0clive_address\x18\x03 \x01(\t\x12\x16\n\x0e\x63oordinator_id\x18\x04 \x01(\t\x12\x13\n\x0b\x63laim_count\x18\x05 \x01(\x05\x12\x0e\n\x06queues\x18\x06 \x03(\t\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\r\n\x05loops\x18\t \x03(\t\x12\'\n\npriorities\x18\n \x03(\x0e\x32\x13.tenure.v1.Priority\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12\x0f\n\x07tenants\x18\x0c \x03(\t\x12\r\n\x05\x62uild\x18\r \x01(\t\">\n#CoordinatorServiceListClaimsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18$\"H\n$CoordinatorServiceListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim\"\xdd\x01\n\x05\x43laim\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x07 \x01(\x03\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x08renewals\x18\t \x01(\x0b\x32\x13.tenure.v1.Renewals\"x\n\x08Renewals\x12.\n\nfirst_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tlast_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\".\n\x13ListRenewalsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18$\"\x9d\x01\n\x14ListRenewalsResponse\x12?\n\x08renewals\x18\x01 \x03(\x0b\x32-.tenure.v1.ListRenewalsResponse.RenewalsEntry\x1a\x44\n\rRenewalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tenure.v1.Renewals:\x02\x38\x01\x32\x84\x07\n\x12\x43oordinatorService\x12O\n\x07Session\x12\x19.tenure.v1.SessionRequest\x1a\x1a.tenure.v1.SessionResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01(\x01\x30\x01\x12r\n\x14RegisterWorkerAgents\x12&.tenure.v1.RegisterWorkerAgentsRequest\x1a\'.tenure.v1.RegisterWorkerAgentsResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01\x12{\n\x0bListWorkers\x12/.tenure.v1.CoordinatorServiceListWorkersRequest\x1a\x30.tenure.v1.CoordinatorServiceListWorkersResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12x\n\nListClaims\x12..tenure.v1.CoordinatorServiceListClaimsRequest\x1a/.tenure.v1.CoordinatorServiceListClaimsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12Z\n\x0cListRenewals\x12\x1e.tenure.v1.ListRenewalsRequest\x1a\x1f.tenure.v1.ListRenewalsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12[\n\rGetLiveSource\x12\x1f.tenure.v1.GetLiveSourceRequest\x1a .tenure.v1.GetLiveSourceResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12|\n\x0cTransferTask\x12\x30.tenure.v1.CoordinatorServiceTransferTaskRequest\x1a\x31.tenure.v1.CoordinatorServiceTransferTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12{\n\x0b\x44rainWorker\x12/.tenure.v1.CoordinatorServiceDrainWorkerRequest\x1a\x30.tenure.v1.CoordinatorServiceDrainWorkerResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tenure/v1/coordinator_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tenure/v1/access.proto\x1a\x1dtenure/v1/admin_service.proto\x1a\x1dtenure/v1/agent_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\"\x85\x02\n\x0eSessionRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tenure.v1.HelloH\x00\x12!\n\x05renew\x18\x02 \x01(\x0b\x32\x10.tenure.v1.RenewH\x00\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x10.tenure.v1.SlotsH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tenure.v1.ReleaseH\x00\x12!\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x10.tenure.v1.DrainH\x00\x12,\n\x0b\x63\x61lls_heard\x18\x06 \x01(\x0b\x32\x15.tenure.v1.CallsHeardH\x00:\x07\xa0\x82\x19\x80\x80\x80\x01\x42\t\n\x07message\"\xf4\x02\n\x05Hello\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x1a\n\nsession_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12-\n\x08holdings\x18\x03 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12\x18\n\x06queues\x18\x05 \x03(\tB\x08\x9a\x82\x19\x04\x08@8\x02\x12\x31\n\npriorities\x18\x06 \x03(\x0e\x32\x13.tenure.v1.PriorityB\x08\x9a\x82\x19\x04\x08@`\x01\x12\x18\n\x05loops\x18\x07 \x03(\tB\t\x9a\x82\x19\x05\x08\x80\x01\x38\x06\x12\x1d\n\x0clive_address\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12*\n\x0blower_tiers\x18\t \x01(\x0b\x32\x15.tenure.v1.LowerTiers\x12\x1e\n\x0esession_secret\x18\n \x01(\x0c\x42\x06\x9a\x82\x19\x02(@\x12\x16\n\x05\x62uild\x18\x0b \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"\xa8\x01\n\x1bRegisterWorkerAgentsRequest\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x16\n\x05\x62uild\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12\x1b\n\x07tenants\x18\x03 \x03(\tB\n\x9a\x82\x19\x06\x08\xe8\x07\x18\xac\x02\x12\x30\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x16.tenure.v1.WorkerAgentB\x08\x9a\x82\x19\x04\x08@\x10\x01:\x07\xa0\x82\x19\x80\x80\x80\x02\"S\n\x0bWorkerAgent\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12.\n\ndefinition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\"K\n\x1cRegisterWorkerAgentsResponse\x12+\n\trevisions\x18\x01 \x03(\x0b\x32\x18.tenure.v1.AgentRevision\"g\n\x07Holding\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12%\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tenure.v1.Progress\"\xc0\x01\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12\x12\n\ntool_signs\x18\x03 \x01(\x03\x12*\n\x07\x62\x61\x63koff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x14.tenure.v1.HeardCall\x12\'\n\x04idle\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xcf\x01\n\x05Renew\x12\x1c\n\x0crenew_number\x18\x01 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12-\n\x08holdings\x18\x02 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x05 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\";\n\nCallsHeard\x12-\n\x08holdings\x18\x01 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\"\x82\x01\n\x05Slots\x12\x1b\n\nfree_slots\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x03 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\"r\n\x07Release\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x18\n\x07message\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\"\x07\n\x05\x44rain\"\xab\x02\n\x0fSessionResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tenure.v1.WelcomeH\x00\x12%\n\x07renewed\x18\x02 \x01(\x0b\x32\x12.tenure.v1.RenewedH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.tenure.v1.GrantH\x00\x12#\n\x06revoke\x18\x04 \x01(\x0b\x32\x11.tenure.v1.RevokeH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.tenure.v1.CancelNoticeH\x00\x12#\n\x06goaway\x18\x06 \x01(\x0b\x32\x11.tenure.v1.GoawayH\x00\x12\'\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x16.tenure.v1.DrainNoticeH\x00\x42\t\n\x07message\"\x1e\n\x0b\x44rainNotice\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc2\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0elost_claim_ids\x18\x04 \x03(\t\x12\x30\n\rcall_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x07Renewed\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tenure.v1.FencingToken\"\x87\x01\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0c\n\x04loop\x18\x04 \x01(\t\x12%\n\x08priority\x18\x05 \x01(\x0e\x32\x13.tenure.v1.Priority\";\n\x06Revoke\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61ncelNotice\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x08\n\x06Goaway\">\n\x14GetLiveSourceRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"W\n\x15GetLiveSourceResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cproof_digest\x18\x02 \x01(\x0c\x12\x17\n\x0f\x61llows_loopback\x18\x03 \x01(\x08\".\n\x13ListRenewalsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18$\"\x9d\x01\n\x14ListRenewalsResponse\x12?\n\x08renewals\x18\x01 \x03(\x0b\x32-.tenure.v1.ListRenewalsResponse.RenewalsEntry\x1a\x44\n\rRenewalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tenure.v1.Renewals:\x02\x38\x01\x32\xf4\x05\n\x12\x43oordinatorService\x12O\n\x07Session\x12\x19.tenure.v1.SessionRequest\x1a\x1a.tenure.v1.SessionResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01(\x01\x30\x01\x12r\n\x14RegisterWorkerAgents\x12&.tenure.v1.RegisterWorkerAgentsRequest\x1a\'.tenure.v1.RegisterWorkerAgentsResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01\x12W\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12T\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12Z\n\x0cListRenewals\x12\x1e.tenure.v1.ListRenewalsRequest\x1a\x1f.tenure.v1.ListRenewalsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12[\n\rGetLiveSource\x12\x1f.tenure.v1.GetLiveSourceRequest\x1a .tenure.v1.GetLiveSourceResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12X\n\x0cTransferTask\x12\x1e.tenure.v1.TransferTaskRequest\x1a\x1f.tenure.v1.TransferTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12W\n\x0b\x44rainWorker\x12\x1d.tenure.v1.DrainWorkerRequest\x1a\x1e.tenure.v1.DrainWorkerResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.coordinator_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['task_id']._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['epoch']._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['epoch']._serialized_options = b'\232\202\031\002P\001'
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['actor']._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001 \001'
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['reason']._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\005\030\350\007 \001'
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['to_worker_id']._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST'].fields_by_name['to_worker_id']._serialized_options = b'\232\202\031\003\030\200\001'
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST'].fields_by_name['worker_id']._loaded_options = None
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST'].fields_by_name['worker_id']._serialized_options = b'\232\202\031\005\030\200\001 \001'
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST'].fields_by_name['actor']._loaded_options = None
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST'].fields_by_name['actor']._serialized_options = b'\232\202\031\005\030\310\001 \001'
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST'].fields_by_name['reason']._loaded_options = None
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST'].fields_by_name['reason']._serialized_options = b'\232\202\031\005\030\350\007 \001'
   _globals['_SESSIONREQUEST']._loaded_options = None
   _globals['_SESSIONREQUEST']._serialized_options = b'\240\202\031\200\200\200\001'
   _globals['_HELLO'].fields_by_name['worker_id']._loaded_options = None
@@ -117,12 +101,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASE'].fields_by_name['message']._serialized_options = b'\232\202\031\003\030\240\037'
   _globals['_GETLIVESOURCEREQUEST'].fields_by_name['task_id']._loaded_options = None
   _globals['_GETLIVESOURCEREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\0028\001'
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST'].fields_by_name['page_size']._loaded_options = None
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST'].fields_by_name['page_size']._serialized_options = b'\232\202\031\003X\350\007'
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST'].fields_by_name['page_token']._loaded_options = None
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST'].fields_by_name['page_token']._serialized_options = b'\232\202\031\003\030\200\002'
-  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST'].fields_by_name['task_id']._loaded_options = None
-  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\002\030$'
   _globals['_LISTRENEWALSREQUEST'].fields_by_name['task_id']._loaded_options = None
   _globals['_LISTRENEWALSREQUEST'].fields_by_name['task_id']._serialized_options = b'\232\202\031\002\030$'
   _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._loaded_options = None
@@ -143,78 +121,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COORDINATORSERVICE'].methods_by_name['TransferTask']._serialized_options = b'\222\202\031\003\n\001\001'
   _globals['_COORDINATORSERVICE'].methods_by_name['DrainWorker']._loaded_options = None
   _globals['_COORDINATORSERVICE'].methods_by_name['DrainWorker']._serialized_options = b'\222\202\031\005\n\001\001\030\001'
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST']._serialized_start=262
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST']._serialized_end=433
-  _globals['_COORDINATORSERVICETRANSFERTASKRESPONSE']._serialized_start=435
-  _globals['_COORDINATORSERVICETRANSFERTASKRESPONSE']._serialized_end=490
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST']._serialized_start=492
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST']._serialized_end=613
-  _globals['_COORDINATORSERVICEDRAINWORKERRESPONSE']._serialized_start=615
-  _globals['_COORDINATORSERVICEDRAINWORKERRESPONSE']._serialized_end=690
-  _globals['_SESSIONREQUEST']._serialized_start=693
-  _globals['_SESSIONREQUEST']._serialized_end=954
-  _globals['_HELLO']._serialized_start=957
-  _globals['_HELLO']._serialized_end=1329
-  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_start=1332
-  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_end=1500
-  _globals['_WORKERAGENT']._serialized_start=1502
-  _globals['_WORKERAGENT']._serialized_end=1585
-  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_start=1587
-  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_end=1662
-  _globals['_HOLDING']._serialized_start=1664
-  _globals['_HOLDING']._serialized_end=1767
-  _globals['_PROGRESS']._serialized_start=1770
-  _globals['_PROGRESS']._serialized_end=1962
-  _globals['_RENEW']._serialized_start=1965
-  _globals['_RENEW']._serialized_end=2172
-  _globals['_CALLSHEARD']._serialized_start=2174
-  _globals['_CALLSHEARD']._serialized_end=2233
-  _globals['_SLOTS']._serialized_start=2236
-  _globals['_SLOTS']._serialized_end=2366
-  _globals['_RELEASE']._serialized_start=2368
-  _globals['_RELEASE']._serialized_end=2482
-  _globals['_DRAIN']._serialized_start=2484
-  _globals['_DRAIN']._serialized_end=2491
-  _globals['_SESSIONRESPONSE']._serialized_start=2494
-  _globals['_SESSIONRESPONSE']._serialized_end=2793
-  _globals['_DRAINNOTICE']._serialized_start=2795
-  _globals['_DRAINNOTICE']._serialized_end=2825
-  _globals['_WELCOME']._serialized_start=2828
-  _globals['_WELCOME']._serialized_end=3022
-  _globals['_RENEWED']._serialized_start=3024
-  _globals['_RENEWED']._serialized_end=3096
-  _globals['_GRANT']._serialized_start=3099
-  _globals['_GRANT']._serialized_end=3234
-  _globals['_REVOKE']._serialized_start=3236
-  _globals['_REVOKE']._serialized_end=3295
-  _globals['_CANCELNOTICE']._serialized_start=3297
-  _globals['_CANCELNOTICE']._serialized_end=3328
-  _globals['_GOAWAY']._serialized_start=3330
-  _globals['_GOAWAY']._serialized_end=3338
-  _globals['_GETLIVESOURCEREQUEST']._serialized_start=3340
-  _globals['_GETLIVESOURCEREQUEST']._serialized_end=3402
-  _globals['_GETLIVESOURCERESPONSE']._serialized_start=3404
-  _globals['_GETLIVESOURCERESPONSE']._serialized_end=3491
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST']._serialized_start=3493
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST']._serialized_end=3588
-  _globals['_COORDINATORSERVICELISTWORKERSRESPONSE']._serialized_start=3590
-  _globals['_COORDINATORSERVICELISTWORKERSRESPONSE']._serialized_end=3690
-  _globals['_WORKER']._serialized_start=3693
-  _globals['_WORKER']._serialized_end=3991
-  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST']._serialized_start=3993
-  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST']._serialized_end=4055
-  _globals['_COORDINATORSERVICELISTCLAIMSRESPONSE']._serialized_start=4057
-  _globals['_COORDINATORSERVICELISTCLAIMSRESPONSE']._serialized_end=4129
-  _globals['_CLAIM']._serialized_start=4132
-  _globals['_CLAIM']._serialized_end=4353
-  _globals['_RENEWALS']._serialized_start=4355
-  _globals['_RENEWALS']._serialized_end=4475
-  _globals['_LISTRENEWALSREQUEST']._serialized_start=4477
-  _globals['_LISTRENEWALSREQUEST']._serialized_end=4523
-  _globals['_LISTRENEWALSRESPONSE']._serialized_start=4526
-  _globals['_LISTRENEWALSRESPONSE']._serialized_end=4683
-  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_start=4615
-  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_end=4683
-  _globals['_COORDINATORSERVICE']._serialized_start=4686
-  _globals['_COORDINATORSERVICE']._serialized_end=5586
+  _globals['_SESSIONREQUEST']._serialized_start=260
+  _globals['_SESSIONREQUEST']._serialized_end=521
+  _globals['_HELLO']._serialized_start=524
+  _globals['_HELLO']._serialized_end=896
+  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_start=899
+  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_end=1067
+  _globals['_WORKERAGENT']._serialized_start=1069
+  _globals['_WORKERAGENT']._serialized_end=1152
+  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_start=1154
+  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_end=1229
+  _globals['_HOLDING']._serialized_start=1231
+  _globals['_HOLDING']._serialized_end=1334
+  _globals['_PROGRESS']._serialized_start=1337
+  _globals['_PROGRESS']._serialized_end=1529
+  _globals['_RENEW']._serialized_start=1532
+  _globals['_RENEW']._serialized_end=1739
+  _globals['_CALLSHEARD']._serialized_start=1741
+  _globals['_CALLSHEARD']._serialized_end=1800
+  _globals['_SLOTS']._serialized_start=1803
+  _globals['_SLOTS']._serialized_end=1933
+  _globals['_RELEASE']._serialized_start=1935
+  _globals['_RELEASE']._serialized_end=2049
+  _globals['_DRAIN']._serialized_start=2051
+  _globals['_DRAIN']._serialized_end=2058
+  _globals['_SESSIONRESPONSE']._serialized_start=2061
+  _globals['_SESSIONRESPONSE']._serialized_end=2360
+  _globals['_DRAINNOTICE']._serialized_start=2362
+  _globals['_DRAINNOTICE']._serialized_end=2392
+  _globals['_WELCOME']._serialized_start=2395
+  _globals['_WELCOME']._serialized_end=2589
+  _globals['_RENEWED']._serialized_start=2591
+  _globals['_RENEWED']._serialized_end=2663
+  _globals['_GRANT']._serialized_start=2666
+  _globals['_GRANT']._serialized_end=2801
+  _globals['_REVOKE']._serialized_start=2803
+  _globals['_REVOKE']._serialized_end=2862
+  _globals['_CANCELNOTICE']._serialized_start=2864
+  _globals['_CANCELNOTICE']._serialized_end=2895
+  _globals['_GOAWAY']._serialized_start=2897
+  _globals['_GOAWAY']._serialized_end=2905
+  _globals['_GETLIVESOURCEREQUEST']._serialized_start=2907
+  _globals['_GETLIVESOURCEREQUEST']._serialized_end=2969
+  _globals['_GETLIVESOURCERESPONSE']._serialized_start=2971
+  _globals['_GETLIVESOURCERESPONSE']._serialized_end=3058
+  _globals['_LISTRENEWALSREQUEST']._serialized_start=3060
+  _globals['_LISTRENEWALSREQUEST']._serialized_end=3106
+  _globals['_LISTRENEWALSRESPONSE']._serialized_start=3109
+  _globals['_LISTRENEWALSRESPONSE']._serialized_end=3266
+  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_start=3198
+  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_end=3266
+  _globals['_COORDINATORSERVICE']._serialized_start=3269
+  _globals['_COORDINATORSERVICE']._serialized_end=4025
 # @@protoc_insertion_point(module_scope)

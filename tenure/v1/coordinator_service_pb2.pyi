@@ -7,8 +7,8 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
-from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from tenure.v1 import admin_service_pb2 as admin_service_pb2
 from tenure.v1 import agent_service_pb2 as agent_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
@@ -23,112 +23,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
-
-@typing.final
-class CoordinatorServiceTransferTaskRequest(message.Message):
-    """The task to transfer."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    ACTOR_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    TO_WORKER_ID_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """The task."""
-    epoch: builtins.int
-    """The epoch under which it is held."""
-    actor: builtins.str
-    """The author, 1 to 200 characters."""
-    reason: builtins.str
-    """The reason; 1 to 1,000 characters."""
-    to_worker_id: builtins.str
-    """The worker that shall continue, if it takes the task within 10 s; empty: any but the present owner."""
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-        epoch: builtins.int = ...,
-        actor: builtins.str = ...,
-        reason: builtins.str = ...,
-        to_worker_id: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "epoch", b"epoch", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CoordinatorServiceTransferTaskResponse(message.Message):
-    """The task is queued, or was no longer held."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TAKEN_FIELD_NUMBER: builtins.int
-    taken: builtins.bool
-    """This request took the task from its owner."""
-    def __init__(
-        self,
-        *,
-        taken: builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["taken", b"taken"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CoordinatorServiceDrainWorkerRequest(message.Message):
-    """The worker to drain."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: builtins.int
-    ACTOR_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    worker_id: builtins.str
-    """The worker."""
-    actor: builtins.str
-    """The author, 1 to 200 characters."""
-    reason: builtins.str
-    """The reason; 1 to 1,000 characters."""
-    def __init__(
-        self,
-        *,
-        worker_id: builtins.str = ...,
-        actor: builtins.str = ...,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CoordinatorServiceDrainWorkerResponse(message.Message):
-    """The worker will be notified."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    WORKERS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def workers(self) -> containers.RepeatedCompositeFieldContainer[Worker]:
-        """Its sessions."""
-
-    def __init__(
-        self,
-        *,
-        workers: abc.Iterable[Worker] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["workers", b"workers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class SessionRequest(message.Message):
@@ -882,264 +776,6 @@ class GetLiveSourceResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class CoordinatorServiceListWorkersRequest(message.Message):
-    """The sessions to list."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """The maximum number; 0: 1,000, at most 1,000. A page may have fewer: the token shows whether there are more."""
-    page_token: builtins.str
-    """From the previous page; at most 256 characters."""
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CoordinatorServiceListWorkersResponse(message.Message):
-    """A page of live sessions."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    WORKERS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """For the next page; empty: no more."""
-    @builtins.property
-    def workers(self) -> containers.RepeatedCompositeFieldContainer[Worker]:
-        """By worker_id."""
-
-    def __init__(
-        self,
-        *,
-        workers: abc.Iterable[Worker] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "workers", b"workers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class Worker(message.Message):
-    """A live session."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: builtins.int
-    SESSION_ID_FIELD_NUMBER: builtins.int
-    LIVE_ADDRESS_FIELD_NUMBER: builtins.int
-    COORDINATOR_ID_FIELD_NUMBER: builtins.int
-    CLAIM_COUNT_FIELD_NUMBER: builtins.int
-    QUEUES_FIELD_NUMBER: builtins.int
-    START_TIME_FIELD_NUMBER: builtins.int
-    DRAINING_FIELD_NUMBER: builtins.int
-    LOOPS_FIELD_NUMBER: builtins.int
-    PRIORITIES_FIELD_NUMBER: builtins.int
-    POOL_FIELD_NUMBER: builtins.int
-    TENANTS_FIELD_NUMBER: builtins.int
-    BUILD_FIELD_NUMBER: builtins.int
-    worker_id: builtins.str
-    """The worker."""
-    session_id: builtins.str
-    """Its session."""
-    live_address: builtins.str
-    """The address of its WorkerService."""
-    coordinator_id: builtins.str
-    """The coordinator it is attached to."""
-    claim_count: builtins.int
-    """The number of claims that it holds."""
-    draining: builtins.bool
-    """An operator drains it: it takes no more tasks."""
-    pool: builtins.str
-    """Its pool of workers; empty: the installation has no pools, or none that has the worker."""
-    build: builtins.str
-    """The build of its code; empty: none."""
-    @builtins.property
-    def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The queues that it serves."""
-
-    @builtins.property
-    def start_time(self) -> timestamp_pb2.Timestamp:
-        """When the session began."""
-
-    @builtins.property
-    def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The loops that it offers."""
-
-    @builtins.property
-    def priorities(self) -> containers.RepeatedScalarFieldContainer[task_pb2.Priority.ValueType]:
-        """The priorities that it takes; empty: all."""
-
-    @builtins.property
-    def tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The tenants of its pool; empty: all."""
-
-    def __init__(
-        self,
-        *,
-        worker_id: builtins.str = ...,
-        session_id: builtins.str = ...,
-        live_address: builtins.str = ...,
-        coordinator_id: builtins.str = ...,
-        claim_count: builtins.int = ...,
-        queues: abc.Iterable[builtins.str] | None = ...,
-        start_time: timestamp_pb2.Timestamp | None = ...,
-        draining: builtins.bool = ...,
-        loops: abc.Iterable[builtins.str] | None = ...,
-        priorities: abc.Iterable[task_pb2.Priority.ValueType] | None = ...,
-        pool: builtins.str = ...,
-        tenants: abc.Iterable[builtins.str] | None = ...,
-        build: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["build", b"build", "claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "pool", b"pool", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "tenants", b"tenants", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CoordinatorServiceListClaimsRequest(message.Message):
-    """The claims to list."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """Only the claims of this task; empty: all."""
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task_id", b"task_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class CoordinatorServiceListClaimsResponse(message.Message):
-    """Live claims."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    CLAIMS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def claims(self) -> containers.RepeatedCompositeFieldContainer[Claim]:
-        """By task_id, at most 10,000."""
-
-    def __init__(
-        self,
-        *,
-        claims: abc.Iterable[Claim] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claims", b"claims"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class Claim(message.Message):
-    """A live claim."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    CLAIM_ID_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    WORKER_ID_FIELD_NUMBER: builtins.int
-    SESSION_ID_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    PREVIOUS_EPOCH_FIELD_NUMBER: builtins.int
-    REMAINING_FIELD_NUMBER: builtins.int
-    RENEWALS_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """The task."""
-    claim_id: builtins.str
-    """The claim."""
-    epoch: builtins.int
-    """Its epoch."""
-    worker_id: builtins.str
-    """The worker that holds it."""
-    session_id: builtins.str
-    """Its session."""
-    reason: builtins.str
-    """Why the task was queued before this claim."""
-    previous_epoch: builtins.int
-    """The task's previous epoch."""
-    @builtins.property
-    def remaining(self) -> duration_pb2.Duration:
-        """The remaining time of the session's lease without a renewal."""
-
-    @builtins.property
-    def renewals(self) -> Renewals:
-        """Its renewals; absent: not known, because the worker's coordinator did not answer, or before the first renewal."""
-
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-        claim_id: builtins.str = ...,
-        epoch: builtins.int = ...,
-        worker_id: builtins.str = ...,
-        session_id: builtins.str = ...,
-        reason: builtins.str = ...,
-        previous_epoch: builtins.int = ...,
-        remaining: duration_pb2.Duration | None = ...,
-        renewals: Renewals | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["remaining", b"remaining", "renewals", b"renewals"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "previous_epoch", b"previous_epoch", "reason", b"reason", "remaining", b"remaining", "renewals", b"renewals", "session_id", b"session_id", "task_id", b"task_id", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
-class Renewals(message.Message):
-    """The renewals of a claim that etcd answered since its worker attached to its present coordinator."""
-
-    DESCRIPTOR: descriptor.Descriptor
-
-    FIRST_TIME_FIELD_NUMBER: builtins.int
-    LAST_TIME_FIELD_NUMBER: builtins.int
-    COUNT_FIELD_NUMBER: builtins.int
-    count: builtins.int
-    """How many."""
-    @builtins.property
-    def first_time(self) -> timestamp_pb2.Timestamp:
-        """The first of them."""
-
-    @builtins.property
-    def last_time(self) -> timestamp_pb2.Timestamp:
-        """The newest."""
-
-    def __init__(
-        self,
-        *,
-        first_time: timestamp_pb2.Timestamp | None = ...,
-        last_time: timestamp_pb2.Timestamp | None = ...,
-        count: builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
 class ListRenewalsRequest(message.Message):
     """The renewals to list."""
 
@@ -1173,12 +809,12 @@ class ListRenewalsResponse(message.Message):
         VALUE_FIELD_NUMBER: builtins.int
         key: builtins.str
         @builtins.property
-        def value(self) -> Renewals: ...
+        def value(self) -> admin_service_pb2.Renewals: ...
         def __init__(
             self,
             *,
             key: builtins.str = ...,
-            value: Renewals | None = ...,
+            value: admin_service_pb2.Renewals | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = typing.Literal["value", b"value"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
@@ -1188,13 +824,13 @@ class ListRenewalsResponse(message.Message):
 
     RENEWALS_FIELD_NUMBER: builtins.int
     @builtins.property
-    def renewals(self) -> containers.MessageMap[builtins.str, Renewals]:
+    def renewals(self) -> containers.MessageMap[builtins.str, admin_service_pb2.Renewals]:
         """By claim_id, without claims that were not renewed yet; at most 10,000."""
 
     def __init__(
         self,
         *,
-        renewals: abc.Mapping[builtins.str, Renewals] | None = ...,
+        renewals: abc.Mapping[builtins.str, admin_service_pb2.Renewals] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...

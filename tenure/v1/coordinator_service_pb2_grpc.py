@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tenure.v1 import admin_service_pb2 as tenure_dot_v1_dot_admin__service__pb2
 from tenure.v1 import coordinator_service_pb2 as tenure_dot_v1_dot_coordinator__service__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -47,13 +48,13 @@ class CoordinatorServiceStub:
                 _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/ListWorkers',
-                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
         self.ListClaims = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/ListClaims',
-                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.FromString,
                 _registered_method=True)
         self.ListRenewals = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/ListRenewals',
@@ -67,13 +68,13 @@ class CoordinatorServiceStub:
                 _registered_method=True)
         self.TransferTask = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/TransferTask',
-                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.FromString,
                 _registered_method=True)
         self.DrainWorker = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/DrainWorker',
-                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
 
 
@@ -131,8 +132,8 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TransferTask(self, request, context):
-        """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
-        deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
+        """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
+        ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
         NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
         not take the tenant's tasks.
         """
@@ -164,13 +165,13 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
-                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.SerializeToString,
             ),
             'ListClaims': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClaims,
-                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.SerializeToString,
             ),
             'ListRenewals': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRenewals,
@@ -184,13 +185,13 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             ),
             'TransferTask': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferTask,
-                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.SerializeToString,
             ),
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
-                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -273,8 +274,8 @@ class CoordinatorService:
             request,
             target,
             '/tenure.v1.CoordinatorService/ListWorkers',
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListWorkersResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -300,8 +301,8 @@ class CoordinatorService:
             request,
             target,
             '/tenure.v1.CoordinatorService/ListClaims',
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -381,8 +382,8 @@ class CoordinatorService:
             request,
             target,
             '/tenure.v1.CoordinatorService/TransferTask',
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -408,8 +409,8 @@ class CoordinatorService:
             request,
             target,
             '/tenure.v1.CoordinatorService/DrainWorker',
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

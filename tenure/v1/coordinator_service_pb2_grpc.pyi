@@ -5,6 +5,7 @@ The coordinator decides in etcd which worker may try: sessions, claims, epochs a
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from tenure.v1 import admin_service_pb2 as _admin_service_pb2
 from tenure.v1 import coordinator_service_pb2 as _coordinator_service_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -43,9 +44,9 @@ class CoordinatorServiceStub:
     """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
     safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
     """
-    ListWorkers: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]
     """Lists live sessions, paged."""
-    ListClaims: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]
+    ListClaims: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]
     """Lists live claims."""
     ListRenewals: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]
     """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
@@ -56,13 +57,13 @@ class CoordinatorServiceStub:
     claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
     is not held under this epoch.
     """
-    TransferTask: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]
-    """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
-    deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
+    TransferTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]
+    """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
+    ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
     NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
     not take the tenant's tasks.
     """
-    DrainWorker: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]
     """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
     mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
     NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
@@ -83,9 +84,9 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
     safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
     """
-    ListWorkers: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]  # type: ignore[assignment]
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists live sessions, paged."""
-    ListClaims: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]  # type: ignore[assignment]
+    ListClaims: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
     ListRenewals: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]  # type: ignore[assignment]
     """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
@@ -96,13 +97,13 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
     is not held under this epoch.
     """
-    TransferTask: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]  # type: ignore[assignment]
-    """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
-    deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
+    TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
+    """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
+    ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
     NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
     not take the tenant's tasks.
     """
-    DrainWorker: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]  # type: ignore[assignment]
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
     mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
     NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
@@ -136,17 +137,17 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListWorkers(
         self,
-        request: _coordinator_service_pb2.CoordinatorServiceListWorkersRequest,
+        request: _admin_service_pb2.ListWorkersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListWorkersResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListWorkersResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListWorkersResponse, _abc.Awaitable[_admin_service_pb2.ListWorkersResponse]]:
         """Lists live sessions, paged."""
 
     @_abc_1.abstractmethod
     def ListClaims(
         self,
-        request: _coordinator_service_pb2.CoordinatorServiceListClaimsRequest,
+        request: _admin_service_pb2.ListClaimsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListClaimsResponse, _abc.Awaitable[_admin_service_pb2.ListClaimsResponse]]:
         """Lists live claims."""
 
     @_abc_1.abstractmethod
@@ -173,11 +174,11 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def TransferTask(
         self,
-        request: _coordinator_service_pb2.CoordinatorServiceTransferTaskRequest,
+        request: _admin_service_pb2.TransferTaskRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]]:
-        """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
-        deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
+    ) -> _typing.Union[_admin_service_pb2.TransferTaskResponse, _abc.Awaitable[_admin_service_pb2.TransferTaskResponse]]:
+        """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
+        ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
         NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
         not take the tenant's tasks.
         """
@@ -185,9 +186,9 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def DrainWorker(
         self,
-        request: _coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest,
+        request: _admin_service_pb2.DrainWorkerRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
         """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
         mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
         NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.

@@ -78,10 +78,33 @@ FORMAT_SHA256_HEX: Format.ValueType  # 10
 FORMAT_SHA256: Format.ValueType  # 11
 """"sha256:" and 64 lower-case hexadecimal digits."""
 
+class _ByGateway:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ByGatewayEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ByGateway.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    BY_GATEWAY_UNSPECIFIED: _ByGateway.ValueType  # 0
+    """Nothing: the field is the client's."""
+    BY_GATEWAY_REPLACED: _ByGateway.ValueType  # 1
+    """It replaces what the client sends: the services behind it trust the field."""
+    BY_GATEWAY_FILLED: _ByGateway.ValueType  # 2
+    """It fills in the field if the client leaves it empty."""
+
+class ByGateway(_ByGateway, metaclass=_ByGatewayEnumTypeWrapper):
+    """What a gateway does with a field of a client's request, before it validates the request."""
+
+BY_GATEWAY_UNSPECIFIED: ByGateway.ValueType  # 0
+"""Nothing: the field is the client's."""
+BY_GATEWAY_REPLACED: ByGateway.ValueType  # 1
+"""It replaces what the client sends: the services behind it trust the field."""
+BY_GATEWAY_FILLED: ByGateway.ValueType  # 2
+"""It fills in the field if the client leaves it empty."""
+
 @typing.final
 class FieldRule(message.Message):
     """The bounds of a field. Those of a text, of bytes and of a number hold for each item of a repeated field, and for each
-    value of a map. A bound of 0 is no bound.
+    value of a map. A bound of 0 sets no bound.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -99,6 +122,7 @@ class FieldRule(message.Message):
     MOST_FIELD_NUMBER: builtins.int
     KNOWN_FIELD_NUMBER: builtins.int
     ITEMS_CHECKED_APART_FIELD_NUMBER: builtins.int
+    BY_GATEWAY_FIELD_NUMBER: builtins.int
     max_items: builtins.int
     """Most items of a repeated field or a map."""
     min_items: builtins.int
@@ -125,6 +149,8 @@ class FieldRule(message.Message):
     """The enum value must be one that this version knows: an unknown one must not be read as the default."""
     items_checked_apart: builtins.bool
     """The service checks each item itself, so that a bad item does not fail the others."""
+    by_gateway: ByGateway.ValueType
+    """What a gateway does with the field."""
     def __init__(
         self,
         *,
@@ -141,10 +167,11 @@ class FieldRule(message.Message):
         most: builtins.int = ...,
         known: builtins.bool = ...,
         items_checked_apart: builtins.bool = ...,
+        by_gateway: ByGateway.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "least", b"least"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "format", b"format", "items_checked_apart", b"items_checked_apart", "known", b"known", "least", b"least", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_key_length", b"max_key_length", "max_length", b"max_length", "may_be_empty", b"may_be_empty", "min_items", b"min_items", "min_length", b"min_length", "most", b"most", "no_nul", b"no_nul"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "by_gateway", b"by_gateway", "format", b"format", "items_checked_apart", b"items_checked_apart", "known", b"known", "least", b"least", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_key_length", b"max_key_length", "max_length", b"max_length", "may_be_empty", b"may_be_empty", "min_items", b"min_items", "min_length", b"min_length", "most", b"most", "no_nul", b"no_nul"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__least: _TypeAlias = typing.Literal["least"]  # noqa: Y015
     _WhichOneofArgType__least: _TypeAlias = typing.Literal["_least", b"_least"]  # noqa: Y015

@@ -1053,7 +1053,7 @@ class TaskPolicy(message.Message):
     def approvers(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Who may answer the task's waits for a person, at most 20: "group:" and the name of an approver group (see
         ApprovalService), or a member as in SetApproverGroupRequest.members. Empty: each caller with the permission APPROVE,
-        and each holder of an answer link. A group is read when the answer comes; a group without members lets nobody
+        and each holder of an answer link. A group is read when the answer comes; a group without members lets no one
         answer. Sub-agents have the approvers of their parent.
         """
 
@@ -1179,7 +1179,7 @@ class Source(message.Message):
     """The run of the source, for example of a schedule; at most 200 characters; needs a source_id. Required for
     SCHEDULER. It identifies the task: a tenant has at most one task with this kind, source_id and source_run_id, for as
     long as that task is kept. A second submit of the run, whatever its request_id, returns that task if its spec is
-    equal; otherwise ALREADY_EXISTS / SOURCE_RUN_REUSED {task_id}. Forks that keep the source and sub-agents are no
+    equal; otherwise ALREADY_EXISTS / SOURCE_RUN_REUSED {task_id}. Forks that keep the source and sub-agents are not
     runs: they have the kind and the source_id, and no source_run_id.
     """
     exclusive: builtins.bool

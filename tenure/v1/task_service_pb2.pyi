@@ -202,103 +202,25 @@ class SubmitTaskRequest(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
-    @typing.final
-    class LabelsEntry(message.Message):
-        DESCRIPTOR: descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     REQUEST_ID_FIELD_NUMBER: builtins.int
-    GOAL_FIELD_NUMBER: builtins.int
-    AGENT_FIELD_NUMBER: builtins.int
-    LIMITS_FIELD_NUMBER: builtins.int
-    POLICY_FIELD_NUMBER: builtins.int
-    PRIORITY_FIELD_NUMBER: builtins.int
-    QUEUE_FIELD_NUMBER: builtins.int
-    LABELS_FIELD_NUMBER: builtins.int
-    SOURCE_FIELD_NUMBER: builtins.int
-    START_TIME_FIELD_NUMBER: builtins.int
-    CONTROL_FIELD_NUMBER: builtins.int
-    RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
-    AGENT_PIN_FIELD_NUMBER: builtins.int
+    SPEC_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task. Empty: the server creates one, and a
     repeat is a new task.
     """
-    goal: builtins.str
-    """The goal, as the first user message of the conversation; 1 byte to 256 KiB."""
-    priority: task_pb2.Priority.ValueType
-    """The priority tier."""
-    queue: builtins.str
-    """The named queue; empty: "default"."""
-    result_schema_json: builtins.str
-    """The JSON Schema of the result, see TaskSpec."""
     @builtins.property
-    def agent(self) -> task_pb2.AgentSpec:
-        """The agent that works on the goal."""
-
-    @builtins.property
-    def limits(self) -> task_pb2.Limits:
-        """The limits."""
-
-    @builtins.property
-    def policy(self) -> task_pb2.TaskPolicy:
-        """The reactions to failures."""
-
-    @builtins.property
-    def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
-        """The caller's own labels."""
-
-    @builtins.property
-    def source(self) -> task_pb2.Source:
-        """The source."""
-
-    @builtins.property
-    def start_time(self) -> timestamp_pb2.Timestamp:
-        """The earliest start, see TaskSpec."""
-
-    @builtins.property
-    def control(self) -> task_pb2.ControlWork:
-        """A function to run instead of an agent, see TaskSpec; the goal may be empty then."""
-
-    @builtins.property
-    def agent_pin(self) -> task_pb2.AgentPin:
-        """The revision of the agent that control.function names, see TaskSpec."""
+    def spec(self) -> task_pb2.TaskSpec:
+        """The task. A field that is absent has the default of the installation."""
 
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
-        goal: builtins.str = ...,
-        agent: task_pb2.AgentSpec | None = ...,
-        limits: task_pb2.Limits | None = ...,
-        policy: task_pb2.TaskPolicy | None = ...,
-        priority: task_pb2.Priority.ValueType = ...,
-        queue: builtins.str = ...,
-        labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
-        source: task_pb2.Source | None = ...,
-        start_time: timestamp_pb2.Timestamp | None = ...,
-        control: task_pb2.ControlWork | None = ...,
-        result_schema_json: builtins.str = ...,
-        agent_pin: task_pb2.AgentPin | None = ...,
+        spec: task_pb2.TaskSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -663,8 +585,12 @@ class ForkTaskRequest(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     OVERRIDES_FIELD_NUMBER: builtins.int
     WITHOUT_FILES_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The caller's id of this fork, as in a submit: unique in the tenant."""
+    """The caller's id of this fork, as in a submit: unique in the tenant, 1 to 128 characters, kept as long as the task.
+    Empty: the gateway creates one.
+    """
     task_id: builtins.str
     """The task to fork."""
     at_sequence: builtins.int
@@ -675,6 +601,10 @@ class ForkTaskRequest(message.Message):
     """The next message for the agent; at most 256 KiB. Empty: it continues by itself."""
     without_files: builtins.bool
     """Begin with an empty workspace."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
+    prepared_task_id: builtins.str
+    """For the ledger, cleared by the gateway: the fork's id, from PrepareFork; empty: any."""
     @builtins.property
     def overrides(self) -> task_pb2.ForkOverrides:
         """The fields in which the fork differs."""
@@ -689,10 +619,12 @@ class ForkTaskRequest(message.Message):
         message: builtins.str = ...,
         overrides: task_pb2.ForkOverrides | None = ...,
         without_files: builtins.bool = ...,
+        actor: builtins.str = ...,
+        prepared_task_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
     _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
@@ -712,7 +644,7 @@ class ForkTaskResponse(message.Message):
 
     @builtins.property
     def copied(self) -> workspace_pb2.CopiedFiles:
-        """The copied files; absent in an answer to a repeated request, or when there were no files to copy."""
+        """The copied files, which the ledger does not know; absent in an answer to a repeated request, or when there were no files to copy."""
 
     def __init__(
         self,

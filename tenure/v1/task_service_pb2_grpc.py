@@ -122,8 +122,9 @@ class TaskServiceServicer:
         payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
         error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
         task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-        nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+        INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+        with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+        checked.
         NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -207,7 +208,7 @@ class TaskServiceServicer:
         additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
         cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
         WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-        is no fork; `without_files` forks with an empty workspace.
+        is not a fork; `without_files` forks with an empty workspace.
         The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
         are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
         any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.

@@ -42,8 +42,9 @@ class TaskServiceStub:
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
     error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-    INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-    nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+    INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+    with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+    checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
@@ -87,7 +88,7 @@ class TaskServiceStub:
     additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
     cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
     WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-    is no fork; `without_files` forks with an empty workspace.
+    is not a fork; `without_files` forks with an empty workspace.
     The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
     are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
     any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
@@ -140,8 +141,9 @@ class TaskServiceAsyncStub(TaskServiceStub):
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
     error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-    INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-    nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+    INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+    with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+    checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
@@ -185,7 +187,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
     cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
     WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-    is no fork; `without_files` forks with an empty workspace.
+    is not a fork; `without_files` forks with an empty workspace.
     The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
     are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
     any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
@@ -241,8 +243,9 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
         error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
         task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
-        nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
+        INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
+        with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
+        checked.
         NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
         """
 
@@ -340,7 +343,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
         cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
         WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-        is no fork; `without_files` forks with an empty workspace.
+        is not a fork; `without_files` forks with an empty workspace.
         The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
         are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
         any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.

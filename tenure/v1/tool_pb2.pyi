@@ -180,7 +180,7 @@ class _OutputStateEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OutputStat
     OUTPUT_STATE_UNSPECIFIED: _OutputState.ValueType  # 0
     """Never sent by a server."""
     OUTPUT_STATE_STATED: _OutputState.ValueType  # 1
-    """As the agent stated it: nothing was checked. Every URI that is no file of the workspace."""
+    """As the agent stated it: nothing was checked. Every URI that is not a file of the workspace."""
     OUTPUT_STATE_RECORDED: _OutputState.ValueType  # 2
     """The tool service read the file of the workspace when the output was recorded."""
     OUTPUT_STATE_VERIFIED: _OutputState.ValueType  # 3
@@ -196,7 +196,7 @@ class OutputState(_OutputState, metaclass=_OutputStateEnumTypeWrapper):
 OUTPUT_STATE_UNSPECIFIED: OutputState.ValueType  # 0
 """Never sent by a server."""
 OUTPUT_STATE_STATED: OutputState.ValueType  # 1
-"""As the agent stated it: nothing was checked. Every URI that is no file of the workspace."""
+"""As the agent stated it: nothing was checked. Every URI that is not a file of the workspace."""
 OUTPUT_STATE_RECORDED: OutputState.ValueType  # 2
 """The tool service read the file of the workspace when the output was recorded."""
 OUTPUT_STATE_VERIFIED: OutputState.ValueType  # 3

@@ -3,6 +3,8 @@
 import grpc
 import warnings
 
+from tenure.v1 import admin_service_pb2 as tenure_dot_v1_dot_admin__service__pb2
+from tenure.v1 import task_service_pb2 as tenure_dot_v1_dot_task__service__pb2
 from tenure.v1 import tool_service_pb2 as tenure_dot_v1_dot_tool__service__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -43,20 +45,20 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsResponse.FromString,
                 _registered_method=True)
-        self.ListSources = channel.unary_unary(
-                '/tenure.v1.ToolService/ListSources',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
+        self.ListToolSources = channel.unary_unary(
+                '/tenure.v1.ToolService/ListToolSources',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
                 _registered_method=True)
-        self.AcceptSourceTools = channel.unary_unary(
-                '/tenure.v1.ToolService/AcceptSourceTools',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsResponse.FromString,
+        self.AcceptTools = channel.unary_unary(
+                '/tenure.v1.ToolService/AcceptTools',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.FromString,
                 _registered_method=True)
         self.ListOfferedTools = channel.unary_unary(
                 '/tenure.v1.ToolService/ListOfferedTools',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.FromString,
                 _registered_method=True)
         self.CheckToolNames = channel.unary_unary(
                 '/tenure.v1.ToolService/CheckToolNames',
@@ -80,13 +82,13 @@ class ToolServiceStub:
                 _registered_method=True)
         self.ListCalls = channel.unary_unary(
                 '/tenure.v1.ToolService/ListCalls',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.FromString,
                 _registered_method=True)
         self.ListInDoubtCalls = channel.unary_unary(
                 '/tenure.v1.ToolService/ListInDoubtCalls',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.FromString,
                 _registered_method=True)
         self.ListRefusedCalls = channel.unary_unary(
                 '/tenure.v1.ToolService/ListRefusedCalls',
@@ -100,13 +102,13 @@ class ToolServiceStub:
                 _registered_method=True)
         self.ListFiles = channel.unary_unary(
                 '/tenure.v1.ToolService/ListFiles',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.FromString,
                 _registered_method=True)
         self.ReadFile = channel.unary_stream(
                 '/tenure.v1.ToolService/ReadFile',
-                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileResponse.FromString,
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
                 _registered_method=True)
         self.CopyFiles = channel.unary_unary(
                 '/tenure.v1.ToolService/CopyFiles',
@@ -144,7 +146,7 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListSources(self, request, context):
+    def ListToolSources(self, request, context):
         """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
         restricted to other tenants.
         """
@@ -152,7 +154,7 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AcceptSourceTools(self, request, context):
+    def AcceptTools(self, request, context):
         """Accepts held tools of a source: AdminService.AcceptTools.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -301,20 +303,20 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsResponse.SerializeToString,
             ),
-            'ListSources': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListSources,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.SerializeToString,
+            'ListToolSources': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListToolSources,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.SerializeToString,
             ),
-            'AcceptSourceTools': grpc.unary_unary_rpc_method_handler(
-                    servicer.AcceptSourceTools,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsResponse.SerializeToString,
+            'AcceptTools': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptTools,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.SerializeToString,
             ),
             'ListOfferedTools': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOfferedTools,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.SerializeToString,
             ),
             'CheckToolNames': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckToolNames,
@@ -338,13 +340,13 @@ def add_ToolServiceServicer_to_server(servicer, server):
             ),
             'ListCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCalls,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.SerializeToString,
             ),
             'ListInDoubtCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInDoubtCalls,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.SerializeToString,
             ),
             'ListRefusedCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusedCalls,
@@ -358,13 +360,13 @@ def add_ToolServiceServicer_to_server(servicer, server):
             ),
             'ListFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.ListFiles,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.SerializeToString,
             ),
             'ReadFile': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadFile,
-                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileResponse.SerializeToString,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.SerializeToString,
             ),
             'CopyFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.CopyFiles,
@@ -429,7 +431,7 @@ class ToolService:
             _registered_method=True)
 
     @staticmethod
-    def ListSources(request,
+    def ListToolSources(request,
             target,
             options=(),
             channel_credentials=None,
@@ -442,9 +444,9 @@ class ToolService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tenure.v1.ToolService/ListSources',
-            tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
+            '/tenure.v1.ToolService/ListToolSources',
+            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -456,7 +458,7 @@ class ToolService:
             _registered_method=True)
 
     @staticmethod
-    def AcceptSourceTools(request,
+    def AcceptTools(request,
             target,
             options=(),
             channel_credentials=None,
@@ -469,9 +471,9 @@ class ToolService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tenure.v1.ToolService/AcceptSourceTools',
-            tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsResponse.FromString,
+            '/tenure.v1.ToolService/AcceptTools',
+            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -497,8 +499,8 @@ class ToolService:
             request,
             target,
             '/tenure.v1.ToolService/ListOfferedTools',
-            tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -632,8 +634,8 @@ class ToolService:
             request,
             target,
             '/tenure.v1.ToolService/ListCalls',
-            tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -659,8 +661,8 @@ class ToolService:
             request,
             target,
             '/tenure.v1.ToolService/ListInDoubtCalls',
-            tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsResponse.FromString,
+            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -740,8 +742,8 @@ class ToolService:
             request,
             target,
             '/tenure.v1.ToolService/ListFiles',
-            tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesResponse.FromString,
+            tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -767,8 +769,8 @@ class ToolService:
             request,
             target,
             '/tenure.v1.ToolService/ReadFile',
-            tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileResponse.FromString,
+            tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,8 @@ The tool service: runs tools behind a fence and keeps a record of every call."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from tenure.v1 import admin_service_pb2 as _admin_service_pb2
+from tenure.v1 import task_service_pb2 as _task_service_pb2
 from tenure.v1 import tool_service_pb2 as _tool_service_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -39,13 +41,13 @@ class ToolServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ToolServiceAsyncStub: ...
     ListTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]
     """Lists the tools that this token may call. Raises no fence."""
-    ListSources: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]
+    ListToolSources: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]
     """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
     restricted to other tenants.
     """
-    AcceptSourceTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.AcceptSourceToolsRequest, _tool_service_pb2.AcceptSourceToolsResponse]
+    AcceptTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AcceptToolsRequest, _admin_service_pb2.AcceptToolsResponse]
     """Accepts held tools of a source: AdminService.AcceptTools."""
-    ListOfferedTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]
+    ListOfferedTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListOfferedToolsRequest, _admin_service_pb2.ListOfferedToolsResponse]
     """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]
     """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
@@ -78,9 +80,9 @@ class ToolServiceStub:
     NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
     Repeatable.
     """
-    ListCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]
+    ListCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListCallsRequest, _admin_service_pb2.ListCallsResponse]
     """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
-    ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListInDoubtCallsRequest, _tool_service_pb2.ListInDoubtCallsResponse]
+    ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListInDoubtCallsRequest, _admin_service_pb2.ListInDoubtCallsResponse]
     """Lists the caller's calls in doubt, the oldest first, in pages."""
     ListRefusedCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]
     """Lists calls that the fence refused, newest first."""
@@ -89,11 +91,11 @@ class ToolServiceStub:
     its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
     UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
     """
-    ListFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ToolServiceListFilesRequest, _tool_service_pb2.ToolServiceListFilesResponse]
+    ListFiles: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]
     """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
     the tool service.
     """
-    ReadFile: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ToolServiceReadFileRequest, _tool_service_pb2.ToolServiceReadFileResponse]
+    ReadFile: _grpc.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]
     """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
     CopyFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]
     """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
@@ -125,13 +127,13 @@ class ToolServiceAsyncStub(ToolServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]  # type: ignore[assignment]
     """Lists the tools that this token may call. Raises no fence."""
-    ListSources: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]  # type: ignore[assignment]
+    ListToolSources: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]  # type: ignore[assignment]
     """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
     restricted to other tenants.
     """
-    AcceptSourceTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.AcceptSourceToolsRequest, _tool_service_pb2.AcceptSourceToolsResponse]  # type: ignore[assignment]
+    AcceptTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AcceptToolsRequest, _admin_service_pb2.AcceptToolsResponse]  # type: ignore[assignment]
     """Accepts held tools of a source: AdminService.AcceptTools."""
-    ListOfferedTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
+    ListOfferedTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListOfferedToolsRequest, _admin_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
     """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]  # type: ignore[assignment]
     """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
@@ -164,9 +166,9 @@ class ToolServiceAsyncStub(ToolServiceStub):
     NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
     Repeatable.
     """
-    ListCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]  # type: ignore[assignment]
+    ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListCallsRequest, _admin_service_pb2.ListCallsResponse]  # type: ignore[assignment]
     """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
-    ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListInDoubtCallsRequest, _tool_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
+    ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListInDoubtCallsRequest, _admin_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
     """Lists the caller's calls in doubt, the oldest first, in pages."""
     ListRefusedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]  # type: ignore[assignment]
     """Lists calls that the fence refused, newest first."""
@@ -175,11 +177,11 @@ class ToolServiceAsyncStub(ToolServiceStub):
     its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
     UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
     """
-    ListFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ToolServiceListFilesRequest, _tool_service_pb2.ToolServiceListFilesResponse]  # type: ignore[assignment]
+    ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
     """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
     the tool service.
     """
-    ReadFile: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ToolServiceReadFileRequest, _tool_service_pb2.ToolServiceReadFileResponse]  # type: ignore[assignment]
+    ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
     """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
     CopyFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]  # type: ignore[assignment]
     """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
@@ -216,29 +218,29 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the tools that this token may call. Raises no fence."""
 
     @_abc_1.abstractmethod
-    def ListSources(
+    def ListToolSources(
         self,
-        request: _tool_service_pb2.ListSourcesRequest,
+        request: _admin_service_pb2.ListToolSourcesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tool_service_pb2.ListSourcesResponse, _abc.Awaitable[_tool_service_pb2.ListSourcesResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListToolSourcesResponse, _abc.Awaitable[_admin_service_pb2.ListToolSourcesResponse]]:
         """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
         restricted to other tenants.
         """
 
     @_abc_1.abstractmethod
-    def AcceptSourceTools(
+    def AcceptTools(
         self,
-        request: _tool_service_pb2.AcceptSourceToolsRequest,
+        request: _admin_service_pb2.AcceptToolsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tool_service_pb2.AcceptSourceToolsResponse, _abc.Awaitable[_tool_service_pb2.AcceptSourceToolsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.AcceptToolsResponse, _abc.Awaitable[_admin_service_pb2.AcceptToolsResponse]]:
         """Accepts held tools of a source: AdminService.AcceptTools."""
 
     @_abc_1.abstractmethod
     def ListOfferedTools(
         self,
-        request: _tool_service_pb2.ListOfferedToolsRequest,
+        request: _admin_service_pb2.ListOfferedToolsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tool_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_tool_service_pb2.ListOfferedToolsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_admin_service_pb2.ListOfferedToolsResponse]]:
         """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
 
     @_abc_1.abstractmethod
@@ -299,17 +301,17 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListCalls(
         self,
-        request: _tool_service_pb2.ListCallsRequest,
+        request: _admin_service_pb2.ListCallsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tool_service_pb2.ListCallsResponse, _abc.Awaitable[_tool_service_pb2.ListCallsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListCallsResponse, _abc.Awaitable[_admin_service_pb2.ListCallsResponse]]:
         """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
 
     @_abc_1.abstractmethod
     def ListInDoubtCalls(
         self,
-        request: _tool_service_pb2.ListInDoubtCallsRequest,
+        request: _admin_service_pb2.ListInDoubtCallsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tool_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_tool_service_pb2.ListInDoubtCallsResponse]]:
+    ) -> _typing.Union[_admin_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.ListInDoubtCallsResponse]]:
         """Lists the caller's calls in doubt, the oldest first, in pages."""
 
     @_abc_1.abstractmethod
@@ -334,9 +336,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListFiles(
         self,
-        request: _tool_service_pb2.ToolServiceListFilesRequest,
+        request: _task_service_pb2.ListFilesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tool_service_pb2.ToolServiceListFilesResponse, _abc.Awaitable[_tool_service_pb2.ToolServiceListFilesResponse]]:
+    ) -> _typing.Union[_task_service_pb2.ListFilesResponse, _abc.Awaitable[_task_service_pb2.ListFilesResponse]]:
         """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
         the tool service.
         """
@@ -344,9 +346,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ReadFile(
         self,
-        request: _tool_service_pb2.ToolServiceReadFileRequest,
+        request: _task_service_pb2.ReadFileRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ToolServiceReadFileResponse], _abc.AsyncIterator[_tool_service_pb2.ToolServiceReadFileResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_task_service_pb2.ReadFileResponse], _abc.AsyncIterator[_task_service_pb2.ReadFileResponse]]:
         """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
 
     @_abc_1.abstractmethod

@@ -192,7 +192,7 @@ class CopiedFiles(message.Message):
 @typing.final
 class KeptContent(message.Message):
     """Content that is too large for the ledger: a file of the task's workspace, whose name is the digest. The agent's programs
-    can change and delete it, so whoever reads it compares the digest.
+    can change and delete it, so each reader compares the digest.
     """
 
     DESCRIPTOR: descriptor.Descriptor

@@ -7,9 +7,7 @@ from typing import Any, Final
 
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
-from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, check_moment
 from tenure.validators.rules import WORKER_ID, Violations
 
@@ -96,8 +94,7 @@ def _begin_wait(request: admin.BeginWaitRequest, v: Violations) -> None:
     _check_wait(request, v)
 
 
-def check_prune(request: Any, v: Violations) -> None:
-    """Checks the fields that the prune requests of the gateway and of the ledger share."""
+def _prune(request: admin.PruneTasksRequest, v: Violations) -> None:
     v.require(request.WhichOneof("which") is not None, "which", "must be set")
     if request.WhichOneof("which") == "ended_before":
         check_moment("ended_before", request.ended_before, v)
@@ -125,21 +122,15 @@ def _accept_tools(request: Any, v: Violations) -> None:
     v.require(len(names) == len(request.tools), "tools", "must be different tools")
 
 
-def _accept_source_tools(request: tools.AcceptSourceToolsRequest, v: Violations) -> None:
-    _accept_tools(request, v)
-
-
 _OPERATOR_CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
     admin.ListWorkersRequest: _list_workers,
-    coordinator.CoordinatorServiceListWorkersRequest: _list_workers,
     admin.GrantBudgetRequest: _grant,
-    admin.PruneTasksRequest: check_prune,
+    admin.PruneTasksRequest: _prune,
     admin.CloseOutTaskRequest: _close_out,
     admin.BeginWaitRequest: _begin_wait,
     admin.AcceptToolsRequest: _accept_tools,
-    tools.AcceptSourceToolsRequest: _accept_source_tools,
 }
 
 

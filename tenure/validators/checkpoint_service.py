@@ -8,20 +8,17 @@ from tenure.domain.fencing import MAX_GENERATION
 from tenure.domain.outputs import MAX_OUTPUTS, problem_of_output
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
-from tenure.validators import schedule_service
+from tenure.validators import schedule_service, task_service
 from tenure.validators.admin_service import (
     check_operator_request,
-    check_prune,
 )
 from tenure.validators.common import (
     MAX_COMMIT_BYTES,
     Check,
     check_claim_epoch,
     check_duration,
-    check_entries,
     check_frame,
     check_guarded,
-    check_list,
     check_token,
     is_json,
 )
@@ -32,16 +29,12 @@ from tenure.wire.tool import output_to_domain
 
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
-    check_spec(request.spec, v, "spec.")
-
-
-def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -> None:
-    check_fork(request, v)
+    check_spec(request.spec, v)
 
 
 def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
     v.require(request.HasField("fork"), "fork", "must be set")
-    _fork(request.fork, v)
+    check_fork(request.fork, v)
     v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: PrepareFork returns it")
 
 
@@ -50,7 +43,7 @@ def _find_repeat(request: checkpoint.FindRepeatRequest, v: Violations) -> None:
     v.require(kind is not None, "request", "must be set")
     if kind is not None:
         repeated = getattr(request, kind)
-        {**CHECKS, **schedule_service.CHECKS}[type(repeated)](repeated, v)
+        {**CHECKS, **task_service.CHECKS, **schedule_service.CHECKS}[type(repeated)](repeated, v)
 
 
 def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
@@ -144,25 +137,17 @@ def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
     v.require(sum(counts) >= 1, "usage", "must have at least one token")
 
 
-def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations) -> None:
-    check_prune(request, v)
-
-
 CHECKS: Final[dict[type, Check]] = {
     checkpoint.CreateTaskRequest: _create,
-    checkpoint.CheckpointServiceForkTaskRequest: _fork,
     checkpoint.PrepareForkRequest: _prepare_fork,
     checkpoint.FindRepeatRequest: _find_repeat,
     checkpoint.OpenRequest: check_guarded,
     checkpoint.CommitRequest: _commit,
     checkpoint.CommitStreamRequest: check_frame("commits"),
-    checkpoint.CheckpointServiceListTasksRequest: check_list,
-    checkpoint.ListEntriesRequest: check_entries,
     checkpoint.ListClaimableRequest: _claimable,
     checkpoint.RegisterGrantsRequest: _grants,
     checkpoint.RaiseGenerationRequest: _raise_generation,
     checkpoint.ListEndingsRequest: _endings,
     checkpoint.AppendForeignRequest: _append_external,
     checkpoint.ReportUsageRequest: _report,
-    checkpoint.CheckpointServicePruneTasksRequest: _prune,
 }

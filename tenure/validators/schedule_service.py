@@ -41,7 +41,7 @@ def _update(request: schedules.UpdateScheduleRequest, v: Violations) -> None:
 
 
 def _spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
-    check_spec(spec, v, "spec.")
+    check_spec(spec, v)
     for field, is_given in (("source", spec.HasField("source")), ("start_time", spec.HasField("start_time"))):
         v.require(not is_given, f"spec.{field}", "must not be set: the schedule sets it")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
@@ -104,28 +104,27 @@ def _paths(kind: Descriptor, above: tuple[Descriptor, ...] = ()) -> tuple[tuple[
     return (((),) if _FIELD in kind.fields_by_name else ()) + tuple(below)
 
 
-def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
-    """Checks a TaskSpec, or a SubmitTaskRequest, which has the same fields."""
+def check_spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
+    """Checks the field `spec` of a request."""
     is_control = spec.HasField("control")
-    fits = (0 if is_control else 1) <= len(spec.goal.encode()) <= MAX_GOAL_BYTES
-    v.require(fits, f"{prefix}goal", f"must have {0 if is_control else 1} to {MAX_GOAL_BYTES} bytes")
-    check_agent(spec.agent, v, f"{prefix}agent")
-    check_pin(spec, v, prefix)
-    _loop(spec.agent.loop, v, f"{prefix}agent.loop", is_control=is_control)
+    v.require(is_control or bool(spec.goal), "spec.goal", f"must have 1 to {MAX_GOAL_BYTES} bytes")
+    check_agent(spec.agent, v, "spec.agent")
+    _pin(spec, v)
+    _loop(spec.agent.loop, v, "spec.agent.loop", is_control=is_control)
     if is_control:
-        check_control(spec.control, v, f"{prefix}control")
-    check_limits(spec.limits, v, f"{prefix}limits")
-    check_policy(spec.policy, v, f"{prefix}policy")
-    _result(spec, v, prefix)
-    check_source(spec.source, v, f"{prefix}source")
-    check_start_time(spec.start_time, v, f"{prefix}start_time")
+        check_control(spec.control, v, "spec.control")
+    check_limits(spec.limits, v, "spec.limits")
+    check_policy(spec.policy, v, "spec.policy")
+    _result(spec, v)
+    check_source(spec.source, v, "spec.source")
+    check_start_time(spec.start_time, v, "spec.start_time")
 
 
-def check_pin(spec: Any, v: Violations, prefix: str) -> None:
-    """Checks the revision that a TaskSpec or a SubmitTaskRequest asks for."""
+def _pin(spec: task_pb2.TaskSpec, v: Violations) -> None:
+    """Checks the revision that the spec asks for."""
     if not spec.HasField("agent_pin"):
         return
-    pin, field = spec.agent_pin, f"{prefix}agent_pin"
+    pin, field = spec.agent_pin, "spec.agent_pin"
     v.require(spec.HasField("control"), field, "needs `control` with the name of the agent")
     v.require(pin.agent in {"", spec.control.function}, f"{field}.agent", "must be empty or equal to control.function")
     for name in ("digest", "needs_build", "ramped"):
@@ -173,12 +172,12 @@ def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
         )
 
 
-def _result(spec: Any, v: Violations, prefix: str) -> None:
-    check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
+def _result(spec: task_pb2.TaskSpec, v: Violations) -> None:
+    check_result_schema(spec.result_schema_json, v, "spec.result_schema_json")
     both = spec.HasField("control") and bool(spec.result_schema_json)
     v.require(
         not both,
-        f"{prefix}result_schema_json",
+        "spec.result_schema_json",
         "must be empty for control work: only the result of an agent is validated",
     )
 

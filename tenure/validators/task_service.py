@@ -50,8 +50,7 @@ def check_send(request: tasks.SendMessageRequest, v: Violations) -> None:
     check_message_text("text", request.text, v)
 
 
-def check_fork(request: Any, v: Violations) -> None:
-    """Checks the fields that the fork requests of the gateway and of the ledger share."""
+def check_fork(request: tasks.ForkTaskRequest, v: Violations) -> None:
     if request.message:
         check_message_text("message", request.message, v)
     _overrides(request.overrides, v)
@@ -81,7 +80,7 @@ def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
 
 
 def _submit(request: tasks.SubmitTaskRequest, v: Violations) -> None:
-    check_spec(request, v)
+    check_spec(request.spec, v)
 
 
 def _wait(request: tasks.WaitTaskRequest, v: Violations) -> None:

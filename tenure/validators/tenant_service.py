@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 
 from tenure.domain.access import TENANT_NAME
-from tenure.domain.mail import MAX_EMAIL_ADDRESSES
+from tenure.domain.email_addresses import MAX_EMAIL_ADDRESSES
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.validators.common import Check, check_moment
 from tenure.validators.rules import Violations

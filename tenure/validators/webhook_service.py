@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from tenure.domain.mail import EMAIL_ADDRESS_RULE, MAX_EMAIL_ADDRESSES, is_email_address
+from tenure.domain.email_addresses import EMAIL_ADDRESS_RULE, MAX_EMAIL_ADDRESSES, is_email_address
 from tenure.domain.webhooks import is_pattern
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.validators.common import Check, check_filter, check_no_id

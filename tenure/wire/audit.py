@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.audit import MAX_TARGET, AuditRecord, ChainedRecord, Decision
 from tenure.v1 import audit_service_pb2 as pb
+from tenure.v1 import rule_pb2
 from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, moment, timestamp
 
@@ -56,7 +57,7 @@ def _fields(message: Message, prefix: str, seen: Iterator[int]) -> Iterator[tupl
         if next(seen) >= MAX_TARGET:
             return
         name = f"{prefix}{descriptor.name}"
-        if descriptor.name in _NOT_THE_TARGET or descriptor.type == FieldDescriptor.TYPE_BYTES:
+        if _is_no_target(descriptor):
             continue
         if isinstance(value, Timestamp | Duration):
             yield name, _shown_time(value)
@@ -68,6 +69,13 @@ def _fields(message: Message, prefix: str, seen: Iterator[int]) -> Iterator[tupl
         elif descriptor.type != FieldDescriptor.TYPE_STRING or _names_something(descriptor.name):
             values = value if descriptor.is_repeated else [value]
             yield name, ",".join(_shown(descriptor, one) for one in islice(values, MAX_TARGET))
+
+
+def _is_no_target(field: FieldDescriptor) -> bool:
+    """Whether a field says nothing of what a request acts on: also what the gateway sets in place of the client."""
+    if field.name in _NOT_THE_TARGET or field.type == FieldDescriptor.TYPE_BYTES:
+        return True
+    return bool(field.GetOptions().Extensions[rule_pb2.rule].by_gateway)
 
 
 def _names_something(name: str) -> bool:

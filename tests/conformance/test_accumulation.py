@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import pytest
 
-from bench.bulk_rows import NEW_TASK, multiply, scans_in_plan, unkeyed_scans_in_plan
 from services.checkpoint.queries import SCHEMA as LEDGER
 from services.checkpoint.queries import SESSION_SETTINGS
 from services.checkpoint.queue import sweeps
@@ -30,7 +31,9 @@ from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
 from tenure.runtime.postgres import BoundedConnection, PoolOptions, configure_session, open_pool
 from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_retention import ended
+from tests.support.bulk_rows import NEW_TASK, multiply, scans_in_plan, unkeyed_scans_in_plan
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_tools import Grants, StartTools
@@ -57,8 +60,11 @@ pytestmark = pytest.mark.timeout(0 if "TENURE_BULK_TASKS" in os.environ else 600
 def statements(package: str) -> dict[str, bytes]:
     files = sorted((ROOT / package.replace(".", "/") / "sql").glob("*.sql"))
     files = [file for file in files if file.name != "rights.sql"]  # a template of migrate, not of a running service
-    loaded = [(file.name, Queries.load(package, f"sql/{file.name}")) for file in files]
-    return {f"{file}: {name}": getattr(queries, name) for file, queries in loaded for name in queries}
+    names = [module.name for module in walk_packages(import_module(package).__path__, f"{package}.")]
+    modules = [import_module(name) for name in names if not name.endswith("__main__")]
+    loaded = {value.source: value for module in modules for value in vars(module).values() if type(value) is Queries}
+    assert set(loaded) == {f"{package}/sql/{file.name}" for file in files}
+    return {f"{Path(source).name}: {name}": getattr(one, name) for source, one in loaded.items() for name in one}
 
 
 async def connect(dsn: str, schema: str, settings: tuple[tuple[str, str], ...]) -> BoundedConnection:
@@ -162,7 +168,7 @@ async def test_ledger_plans_start_and_sweeps_stay_bounded(
         started = await checkpoint(dsn=grown.dsn)
         owner = await started.claim((await started.create()).task_id)
         await owner.commit(words())
-        request = pb.CheckpointServiceListTasksRequest(page_size=10)
+        request = tasks_pb.ListTasksRequest(page_size=10)
         assert (await started.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)).tasks
         watching = started.stub.WatchChanges(pb.WatchChangesRequest(), timeout=TIMEOUT_SECONDS)
         await anext(aiter(watching))

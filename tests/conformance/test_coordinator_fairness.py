@@ -1,4 +1,4 @@
-"""Laws of sharing workers: between tenants, whoever dies in between; and between tiers, however much is queued."""
+"""Laws of sharing workers: between tenants, also when processes die in between; and between tiers of long queues."""
 
 from __future__ import annotations
 

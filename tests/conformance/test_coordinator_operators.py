@@ -16,7 +16,6 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
-from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.wire.token import sign_task_claims
@@ -28,7 +27,7 @@ QUEUED, RUNNING = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING
 
 
 async def transfer(replica: Any, task_id: Any, epoch: Any, to_worker_id: str = "", tenant: str = "default") -> Any:
-    request = pb.CoordinatorServiceTransferTaskRequest(
+    request = api.TransferTaskRequest(
         task_id=task_id, epoch=epoch, actor="olga", reason="its host is slow", to_worker_id=to_worker_id
     )
     async with open_channel(replica.address, tenant=tenant) as channel:
@@ -36,7 +35,7 @@ async def transfer(replica: Any, task_id: Any, epoch: Any, to_worker_id: str = "
 
 
 async def drain(replica: Any, worker_id: Any) -> Any:
-    request = pb.CoordinatorServiceDrainWorkerRequest(worker_id=worker_id, actor="olga", reason="new kernel")
+    request = api.DrainWorkerRequest(worker_id=worker_id, actor="olga", reason="new kernel")
     async with open_channel(replica.address) as channel:
         return (await CoordinatorServiceStub(channel).DrainWorker(request, timeout=CALL_SECONDS)).workers
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from devstack import StackOptions
 from tenure.domain.errors import PermissionDenied, TenureError, WrongState
-from tenure.v1 import task_pb2
+from tenure.v1 import agent_service_pb2, task_pb2
 from tests.support.fix_pools import PooledStack, open_pooled_stack
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -91,7 +91,12 @@ async def test_agents_go_to_the_tenants_of_the_pool_only(pooled: PooledStack) ->
     assert await pooled.register_agents("acme-1", "nightly", "weekly") == ["nightly@1", "weekly@1"]
     for tenant, names in (("acme", ["nightly", "weekly"]), ("shop", [])):
         async with pooled.client(tenant) as client:
-            assert [agent.name async for agent in client.list_agents()] == names
+            assert [
+                agent.name
+                async for agent in client.items(
+                    client.agents.ListAgents, agent_service_pb2.ListAgentsRequest(), lambda page: page.agents
+                )
+            ] == names
     with pytest.raises(PermissionDenied) as other_tenant:
         await pooled.register_agents("acme-1", "nightly", tenants=["acme", "shop"])
     with pytest.raises(PermissionDenied) as other_loop:

@@ -73,7 +73,7 @@ async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tm
     await worker.hears("goaway")
     (tmp_path / "go").touch()
     await other.report_slots(1)
-    grant = await other.next_grant()  # given back at once, not found by somebody much later
+    grant = await other.next_grant()  # given back at once, not found by another coordinator much later
     assert grant.task_id == task_id
     assert await stopping == 0
     assert worker.grants_waiting == 0

@@ -60,7 +60,7 @@ async def test_each_wait_goes_to_one_coordinator_and_again_later(checkpoint: Mak
     shares = await asyncio.gather(*(offered_waits(replica, 2) for _ in range(3)))
     seen = [task_id for share in shares for task_id in share]
     assert sorted(seen) == sorted({owner.task.task_id for owner in owners})
-    one = next(wait for share in shares for wait in share.values())  # whoever asks last may get none
+    one = next(wait for share in shares for wait in share.values())  # the last coordinator may get none
     assert one.tenant == "default"
     assert [(call.call_id, call.call_attempt) for call in one.calls] == [("1.0", 1), ("1.1", 2)]
     assert one.epoch == next(owner.claims.epoch for owner in owners if owner.task.task_id == one.task_id)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from services.checkpoint.webhooks.sending import WebhookSettings
+from tenure.domain.email_addresses import MAX_EMAIL_ADDRESSES
 from tenure.domain.errors import InvalidRequest, LimitReached
-from tenure.domain.mail import MAX_EMAIL_ADDRESSES
 from tenure.domain.quotas import LONGEST_HOLD_SECONDS
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import unix_seconds
 from tests.conformance.test_ledger_quotas import limit, window_use
-from tests.conformance.test_notifications import smtp
 from tests.conformance.webhook_client import HERE, WebhookClient
+from tests.edges.notifications.test_notifications import smtp
 from tests.support.fix_checkpoint import MakeCheckpoint, MakeCheckpointProcess
 from tests.support.fix_mail import MailServer, MakeMailServer
 from tests.support.fix_webhooks import MakeReceiver
@@ -112,7 +112,7 @@ async def test_a_killed_ledger_sends_no_more_than_the_quota(
         "TENURE_CHECKPOINT_SMTP_TLS": "none",
         "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS": "tenure@example.com",
         "TENURE_CHECKPOINT_SMTP_TIMEOUT_SECONDS": "3",
-        "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "8",
+        "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "8",
         "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "4",
     }
     first = await checkpoint_process(failpoints="checkpoint.after_delivery=1#kill9", environment=settings)
@@ -190,18 +190,6 @@ async def test_quota_delays_only_e_mail_of_the_tenant(
         await hooks.call("TestWebhook")
         await hooks.until(lambda hook: hook.delivered == 1)
     assert mails.took[-1].recipients == ("other@example.com",)
-
-
-@pytest.mark.nightly
-async def test_a_tenant_has_200_e_mails_an_hour_by_default(hooks: WebhookClient, mails: MailServer) -> None:
-    use = await window_use(hooks.replica, EMAILS)
-    assert (use.quota.most, use.quota.policy, use.is_default) == (200, DELAY, True)
-    await mail_webhook(hooks, addresses=[f"p{number}@example.com" for number in range(MAX_EMAIL_ADDRESSES)])
-    for _ in range(11):
-        await hooks.call("TestWebhook")
-    await until_held(hooks, 1)
-    await mails.until(10)
-    assert recipients(mails) == 200
 
 
 @pytest.mark.nightly

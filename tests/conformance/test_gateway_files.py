@@ -15,6 +15,7 @@ import pytest
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.submit.forking import PreparedForks
 from tenure.client import Client
+from tenure.client.files import download_file, read_file
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import Claims
@@ -72,20 +73,25 @@ async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world: Any) -> 
     content = os.urandom(600_000)
     world.write("out/data.bin", content)
     async with Client(world.stub.process.address) as client:
-        pages = [page async for page in client.list_files(world.task_id)]
+        pages = [
+            page async for page in client.pages(client.tasks.ListFiles, api.ListFilesRequest(task_id=world.task_id))
+        ]
         assert [file.path for page in pages for file in page.files] == ["out", "out/data.bin"]
         assert pages[0].usage.used_bytes >= 600_000
-        assert b"".join([part async for part in client.read_file(world.task_id, "out/data.bin")]) == content
+        assert b"".join([part async for part in read_file(client.tasks, world.task_id, "out/data.bin")]) == content
         for task_id in (NOBODYS,):
             with pytest.raises(NotFound):
-                _ = [page async for page in client.list_files(task_id)]
+                _ = [page async for page in client.pages(client.tasks.ListFiles, api.ListFilesRequest(task_id=task_id))]
         with pytest.raises(InvalidRequest):
-            _ = [part async for part in client.read_file(world.task_id, "../x")]
+            _ = [part async for part in read_file(client.tasks, world.task_id, "../x")]
     async with Client(world.stub.process.address, tenant="somebody-else") as stranger:
         with pytest.raises(NotFound):
-            _ = [page async for page in stranger.list_files(world.task_id)]
+            _ = [
+                page
+                async for page in stranger.pages(stranger.tasks.ListFiles, api.ListFilesRequest(task_id=world.task_id))
+            ]
         with pytest.raises(NotFound):
-            _ = [part async for part in stranger.read_file(world.task_id, "out/data.bin")]
+            _ = [part async for part in read_file(stranger.tasks, world.task_id, "out/data.bin")]
 
 
 async def test_a_broken_download_resumes_and_is_complete_or_absent(world: Any, tmp_path: Path) -> None:
@@ -94,17 +100,17 @@ async def test_a_broken_download_resumes_and_is_complete_or_absent(world: Any, t
     target = tmp_path / "here" / "big"
     target.parent.mkdir()
     async with Client(world.stub.process.address) as client:
-        parts = client.read_file(world.task_id, "big")
+        parts = read_file(client.tasks, world.task_id, "big")
         got = [await anext(parts)]
         killed = world.stub.process
         await killed.kill()
         await killed.start_again()
         got += [part async for part in parts]
         assert b"".join(got) == content
-        assert await client.download_file(world.task_id, "big", target) == len(content)
+        assert await download_file(client.tasks, world.task_id, "big", target) == len(content)
         assert target.read_bytes() == content
         with pytest.raises(NotFound):
-            await client.download_file(world.task_id, "none", target.parent / "none")
+            await download_file(client.tasks, world.task_id, "none", target.parent / "none")
         assert [path.name for path in target.parent.iterdir()] == ["big"]
 
 
@@ -160,6 +166,16 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) ->
     assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
 
 
+async def test_a_client_does_not_choose_the_author_or_id_of_a_fork(world: Any) -> None:
+    forged = str(uuid.uuid4())
+    for number, without_files in enumerate((True, False)):
+        fields = {"message": "go on", "actor": "mallory", "prepared_task_id": forged, "without_files": without_files}
+        fork = await world.fork(f"r-{number}", **fields)
+        assert fork.task.task_id != forged
+        entries = await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=fork.task.task_id))
+        assert {entry.actor for entry in entries.entries} & {"mallory", "tenant/default"} == {"tenant/default"}
+
+
 async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
@@ -186,7 +202,7 @@ async def test_a_fork_whose_files_cannot_be_copied_is_refused(
 async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     """The gateway died between the copy and the fork, and the client does not repeat its request."""
     world.write("file")
-    request = ledger.CheckpointServiceForkTaskRequest(
+    request = api.ForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
     )
     prepare = ledger.PrepareForkRequest(fork=request)
@@ -214,7 +230,9 @@ async def test_files_of_a_pruned_task_are_refused_as_pruned(world: Any) -> None:
     await world.stub.admin.PruneTasks(admin.PruneTasksRequest(task_id=world.task_id, reason="enough"))
     async with Client(world.stub.process.address) as client:
         with pytest.raises(NotFound) as gone:
-            _ = [page async for page in client.list_files(world.task_id)]
+            _ = [
+                page async for page in client.pages(client.tasks.ListFiles, api.ListFilesRequest(task_id=world.task_id))
+            ]
     assert gone.value.reason == "TASK_PRUNED"
 
 

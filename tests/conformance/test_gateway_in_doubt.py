@@ -49,7 +49,7 @@ def word(task_id: Any, decision: Any, call_attempt: int = 1, call_id: str = "1.0
 
 
 async def listed(stub: Any, **options: Any) -> Any:
-    request = api.AdminServiceListInDoubtCallsRequest(**options)
+    request = api.ListInDoubtCallsRequest(**options)
     return [one async for one in pages(stub, request)]
 
 
@@ -99,7 +99,7 @@ async def test_resolutions_enter_the_ledger_unless_a_call_could_repeat(
 
 
 async def check_sleeping(stub: Any, replica: Any, owner: Any) -> None:
-    """Its runner may wake up: it needs somebody's word that it will not."""
+    """Its runner may wake up: it needs a person's word that it will not."""
     with pytest.raises(WrongState) as refused:
         await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
     assert refused.value.reason == "RUNNER_NOT_GONE"
@@ -177,7 +177,7 @@ async def test_unresolvable_calls_are_not_searched_for_resolvable_ones(
 
 async def full_pages(stub: Any, page_size: Any, most: Any) -> Any:
     """All calls; no page is short but the last."""
-    results, request = [], api.AdminServiceListInDoubtCallsRequest(page_size=page_size)
+    results, request = [], api.ListInDoubtCallsRequest(page_size=page_size)
     for _ in range(most + 1):
         page = await stub.admin.ListInDoubtCalls(request)
         results += page.calls

@@ -152,7 +152,7 @@ async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpo
 async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     client: EtcdClient, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
+    """Between reading the generation and its adoption another coordinator learned that this life is over, too."""
     replica = await checkpoint()
     await client.put(KEY, b"1")
     doubted: list[Generation] = []

@@ -29,12 +29,12 @@ from services.worker.model_step import answer_entries, failure_entry
 from tenure.domain import entries as facts
 from tenure.domain.conversation import with_own_ids
 from tenure.domain.fold import ResumePoint
+from tenure.domain.next_action import CallModel, next_action
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import CallModel, next_action
 from tenure.model_providers.client import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelRequest
 from tenure.model_providers.stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.v1 import ledger_pb2, live_pb2

@@ -12,6 +12,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.support.fix_checkpoint import MakeCheckpoint
@@ -41,7 +42,7 @@ async def mean_seconds(stub: Any, task_id: str) -> float:
 
 
 async def submit_to_gateway(stub: Any, schema: str) -> None:
-    request = api.SubmitTaskRequest(goal="g", result_schema_json=schema)
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="g", result_schema_json=schema))
     await stub.SubmitTask(request, timeout=CALL_SECONDS)
 
 

@@ -24,8 +24,9 @@ from tenure.domain.states import Reason
 from tenure.domain.task import TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.model_providers.stream import MAX_TOKENS
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.checkpoint_service import MAX_ENTRIES
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
@@ -60,7 +61,7 @@ def many_calls(count: Any) -> Any:
 
 
 async def fork(bench: Any, task_id: Any, **fields: Any) -> Any:
-    request = pb.CheckpointServiceForkTaskRequest(
+    request = tasks_pb.ForkTaskRequest(
         request_id=str(uuid.uuid4()),
         task_id=task_id,
         actor="test",
@@ -73,7 +74,7 @@ async def fork(bench: Any, task_id: Any, **fields: Any) -> Any:
 
 async def its_bill_is_right(bench: Any, task: Any) -> None:
     """Nothing stays reserved, and what was used is the sum of its calls, each of which is settled."""
-    bills = (await bench.ledger.ListBills(pb.ListBillsRequest(task_id=task.task_id), timeout=CALL_SECONDS)).bills
+    bills = (await bench.ledger.ListBills(admin_pb.ListBillsRequest(task_id=task.task_id), timeout=CALL_SECONDS)).bills
     sums = {name: sum(getattr(bill.usage, name) for bill in bills) for name in COUNTS}
     assert sums == {name: getattr(task.usage, name) for name in COUNTS}
     assert task.budget.used_tokens == sum(sums.values())

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from tenure.cli.exit_codes import Exit
 from tenure.cli.main import cli
 from tenure.client import Client
+from tenure.client.leases import HeldLease, watch_leases
 from tenure.domain.errors import LeaseHeld, LimitReached, OutOfRange, Unavailable
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import lease_service_pb2 as pb
@@ -70,31 +71,34 @@ def run(gateway_process: ServiceProcess, tenant: str) -> Any:
 async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
     client: Client, tenant: str, lease_replicas: list[str]
 ) -> None:
-    async with client.lease("a", holder="one", ttl_seconds=5) as held:
+    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=5) as held:
         assert read_claims(held.token).resource == "leases/a"
         with pytest.raises(LeaseHeld) as refused:
-            async with client.lease("a", holder="two"):
+            async with HeldLease(client.leases, "a", holder="two"):
                 pass
         assert refused.value.metadata["holder"] == "one"
         assert refused.value.retry_after_seconds is not None
         async with open_channel(lease_replicas[1], tenant=tenant) as channel:
             assert (await Leases(channel).get("a")).epoch == held.epoch
-        assert [lease.resource async for lease in client.list_leases()] == ["a"]
+        assert [
+            lease.resource
+            async for lease in client.items(client.leases.ListLeases, pb.ListLeasesRequest(), lambda page: page.leases)
+        ] == ["a"]
 
 
 async def test_a_watch_through_the_gateway_gets_the_events(client: Client) -> None:
     revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
-    async with client.lease("a", holder="one"):
+    async with HeldLease(client.leases, "a", holder="one"):
         pass
     kinds = []
-    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.watch_leases("", revision)) as events:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(watch_leases(client.leases, "", revision)) as events:
         async for event in events:
             kinds.append(event.WhichOneof("change"))
             if len(kinds) == 2:
                 break
     assert kinds == ["held", "ended"]
     with pytest.raises(OutOfRange):
-        await anext(client.watch_leases("", 1))
+        await anext(watch_leases(client.leases, "", 1))
 
 
 async def test_a_watch_ends_when_the_gateway_drains(lease_fleet: Fleet, lease_replicas: list[str]) -> None:
@@ -140,7 +144,7 @@ async def begun_watch(client: Client) -> Any:
 
 async def test_the_command_lists_leases_and_holders(run: Any, client: Client) -> None:
     assert (await run("leases", "list")).stderr == "no lease is held\n"
-    async with client.lease("tables/a", holder="one") as held:
+    async with HeldLease(client.leases, "tables/a", holder="one") as held:
         table = (await run("leases", "list", "tables/")).stdout.splitlines()
         assert table[1].split()[:2] == ["tables/a", "one"]
         (listed,) = values(await run("--json", "leases", "list"))
@@ -163,20 +167,20 @@ async def test_the_command_acquires_or_names_the_holder(run: Any) -> None:
 
 
 async def test_an_operator_takes_a_lease_away_with_a_reason_only(run: Any, client: Client) -> None:
-    async with client.lease("a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
+    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
         assert (await run("leases", "release", "a")).exit_code == Exit.USAGE
         late = await run("leases", "release", "a", "--epoch", str(held.epoch - 1), "--reason", "stuck")
         assert late.exit_code == Exit.REFUSED
         assert (await run("leases", "release", "a", "--reason", "stuck")).exit_code == Exit.OK
-    async with client.lease("a", holder="two") as after:
+    async with HeldLease(client.leases, "a", holder="two") as after:
         assert (after.info.reason, after.info.message) == ("OPERATOR_RELEASED", "stuck")
 
 
 async def test_an_operator_hands_a_lease_over(run: Any, client: Client) -> None:
-    async with client.lease("a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
+    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
         (moved,) = values(await run("--json", "leases", "transfer", "a", "two", "--reason", "rebalanced"))
         assert (moved["holder"], moved["previous_epoch"]) == ("two", held.epoch)
-        async with client.lease("a", holder="two") as own:
+        async with HeldLease(client.leases, "a", holder="two") as own:
             assert own.epoch > moved["epoch"]
             assert (own.info.reason, own.info.message) == ("OPERATOR_TRANSFER", "rebalanced")
 
@@ -194,7 +198,7 @@ async def test_the_command_watches(gateway_process: ServiceProcess, client: Any,
         sys.executable, "-m", "tenure.cli", *words, "--after", str(revision), stdout=subprocess.PIPE
     )
     try:
-        async with client.lease("w/a", holder="one"):
+        async with HeldLease(client.leases, "w/a", holder="one"):
             pass
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert process.stdout is not None

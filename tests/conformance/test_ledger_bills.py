@@ -14,14 +14,14 @@ from services.checkpoint.queries import QUERIES
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import Checkpoint, answer, reserve
 from tests.support.fix_gateway import NOBODYS, StubOfTenant
 from tests.support.patience import CALL_SECONDS
 
 
 async def listed(replica: Any, task_id: Any, step: int = 0, attempt_number: int = 0, page_size: int = 0) -> Any:
-    request = pb.ListBillsRequest(
+    request = api.ListBillsRequest(
         task_id=task_id, after_step=step, after_attempt_number=attempt_number, page_size=page_size
     )
     return await replica.stub.ListBills(request, timeout=CALL_SECONDS)
@@ -38,7 +38,9 @@ async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(replica: Che
     assert (first.step, first.attempt_number, first.lost, first.epoch) == (1, 1, False, owner.claims.epoch)
     assert (second.step, second.attempt_number, second.lost, second.usage.input_tokens) == (2, 1, True, 100)
     assert first.root_task_id == task_id
-    entries = (await replica.stub.ListEntries(pb.ListEntriesRequest(task_id=task_id), timeout=CALL_SECONDS)).entries
+    entries = (
+        await replica.stub.ListTaskEntries(tasks_pb.ListTaskEntriesRequest(task_id=task_id), timeout=CALL_SECONDS)
+    ).entries
     settled = [each.record_time for each in entries if each.body.WhichOneof("body") in _SETTLING]
     assert [first.settle_time, second.settle_time] == settled
 
@@ -66,11 +68,11 @@ async def test_a_bill_is_listed_to_its_own_tenant_only(replica: Checkpoint, shar
     await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))
     await owner.commit(answer(step=1, tokens=5))
     mine, others = await shared_gateway(), await shared_gateway("somebody-else")
-    [bill] = (await mine.admin.ListBills(api.AdminServiceListBillsRequest(task_id=task_id))).bills
+    [bill] = (await mine.admin.ListBills(api.ListBillsRequest(task_id=task_id))).bills
     assert bill.usage.output_tokens + bill.usage.input_tokens > 0
     for reader, request in ((others, task_id), (mine, NOBODYS)):
         with pytest.raises(NotFound):
-            await reader.admin.ListBills(api.AdminServiceListBillsRequest(task_id=request))
+            await reader.admin.ListBills(api.ListBillsRequest(task_id=request))
 
 
 DAY = datetime(2026, 2, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""A budget is never overshot by reservations, whoever reserves at once, and every token is billed once."""
+"""A budget is never overshot by reservations, also by those at once, and every token is billed once."""
 
 from __future__ import annotations
 

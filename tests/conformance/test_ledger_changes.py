@@ -21,7 +21,7 @@ from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckp
 
 
 async def follow(replica: Any, cursor: str = "", **wanted: Any) -> AsyncGenerator[Any]:
-    """The stream's answers, for as long as somebody asks."""
+    """The stream's answers, for as long as the test reads."""
     request = pb.WatchChangesRequest(after_cursor=cursor, filter=task_pb2.TaskFilter(**wanted))
     async for answer in replica.stub.WatchChanges(request, timeout=2 * TIMEOUT_SECONDS):
         yield answer

@@ -13,6 +13,7 @@ import pytest
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.task import spec_to_domain, spec_to_wire
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, kinds
 
@@ -99,7 +100,7 @@ async def test_another_tenants_task_is_not_found(replica: Checkpoint) -> None:
 
 
 async def list_tasks(replica: Any, page_token: str = "", page_size: int = 0, **wanted: Any) -> Any:
-    request = pb.CheckpointServiceListTasksRequest(
+    request = tasks_pb.ListTasksRequest(
         filter=task_pb2.TaskFilter(**wanted), page_size=page_size, page_token=page_token
     )
     return await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)

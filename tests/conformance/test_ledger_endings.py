@@ -1,4 +1,4 @@
-"""Endings that others ask for: recorded at once, and carried out by whoever may."""
+"""Endings that others ask for: recorded at once, and carried out by an owner or a coordinator."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from tenure.domain.errors import AlreadyExists, InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, reserve
 
 
@@ -70,9 +71,7 @@ async def test_the_next_task_of_a_conversation_may_come_after_the_end(replica: C
 async def test_a_fork_of_a_conversation_is_its_next_task(replica: Checkpoint) -> None:
     first = await replica.create(source=talk())
     await end(replica, first.task_id)
-    request = pb.CheckpointServiceForkTaskRequest(
-        request_id="f-1", task_id=first.task_id, actor="alice", message="and then?"
-    )
+    request = tasks_pb.ForkTaskRequest(request_id="f-1", task_id=first.task_id, actor="alice", message="and then?")
     forked = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
     await refused_for(replica, forked.task_id, source=talk())
     request.request_id = "f-2"

@@ -18,6 +18,7 @@ from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 from tenure.runtime.postgres import BoundedConnection
 from tenure.runtime.request_context import set_tenant
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
@@ -424,7 +425,7 @@ async def test_concurrent_opens_never_exceed_a_tenants_limit(
 
 
 async def depths(replica: Checkpoint) -> list[tuple[Any, ...]]:
-    answer = await replica.stub.ListQueues(pb.CheckpointServiceListQueuesRequest(), timeout=TIMEOUT_SECONDS)
+    answer = await replica.stub.ListQueues(admin_pb.ListQueuesRequest(), timeout=TIMEOUT_SECONDS)
     return [
         (each.queue, each.priority, each.queued, each.held_back, each.HasField("oldest_queue_time"))
         for each in answer.queues

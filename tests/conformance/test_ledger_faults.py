@@ -12,10 +12,11 @@ import psycopg
 import pytest
 
 from devstack.postgres_process import PostgresProcess
+from edges.notifications.notifier import PeopleNotifier
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.errors import Unavailable
 from tenure.runtime import failpoints
 from tenure.runtime.postgres import open_pool
@@ -180,10 +181,10 @@ async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(
     wanted = settings_for(dsn, signing_keys)
     refused = Process()
     with pytest.raises(ConfigurationError):
-        await assemble(refused, CheckpointSettings(**wanted))
+        await assemble(refused, CheckpointSettings(**wanted), PeopleNotifier)
     await refused.close()
     allowed = Process()
-    await assemble(allowed, CheckpointSettings(**wanted, allow_unsafe_postgres=True))
+    await assemble(allowed, CheckpointSettings(**wanted, allow_unsafe_postgres=True), PeopleNotifier)
     await allowed.close()
 
 
@@ -204,8 +205,8 @@ async def test_an_old_schema_is_refused_unless_it_may_be_migrated(
     wanted = settings_for(await fresh_database(), signing_keys)
     refused = Process()
     with pytest.raises(ConfigurationError):
-        await assemble(refused, CheckpointSettings(**wanted))
+        await assemble(refused, CheckpointSettings(**wanted), PeopleNotifier)
     await refused.close()
     allowed = Process()
-    await assemble(allowed, CheckpointSettings(**wanted, migrate="auto"))
+    await assemble(allowed, CheckpointSettings(**wanted, migrate="auto"), PeopleNotifier)
     await allowed.close()

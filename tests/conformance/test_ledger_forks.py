@@ -11,10 +11,11 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.turn import CallModel, ExecuteTools, JoinModelCall, next_action
+from tenure.domain.next_action import CallModel, ExecuteTools, JoinModelCall, next_action
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve
 
@@ -62,7 +63,7 @@ async def ended(replica: Checkpoint, **spec: Any) -> Any:
 
 
 async def fork(replica: Any, task_id: Any, request_id: str = "f-1", **fields: Any) -> Any:
-    request = pb.CheckpointServiceForkTaskRequest(request_id=request_id, task_id=task_id, actor="alice", **fields)
+    request = tasks_pb.ForkTaskRequest(request_id=request_id, task_id=task_id, actor="alice", **fields)
     response = await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
     return response.task
 
@@ -193,7 +194,7 @@ async def test_forks_are_listed_by_the_task_they_came_from(replica: Checkpoint) 
     first = await fork(replica, task_id, "f-1", message="one")
     second = await fork(replica, task_id, "f-2", message="two")
     third = await fork(replica, second.task_id, "f-3")
-    listing = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=task_id), page_size=1)
+    listing = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=task_id), page_size=1)
     results: list[Any] = []
     while not results or listing.page_token:
         page = await replica.stub.ListTasks(listing, timeout=TIMEOUT_SECONDS)
@@ -208,7 +209,7 @@ async def test_a_task_of_another_tenant_is_not_forked(replica: Checkpoint) -> No
     task_id = await ended(replica)
     async with open_channel(replica.address, tenant="other") as channel:
         stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
-        request = pb.CheckpointServiceForkTaskRequest(request_id="f", task_id=task_id, actor="mallory", message="on")
+        request = tasks_pb.ForkTaskRequest(request_id="f", task_id=task_id, actor="mallory", message="on")
         with pytest.raises(NotFound):
             await stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
 

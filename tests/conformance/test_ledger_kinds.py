@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.domain.errors import InvalidRequest
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, reserve
 
 WANTED = ("submitted", "user_message")
@@ -17,8 +17,10 @@ async def listed(replica: Checkpoint, task_id: str, page_size: int, *kinds: str)
     more, pages = True, 0
     while more:
         after = found[-1][0] if found else 0
-        request = pb.ListEntriesRequest(task_id=task_id, after_sequence=after, page_size=page_size, kinds=kinds)
-        page = await replica.stub.ListEntries(request, timeout=TIMEOUT_SECONDS)
+        request = tasks_pb.ListTaskEntriesRequest(
+            task_id=task_id, after_sequence=after, page_size=page_size, kinds=kinds
+        )
+        page = await replica.stub.ListTaskEntries(request, timeout=TIMEOUT_SECONDS)
         assert len(page.entries) <= page_size
         found += [(entry.sequence, str(entry.body.WhichOneof("body"))) for entry in page.entries]
         more, pages = page.more, pages + 1

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from services.checkpoint.queries import FORKS, QUERIES, prepare_connection
+from services.checkpoint.queries import LISTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_waits import waiting
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
@@ -24,7 +25,7 @@ async def listed(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list
     """All pages."""
     pages, token = [], ""
     while True:
-        request = pb.CheckpointServiceListTasksRequest(
+        request = tasks_pb.ListTasksRequest(
             filter=task_pb2.TaskFilter(**wanted), order=BY_DEADLINE, page_size=page_size, page_token=token
         )
         page = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
@@ -56,9 +57,7 @@ async def test_the_soonest_deadline_is_listed_first(
 
 async def test_an_unknown_order_is_refused(replica: Checkpoint) -> None:
     with pytest.raises(InvalidRequest):
-        await replica.stub.ListTasks(
-            pb.CheckpointServiceListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS
-        )
+        await replica.stub.ListTasks(tasks_pb.ListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS)
 
 
 async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint) -> None:
@@ -66,7 +65,7 @@ async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint
     oldest, *pruned = [(await replica.create()).task_id for _ in range(3)]
     for task_id in pruned:
         await replica.cancel(task_id)
-    request = pb.CheckpointServiceListTasksRequest(page_size=2)
+    request = tasks_pb.ListTasksRequest(page_size=2)
     async with await BoundedConnection.connect(replica.dsn) as postgres:
         await postgres.execute("lock table ledger.budgets in access exclusive mode")  # the ids are read without it
         listing = asyncio.ensure_future(replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))
@@ -87,12 +86,12 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 @pytest.mark.parametrize(
     ("statement", "index", "place"),
     [
-        (QUERIES.list_waits, "tasks_waits", "-infinity"),
-        (QUERIES.list_tasks, "tasks_newest", "infinity"),
-        (FORKS.list_forks, "tasks_forks", "infinity"),
-        (QUERIES.list_source_kind, "tasks_source_kind", "infinity"),
-        (QUERIES.list_source, "tasks_source", "infinity"),
-        (QUERIES.list_source_run, "tasks_source_run", "infinity"),
+        (LISTS.list_waits, "tasks_waits", "-infinity"),
+        (LISTS.list_tasks, "tasks_newest", "infinity"),
+        (LISTS.list_forks, "tasks_forks", "infinity"),
+        (LISTS.list_source_kind, "tasks_source_kind", "infinity"),
+        (LISTS.list_source, "tasks_source", "infinity"),
+        (LISTS.list_source_run, "tasks_source_run", "infinity"),
     ],
     ids=["list_waits", "list_tasks", "list_forks", "list_source_kind", "list_source", "list_source_run"],
 )
@@ -109,7 +108,7 @@ async def test_each_list_comes_in_the_order_of_its_index(
         "states": ["WAITING_USER"],
         "queue": "",
         "root_task_id": "",
-        "forked_from_task_id": NOBODY if statement == FORKS.list_forks else "",
+        "forked_from_task_id": NOBODY if statement == LISTS.list_forks else "",
         **dict.fromkeys(("source_kind", "source_id", "source_run_id"), "MANUAL" if "source" in index else ""),
         **dict.fromkeys(("output_kind", "output_from", "output_until"), ""),
     }

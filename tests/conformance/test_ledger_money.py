@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, WrongState
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import (
@@ -55,7 +56,7 @@ async def grant(replica: Any, task_id: Any, tokens: int = 0, nano_usd: int = 0, 
 
 
 async def bills(replica: Any, task_id: Any) -> Any:
-    return (await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills
+    return (await replica.stub.ListBills(admin_pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills
 
 
 async def test_a_call_reserves_money_and_is_charged_its_usage(replica: Checkpoint) -> None:

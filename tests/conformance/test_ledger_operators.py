@@ -12,7 +12,7 @@ import pytest
 from services.checkpoint.queries import QUERIES, prepare_connection
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.turn import CallModel, next_action
+from tenure.domain.next_action import CallModel, next_action
 from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from services.checkpoint.queries import OUTPUTS, prepare_connection
+from services.checkpoint.queries import LISTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.outputs import MAX_OUTPUTS, RECORD_OUTPUT
 from tenure.runtime.postgres import BoundedConnection
@@ -183,7 +183,7 @@ async def test_sql_cannot_change_an_output(replica: Checkpoint) -> None:
 
 @pytest.mark.parametrize(
     ("statement", "index", "sorts"),
-    [(OUTPUTS.list_output_kind, "task_outputs_kind", False), (OUTPUTS.list_output_uri, "task_outputs_uri", True)],
+    [(LISTS.list_output_kind, "task_outputs_kind", False), (LISTS.list_output_uri, "task_outputs_uri", True)],
     ids=["kind", "uri"],
 )
 async def test_lists_by_output_use_their_index(replica: Checkpoint, statement: Any, index: str, sorts: bool) -> None:

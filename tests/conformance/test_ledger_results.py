@@ -10,6 +10,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry
 
 SCHEMA = '{"type": "object", "required": ["price"]}'
@@ -35,7 +36,7 @@ def fields(refused: pytest.ExceptionInfo[InvalidRequest]) -> list[str]:
 
 
 async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
-    request = pb.CheckpointServiceForkTaskRequest(
+    request = tasks_pb.ForkTaskRequest(
         task_id=task_id, request_id="fork", actor="alice", overrides=task_pb2.ForkOverrides(**overrides)
     )
     return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task

@@ -21,8 +21,10 @@ from services.checkpoint.retention.pruning import TaskPruner
 from tenure.domain.errors import NotFound, StaleEpoch, WrongState
 from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.request_context import as_tenant
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
@@ -74,7 +76,7 @@ async def ended(replica: Any, state: Any = task_pb2.TASK_STATE_SUCCEEDED, **spec
 
 
 async def as_operator(replica: Any, **fields: Any) -> Any:
-    request = pb.CheckpointServicePruneTasksRequest(**{"reason": "asked to", "actor": "alice", **fields})
+    request = admin_pb.PruneTasksRequest(**{"reason": "asked to", "actor": "alice", **fields})
     return await replica.stub.PruneTasks(request, timeout=TIMEOUT_SECONDS)
 
 
@@ -106,7 +108,7 @@ async def test_an_ended_task_is_pruned_with_its_rows_except_bills(checkpoint: Ma
     assert len(await naming(replica, task_id)) >= 7
     assert await prune(replica) == 1
     assert await naming(replica, task_id) == KEPT
-    bills = await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)
+    bills = await replica.stub.ListBills(admin_pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)
     assert [bill.usage.output_tokens for bill in bills.bills] == [10]
     ((day, tokens),) = await replica.query(
         "select date_trunc('day', settled_at), sum(output_tokens) from ledger.token_usage"
@@ -160,7 +162,7 @@ async def test_requests_for_a_pruned_task_are_refused_as_pruned(checkpoint: Make
         replica.say(task_id, "?"),
         replica.stub.ListRefusedWrites(pb.ListRefusedWritesRequest(task_id=task_id), timeout=TIMEOUT_SECONDS),
         replica.stub.ForkTask(
-            pb.CheckpointServiceForkTaskRequest(task_id=task_id, request_id="f", actor="alice", message="go on"),
+            tasks_pb.ForkTaskRequest(task_id=task_id, request_id="f", actor="alice", message="go on"),
             timeout=TIMEOUT_SECONDS,
         ),
     ):
@@ -199,12 +201,12 @@ async def test_a_request_id_is_known_as_long_as_its_task(checkpoint: MakeCheckpo
 async def test_a_fork_outlives_what_it_was_forked_from(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     source = (await ended(replica)).task.task_id
-    request = pb.CheckpointServiceForkTaskRequest(task_id=source, request_id="f", actor="alice", message="go on")
+    request = tasks_pb.ForkTaskRequest(task_id=source, request_id="f", actor="alice", message="go on")
     fork = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
     assert await prune(replica) == 1
     owner = await replica.claim(fork.task_id)
     assert (owner.task.forked_from.task_id, len(owner.entries)) == (source, owner.task.sequence)
-    forks = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=source))
+    forks = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=source))
     assert [task.task_id for task in (await replica.stub.ListTasks(forks, timeout=TIMEOUT_SECONDS)).tasks] == [
         fork.task_id
     ]

@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
@@ -52,7 +52,7 @@ async def test_a_repeat_after_changed_defaults_is_the_same_task(checkpoint: Make
 
 
 async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
-    request = pb.CheckpointServiceForkTaskRequest(
+    request = tasks_pb.ForkTaskRequest(
         task_id=task_id,
         request_id=str(uuid4()),
         actor="olga",

@@ -12,6 +12,7 @@ import pytest
 from tenure.domain.errors import AlreadyExists, InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_forks import fork
 from tests.conformance.test_ledger_sub_agents import spawner
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
@@ -31,7 +32,7 @@ async def listed(replica: Checkpoint, source: Any = None, page_size: int = 0, **
     token = ""
     while True:
         task_filter = task_pb2.TaskFilter(source=source, **wanted)
-        request = pb.CheckpointServiceListTasksRequest(filter=task_filter, page_size=page_size, page_token=token)
+        request = tasks_pb.ListTasksRequest(filter=task_filter, page_size=page_size, page_token=token)
         page = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
         ids += [task.task_id for task in page.tasks]
         token = page.next_page_token

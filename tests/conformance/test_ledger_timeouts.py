@@ -13,6 +13,7 @@ from tenure.domain.errors import WrongState
 from tenure.domain.fold import fold
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import duration, moment, state_name, timestamp
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, entry, kinds, reserve
@@ -251,7 +252,7 @@ async def test_a_delayed_task_is_cancelled_at_once(
 
 async def test_a_fork_of_a_task_that_is_held_back_is_not(replica: Checkpoint) -> None:
     task = await replica.create(start_time=timestamp(datetime.now(UTC) + timedelta(hours=1)))
-    request = pb.CheckpointServiceForkTaskRequest(request_id="f", task_id=task.task_id, actor="bob")
+    request = tasks_pb.ForkTaskRequest(request_id="f", task_id=task.task_id, actor="bob")
     forked = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
     assert not forked.spec.HasField("start_time")
     assert await offered(replica) == [forked.task_id]

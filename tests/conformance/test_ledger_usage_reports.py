@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, Unauthenticated, WrongState
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, reserve
@@ -35,7 +36,9 @@ async def report(replica: Any, token: Any, *, step: int = 1, attempt_number: int
 
 
 async def bills(replica: Any, task_id: Any) -> Any:
-    return list((await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills)
+    return list(
+        (await replica.stub.ListBills(admin_pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills
+    )
 
 
 async def calling(replica: Any, *, output: int = 100) -> Any:

@@ -15,6 +15,7 @@ from tenure.domain.fold import fold
 from tenure.domain.waits import call_digest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import duration, moment
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve
@@ -91,7 +92,7 @@ async def test_a_waiting_task_has_a_wait_and_no_owner(replica: Checkpoint) -> No
         pb.ListClaimableRequest(limit=10, tenants=[replica.tenant]), timeout=TIMEOUT_SECONDS
     )
     assert not offers.offers
-    listed = await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(), timeout=TIMEOUT_SECONDS)
+    listed = await replica.stub.ListTasks(tasks_pb.ListTasksRequest(), timeout=TIMEOUT_SECONDS)
     assert listed.tasks[0].wait == task.wait
 
 

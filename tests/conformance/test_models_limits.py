@@ -20,10 +20,8 @@ from services.models.admission import LimitedCall
 from services.models.endpoints.opening import open_endpoints
 from services.models.endpoints.routing import EndpointPermit, ModelEndpoints
 from services.models.endpoints.settings import EndpointSettings, read_endpoints
-from services.models.limits.key_queue import KeyQueue, LineCaller, WaitingCall
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import text_block
-from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
@@ -136,26 +134,6 @@ async def test_waiting_calls_go_in_fair_order(simulators: list[ModelSimulator]) 
         assert endpoints.waiting_by_endpoint() == {"one": 0}
     assert order[0] == "high"
     assert set(order) == {"high", "a0", "a1", "a2", "b0", "b1"}
-
-
-async def test_the_tenant_with_fewest_calls_goes_next() -> None:
-    """Two calls of a tenant fly: the first call of another one goes before its third, which is older."""
-    queue, size, order = KeyQueue(), CallSize(1, 1), list[str]()
-    flights = [queue.take_now(LineCaller("a", Priority.NORMAL), size) for _ in range(2)]
-    assert flights[0] is not None
-    flights[0].hear(200, {"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "1"})
-    waiting = [queue.enqueue(LineCaller(tenant, Priority.NORMAL), size) for tenant in "ab"]
-
-    async def note(call: WaitingCall) -> None:
-        await call.went
-        order.append(call.caller.tenant)
-
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await asyncio.gather(*map(note, waiting))
-    assert order == ["b", "a"]
-    for call in waiting:
-        queue.leave(call)
-    assert queue.waiting == 0
 
 
 @pytest.mark.parametrize("fault", [{"status": 529}, {"status": 500}, {"status": 429, "retry_after_seconds": 60}])

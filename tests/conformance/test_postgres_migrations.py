@@ -155,7 +155,7 @@ async def test_a_migration_lets_services_pass_while_it_waits(
 
 
 async def blocked_by(dsn: str, connection: psycopg.AsyncConnection[Any]) -> None:
-    """Waits until somebody waits for what the transaction of this connection holds."""
+    """Waits until a session waits for what the transaction of this connection holds."""
     waits = "select count(*) from pg_locks where not granted and {} = any(pg_blocking_pids(pid))"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await rows(dsn, waits.format(connection.info.backend_pid)) == [(0,)]:
@@ -219,6 +219,20 @@ select %(n)s::int * 3
         assert await (await postgres.execute(queries.doubled, {"n": 21})).fetchone() == (42,)
 
 
+def test_statements_share_parts() -> None:
+    text = """
+-- part: live
+-- Tasks that have not ended.
+ended_at is null and '{}' <> {nothing}
+-- name: a
+-- Why.
+select {row.columns} from tasks where {live};
+"""
+    queries = Queries(text, parts={"row.columns": "state, step", "nothing": "''"})
+    assert queries.a == b"select state, step from tasks where ended_at is null and '{}' <> ''"
+    assert list(queries) == ["a"]
+
+
 def test_a_missing_statement_is_an_error_at_its_name() -> None:
     with pytest.raises(AttributeError, match=r"queries.sql has no statement named nothing"):
         _ = Queries("-- name: a\n-- Why.\nselect 1").nothing
@@ -227,11 +241,12 @@ def test_a_missing_statement_is_an_error_at_its_name() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("-- name: a\n-- Why.\nselect 1\n-- name: a\n-- Why.\nselect 2", "two statements named a"),
+        ("-- name: a\n-- Why.\nselect 1\n-- name: a\n-- Why.\nselect 2", "a is defined twice"),
         ("-- name: a\n-- Why.\n", "a has no statement"),
         ("-- name: a\nselect 1", "a has no comment"),
         ("select 1", "before the first"),
         ("-- name: A-b\n-- Why.\nselect 1", "not a valid name"),
+        ("-- name: a\n-- Why.\nselect {b}", "no part named b above"),
     ],
 )
 def test_a_file_of_statements_keeps_its_form(text: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""A task whose commit the ledger refuses for good ends in a typed way, whoever ends it, and so does its close-out."""
+"""A task whose commit the ledger refuses for good ends in a typed way, and so does its close-out."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ async def test_a_new_client_uses_the_healthy_replica(
 def test_a_frozen_peer_is_noticed_before_default_deadlines() -> None:
     from services.gateway.peers import CALL_TIMEOUT_SECONDS as GATEWAY_SECONDS
     from services.worker.ledger_client import COMMIT_TIMEOUT_SECONDS
-    from tenure.client.client import CALL_TIMEOUT_SECONDS as CLIENT_SECONDS
+    from tenure.client.retries import CALL_TIMEOUT_SECONDS as CLIENT_SECONDS
 
     noticed_seconds = Keepalive().interval_seconds + Keepalive().timeout_seconds
     assert noticed_seconds < min(GATEWAY_SECONDS, COMMIT_TIMEOUT_SECONDS, CLIENT_SECONDS)

@@ -13,7 +13,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-SECRET = "sk-of-a-server-that-stays"  # nobody's
+SECRET = "sk-of-a-server-that-stays"
 
 
 def command_lines() -> list[bytes]:

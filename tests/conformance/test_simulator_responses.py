@@ -40,9 +40,9 @@ async def simulator() -> AsyncIterator[ModelSimulator]:
 def put(simulator: ModelSimulator, name: str, turns: list[dict[str, Any]], instructions: str = "") -> None:
     scenario = scenario_of(Path(name), turns)
     if instructions:
-        simulator._library.put_for_instructions(instructions, scenario)
+        simulator.library.put_for_instructions(instructions, scenario)
     else:
-        simulator._library.put(scenario)
+        simulator.library.put(scenario)
 
 
 def client(simulator: ModelSimulator, key: str = "simulated") -> AsyncOpenAI:

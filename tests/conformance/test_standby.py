@@ -19,6 +19,7 @@ from services.checkpoint.standby import CATCH_UP_ENTRIES, StandbySettings
 from tenure.runtime import metrics
 from tenure.runtime.settings import Secret
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -39,7 +40,7 @@ class StandbyLedger:
 
     async def listed(self, *, fresh: bool = False) -> tuple[set[str], datetime | None]:
         """The tasks of a list, and the moment of its data if it is that of the standby."""
-        request = pb.CheckpointServiceListTasksRequest(fresh=fresh)
+        request = tasks_pb.ListTasksRequest(fresh=fresh)
         page = await self.replica.stub.ListTasks(request, timeout=CALL_SECONDS)
         as_of = page.as_of_time.ToDatetime(tzinfo=UTC) if page.HasField("as_of_time") else None
         return {task.task_id for task in page.tasks}, as_of

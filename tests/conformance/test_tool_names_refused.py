@@ -66,16 +66,16 @@ async def refusal_of(call: Any) -> dict[str, str]:
 
 
 async def submitted(tasks: Any, loop: str = "") -> str:
-    request = api.SubmitTaskRequest(goal="a", agent=task_pb2.AgentSpec(loop=loop))
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="a", agent=task_pb2.AgentSpec(loop=loop)))
     task_id: str = (await tasks.SubmitTask(request)).task.task_id
     return task_id
 
 
 async def test_a_submit_and_a_fork_are_refused(stubs: Any) -> None:
     tasks, _ = stubs
-    request = api.SubmitTaskRequest(goal="a", agent=spec(MISTAKEN).agent)
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="a", agent=spec(MISTAKEN).agent))
     refused = await refusal_of(tasks.SubmitTask(request))
-    assert refused.keys() == {"agent.tools.names", "agent.approve_tools"}
+    assert refused.keys() == {"spec.agent.tools.names", "spec.agent.approve_tools"}
     task_id = await submitted(tasks)
     fork = api.ForkTaskRequest(task_id=task_id, overrides=task_pb2.ForkOverrides(tools=MISTAKEN))
     refused = await refusal_of(tasks.ForkTask(fork))
@@ -96,7 +96,7 @@ async def test_a_control_function_may_name_tools_of_its_own(stubs: Any) -> None:
     """Its worker brings them with their calls: the tool service does not know them before."""
     tasks, _ = stubs
     control = task_pb2.ControlWork(function="month_end")
-    submit = api.SubmitTaskRequest(control=control, agent=task_pb2.AgentSpec(tools=MISTAKEN))
+    submit = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(control=control, agent=task_pb2.AgentSpec(tools=MISTAKEN)))
     task = (await tasks.SubmitTask(submit)).task
     assert task.spec.agent.tools == MISTAKEN
     fork = api.ForkTaskRequest(task_id=task.task_id, overrides=task_pb2.ForkOverrides(tools=MISTAKEN))
@@ -121,12 +121,12 @@ async def test_a_schedule_with_an_unknown_tool_is_refused(stubs: Any) -> None:
 
 async def test_a_repeated_submit_returns_its_task_without_the_tool(before_and_after: Any) -> None:
     (tasks, _), (tasks_after, _) = before_and_after
-    request = api.SubmitTaskRequest(request_id="r-1", goal="a", agent=spec(MISTAKEN).agent)
+    request = api.SubmitTaskRequest(request_id="r-1", spec=task_pb2.TaskSpec(goal="a", agent=spec(MISTAKEN).agent))
     submitted = (await tasks.SubmitTask(request)).task
     assert (await tasks_after.SubmitTask(request)).task == submitted
     request.request_id = "r-2"
-    assert HINT in (await refusal_of(tasks_after.SubmitTask(request)))["agent.tools.names"]
-    request.request_id, request.goal = "r-1", "another"
+    assert HINT in (await refusal_of(tasks_after.SubmitTask(request)))["spec.agent.tools.names"]
+    request.request_id, request.spec.goal = "r-1", "another"
     with pytest.raises(AlreadyExists) as refused:
         await tasks_after.SubmitTask(request)
     assert refused.value.reason == "REQUEST_ID_REUSED"

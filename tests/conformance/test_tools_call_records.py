@@ -12,7 +12,6 @@ from checker.reading import arguments_hash, outcome_hash
 from tenure.domain.errors import NotFound
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api
-from tenure.v1 import tool_service_pb2
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import NOBODYS, Serve
 from tests.support.fix_tools import Grants, StartTools, ToolClient
@@ -20,7 +19,7 @@ from tests.support.patience import CALL_SECONDS
 
 
 async def listed(tools: Any, owner: Any, after: str = "", page_size: int = 0) -> Any:
-    request = tool_service_pb2.ListCallsRequest(task_id=owner.task_id, after_call_id=after, page_size=page_size)
+    request = api.ListCallsRequest(task_id=owner.task_id, after_call_id=after, page_size=page_size)
     return await tools.stub.ListCalls(request, timeout=CALL_SECONDS)
 
 
@@ -85,7 +84,7 @@ async def test_operators_read_refusals_of_their_own_tasks_only(
     replica, tools = await checkpoint(), await tool_service()
     task_id = (await replica.create()).task_id
     stub = await gateway(replica.address, tools=tools.address)
-    request = api.AdminServiceListCallsRequest(task_id=task_id)
+    request = api.ListCallsRequest(task_id=task_id)
     assert not (await stub.admin.ListCalls(request)).HasField("fence")
     await tools.outcome(grants.claim(task_id), "1.0", "list_files")
     answer = await stub.admin.ListCalls(request)
@@ -94,4 +93,4 @@ async def test_operators_read_refusals_of_their_own_tasks_only(
     others = await gateway(replica.address, tools=tools.address, tenant="somebody-else")
     for reader, wanted in ((others, task_id), (stub, NOBODYS)):
         with pytest.raises(NotFound):
-            await reader.admin.ListCalls(api.AdminServiceListCallsRequest(task_id=wanted))
+            await reader.admin.ListCalls(api.ListCallsRequest(task_id=wanted))

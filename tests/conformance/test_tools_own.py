@@ -11,6 +11,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, LimitReached, StaleEpoch, TryLater
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.wire.common import EFFECT_CLASSES, OUTCOME_STATUSES, duration, refusal_to_domain
@@ -153,8 +154,8 @@ async def test_an_unsafe_call_of_a_former_owner_is_in_doubt(tools: ToolClient, g
     assert (doubted.status, doubted.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)
     await frozen.say(came_to(1))
     assert isinstance(await frozen.refusal(), StaleEpoch)
-    (call,) = (await tools.stub.ListInDoubtCalls(pb.ListInDoubtCallsRequest(), timeout=CALL_SECONDS)).calls
-    assert (call.acts_elsewhere, call.runner_gone) == (True, False)
+    (one,) = (await tools.stub.ListInDoubtCalls(admin_pb.ListInDoubtCallsRequest(), timeout=CALL_SECONDS)).calls
+    assert (one.call.acts_elsewhere, one.call.runner_gone) == (True, False)
     no_proof = tool_pb2.CallResolution(call_attempt=1, reason="looked", actor="ada")
     no_proof.decision.did_not_happen.runner_proven_gone = True
     unproven = await called(tools, own_request(new, EffectClass.UNSAFE, resolution=no_proof))

@@ -20,7 +20,7 @@ FOR_EVER = {"connect_seconds": 60, "timeout_seconds": CALL_SECONDS}
 
 @dataclass
 class Mute:
-    """Takes connections and says nothing: whoever wants TLS of it waits. `called` is set once somebody does."""
+    """Takes connections and says nothing: a client that wants TLS waits. `called` is set by the first one."""
 
     port: int = 0
     called: asyncio.Event = field(default_factory=asyncio.Event)
@@ -35,7 +35,7 @@ async def mute() -> AsyncIterator[Mute]:
             while await reader.read(65536):
                 one.called.set()
         except ConnectionError:
-            pass  # whoever waited has been killed
+            pass  # the client has been killed
         finally:
             writer.close()
 

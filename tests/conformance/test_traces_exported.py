@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from services.checkpoint.entries import read_page
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.traces import exporting, otlp, projecting, turn
+from services.checkpoint.traces import export_lease, exporting, otlp, projecting
 from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
@@ -21,6 +21,7 @@ from tenure.domain.traces import TracedTask
 from tenure.runtime import metrics
 from tenure.runtime.postgres import open_pool
 from tenure.runtime.settings import ConfigurationError, Secret, load
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.support.fix_checkpoint import (
@@ -202,20 +203,20 @@ async def test_changes_while_an_export_waits_keep_the_task_due(checkpoint: MakeC
     """The collector was away, and meanwhile the task went on and ended: no later change makes it due."""
     ledger = await checkpoint()
     async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
-        exporting_now = await turn.take_turn(pool, "test")
+        exporting_now = await export_lease.take_lease(pool, "test")
         assert exporting_now is not None
         task_id = (await ledger.create()).task_id
         await none_is_held_back(ledger)
         await exporting_now.read_changes()
-        [due] = await exporting_now.due(turn.NO_TASK, 10)
+        [due] = await exporting_now.due(export_lease.NO_TASK, 10)
         await (await ledger.claim(task_id)).end()
         await none_is_held_back(ledger)
         await exporting_now.read_changes()
-        await exporting_now.note({task_id: turn.Exported(due.sequence, is_due=False)})
-        [again] = await exporting_now.due(turn.NO_TASK, 10)
+        await exporting_now.note({task_id: export_lease.Exported(due.sequence, is_due=False)})
+        [again] = await exporting_now.due(export_lease.NO_TASK, 10)
         assert (again.exported, again.is_held) == (due.sequence, False)
-        await exporting_now.note({task_id: turn.Exported(again.sequence, is_due=False)})
-        assert await exporting_now.due(turn.NO_TASK, 10) == []
+        await exporting_now.note({task_id: export_lease.Exported(again.sequence, is_due=False)})
+        assert await exporting_now.due(export_lease.NO_TASK, 10) == []
 
 
 async def none_is_held_back(ledger: Checkpoint) -> None:
@@ -229,14 +230,14 @@ async def none_is_held_back(ledger: Checkpoint) -> None:
 async def test_row_lease_is_kept_while_an_export_is_read(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica that begins with long tasks reads them again, longer than a turn: it must come up for air."""
+    """A replica that begins with long tasks reads them again, longer than a lease: it must come up for air."""
     ledger = await checkpoint()
     task_id = await worked_off(ledger, 3)
     last = len(await ledger.entries(task_id))
     monkeypatch.setattr(projecting, "read_page", partial(read_page, page_size=1))
     async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
         projections = projecting.Projections(pool, with_content=False)
-        due = turn.DueTask(TracedTask(task_id, task_id, "default"), last - 2, last, is_held=False)
+        due = export_lease.DueTask(TracedTask(task_id, task_id, "default"), last - 2, last, is_held=False)
         pages = [(len(spans), through) async for spans, through in projections.spans(due)]
     assert [through for _, through in pages] == [*[last - 2] * (last - 2), last - 1, last]
     assert not any(spans for spans, _ in pages[: last - 2])
@@ -282,14 +283,16 @@ async def test_one_of_several_replicas_exports(checkpoint: MakeCheckpoint, colle
     await checkpoint(traces=settings_of(collector), dsn=first.dsn)
     await ended(collector, await worked_off(first, 1))
     assert len(collector.spans) == len(collector.by_id)
-    assert await first.query("select turn from ledger.trace_feed") == [(1,)]
+    assert await first.query("select lease_number from ledger.trace_feed") == [(1,)]
 
 
 async def test_changes_that_were_pruned_are_noted(checkpoint: MakeCheckpoint, collector: Collector) -> None:
     """No replica exported for longer than changes are kept. Later changes are exported as ever."""
     first = await checkpoint(traces=settings_of(collector))
     await ended(collector, await worked_off(first, 1))
-    await first.query("update ledger.trace_feed set xid = '1', turn_until = '-infinity', turn = turn + 1")
+    await first.query(
+        "update ledger.trace_feed set xid = '1', leased_until = '-infinity', lease_number = lease_number + 1"
+    )
     await first.query("update ledger.change_feed set pruned_xid = '3'")
     second = await checkpoint(traces=settings_of(collector), dsn=first.dsn)
     await ended(collector, await worked_off(second, 1))
@@ -299,7 +302,7 @@ async def test_traces_of_pruned_tasks_are_forgotten(checkpoint: MakeCheckpoint, 
     ledger = await checkpoint(traces=settings_of(collector))
     task_id = await worked_off(ledger, 1)
     await ended(collector, task_id)
-    request = pb.CheckpointServicePruneTasksRequest(task_id=task_id, actor="operator", reason="disk")
+    request = admin_pb.PruneTasksRequest(task_id=task_id, actor="operator", reason="disk")
     await ledger.stub.PruneTasks(request, timeout=CALL_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await ledger.query("select from ledger.traced_tasks"):
@@ -311,7 +314,7 @@ async def test_lost_row_lease_refuses_writes(checkpoint: MakeCheckpoint, collect
     task_id = await worked_off(ledger, 1)
     await ended(collector, task_id)
     async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
-        stale = turn.ExportTurn(pool, 0)
-        await stale.note({task_id: turn.Exported(1, is_due=True)})
+        stale = export_lease.ExportLease(pool, 0)
+        await stale.note({task_id: export_lease.Exported(1, is_due=True)})
         assert stale.is_lost()
     assert await ledger.query("select from ledger.traced_tasks where sequence = 1") == []

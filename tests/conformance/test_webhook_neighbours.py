@@ -16,7 +16,7 @@ from tests.support.fix_webhooks import MakeReceiver, Reply
 
 pytestmark = pytest.mark.server
 
-LONG: Any = {**HERE, "request_timeout_seconds": 60.0, "turn_seconds": 120.0}
+LONG: Any = {**HERE, "request_timeout_seconds": 60.0, "lease_seconds": 120.0}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ async def test_sender_lease_of_a_busy_webhook_ends_for_one_that_waits(
 
     async def paced() -> None:
         await gate.wait()
-        await asyncio.sleep(1.0)  # so that a lease that goes on has much left when the other webhook has its turn
+        await asyncio.sleep(1.0)  # so that a lease that goes on has much left when the other webhook has its lease
 
     slow.answer = lambda _delivery: Reply(after=paced())
     for number in range(6):
@@ -68,7 +68,7 @@ async def test_sender_lease_of_a_busy_webhook_ends_for_one_that_waits(
     await hooks.finish()
     gate.set()
     await good.until(1)
-    assert len(slow.came) < 20, "of 66: no webhook sent all that it had before another one's turn"
+    assert len(slow.came) < 20, "of 66: no webhook sent all that it had before another one's lease"
 
 
 async def test_delivery_that_was_not_sent_has_no_attempt(

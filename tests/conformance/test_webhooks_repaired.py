@@ -10,7 +10,7 @@ import pytest
 
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.watch.change_feed import ChangeCursor
-from services.checkpoint.webhooks.feed_reader import FeedReader, SenderLeaseKey
+from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKey
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import NotFound, WrongState
 from tenure.runtime.postgres import open_pool
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.server
 DEAD, PENDING = pb.WEBHOOK_DELIVERY_STATE_DEAD, pb.WEBHOOK_DELIVERY_STATE_PENDING
 SHORT_TURNS = {
     "TENURE_CHECKPOINT_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8",
-    "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "4",
+    "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "4",
     "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "2",
 }
 
@@ -241,7 +241,7 @@ class TestStops:
         assert (await receiver.until(2))[1].task_id == task_id
 
 
-class TestTurns:
+class TestSenderLeases:
     @pytest.mark.faults
     async def test_a_sender_killed_before_the_record_repeats_a_delivery(
         self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
@@ -291,7 +291,9 @@ class TestTurns:
         await hooks.create(receiver)
         await hooks.finish()
         await receiver.until_came(1)
-        await hooks.replica.query("update ledger.webhooks set turn = turn + 1, turn_until = now() + interval '2 s'")
+        await hooks.replica.query(
+            "update ledger.webhooks set lease_number = lease_number + 1, leased_until = now() + interval '2 s'"
+        )
         before = await hooks.get()
         gate.set()
         await receiver.until(1)
@@ -301,25 +303,25 @@ class TestTurns:
         assert [one.webhook_id for one in receiver.came] == [receiver.came[0].webhook_id] * 2
 
     async def test_expired_row_lease_moves_no_cursor(self, hooks: WebhookClient) -> None:
-        """The cursor that it read stands where another turn left it: nothing is written down twice, or left out."""
+        """The cursor that it read stands where another lease left it: nothing is written down twice, or left out."""
         webhook = await hooks.create()
         await hooks.call("PauseWebhook", reason="so that only this test reads")
         await hooks.finish()
-        statement = "select feed_id::text, xid::text::bigint, position, turn from ledger.webhooks"
-        ((*cursor, turn),) = await hooks.replica.query(statement)
+        statement = "select feed_id::text, xid::text::bigint, position, lease_number from ledger.webhooks"
+        ((*cursor, number),) = await hooks.replica.query(statement)
         async with open_pool(hooks.replica.dsn, schema=SCHEMA) as pool:
             stale, held = (
-                SenderLeaseKey(webhook.webhook_id, "default", turn - 1),
-                SenderLeaseKey(webhook.webhook_id, "default", turn),
+                SenderLeaseKey(webhook.webhook_id, "default", number - 1),
+                SenderLeaseKey(webhook.webhook_id, "default", number),
             )
             wanted = task_pb2.TaskFilter()
-            reader = FeedReader(pool, held, "hook", [], wanted)
-            assert not await FeedReader(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*cursor))
+            reader = EventWriter(pool, held, "hook", [], wanted)
+            assert not await EventWriter(pool, stale, "hook", [], wanted).read_on(ChangeCursor(*cursor))
             assert await hooks.deliveries() == []
             await reader.read_on(ChangeCursor(*cursor))
             ((*moved, _),) = await hooks.replica.query(statement)
             await reader.read_on(ChangeCursor(*cursor))  # as one that did not notice that it had done so
         assert moved > cursor
-        assert await hooks.replica.query(statement) == [(*moved, turn)]
+        assert await hooks.replica.query(statement) == [(*moved, number)]
         assert [one.event_type for one in await hooks.deliveries()] == ["task.succeeded"]
         await hooks.counts_are_those_of_the_deliveries()

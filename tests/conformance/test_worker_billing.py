@@ -14,8 +14,7 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.states import TaskState
 from tenure.domain.tools import OutcomeStatus
-from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import model_service_pb2 as models_pb
 from tenure.wire.common import state_name
 from tests.conformance.test_worker_model_runner import SENT, ScriptedRunner, answer
@@ -35,7 +34,7 @@ SYSTEM: Final = "Be brief, and say what you do. " * 250
 async def bills(bench: Any, task_ids: Any) -> Any:
     listed = {}
     for task_id in task_ids:
-        answer = await bench.ledger.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=CALL_SECONDS)
+        answer = await bench.ledger.ListBills(admin_pb.ListBillsRequest(task_id=task_id), timeout=CALL_SECONDS)
         listed.update({f"{task_id}/{bill.step}/{bill.attempt_number}": bill for bill in answer.bills})
     return listed
 
@@ -92,9 +91,7 @@ async def test_a_worker_that_lost_its_task_reports_its_usage(bench: WorkerBench)
     await all_are_speaking(bench, 10, tasks=1)
     epoch = (await bench.task(task_id)).epoch
     await bench.start_worker()
-    request = coordinator_pb.CoordinatorServiceTransferTaskRequest(
-        task_id=task_id, epoch=epoch, reason="needed elsewhere", actor="test"
-    )
+    request = admin_pb.TransferTaskRequest(task_id=task_id, epoch=epoch, reason="needed elsewhere", actor="test")
     await bench.coordinator.TransferTask(request, timeout=CALL_SECONDS)
     name = f"{task_id}/1/1"
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -19,8 +19,8 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, BudgetPolicy, ControlWork, Limits, TaskPolicy, TaskSpec
 from tenure.domain.timeouts import PhaseTimeout, TimeoutAction, Timeouts
 from tenure.runtime.request_context import DEFAULT_TENANT
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
@@ -192,9 +192,7 @@ async def test_a_lost_claim_reports_the_usage_of_its_call(functions: ModelFuncti
     await all_are_speaking(functions.bench, 10, tasks=1)
     epoch = (await functions.bench.task(task_id)).epoch
     await functions.worker()
-    request = coordinator_pb.CoordinatorServiceTransferTaskRequest(
-        task_id=task_id, epoch=epoch, reason="needed elsewhere", actor="test"
-    )
+    request = admin_pb.TransferTaskRequest(task_id=task_id, epoch=epoch, reason="needed elsewhere", actor="test")
     await functions.bench.coordinator.TransferTask(request, timeout=CALL_SECONDS)
     name = f"{task_id}/2/1"
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -285,15 +285,6 @@ async def test_invalid_result_is_corrected(served: WorkerBench) -> None:
     assert knows.input_tokens > knows_not.input_tokens + len(SCHEMA) // 8
 
 
-async def test_after_the_last_correction_the_task_fails(served: WorkerBench) -> None:
-    policy = TaskPolicy(max_result_corrections=1)
-    task_id = await served.submit("sim-worker-shaped", result_schema_json=SCHEMA, policy=policy)
-    task = await served.ended(task_id)
-    assert (state_name(task.state), task.reason, task.result_json) == ("FAILED", "RESULT_INVALID", "")
-    assert ("after 1 corrections" in task.message, '"three"' in task.result) == (True, True)
-    assert len(served.model_calls(task_id)) == 2
-
-
 @pytest.mark.faults
 async def test_crash_before_a_correction_repeats_no_call(bench: WorkerBench) -> None:
     """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""

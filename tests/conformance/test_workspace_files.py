@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, OutOfRange, WrongState
-from tenure.v1 import tool_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import workspace_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS
@@ -23,7 +23,7 @@ KINDS = {
 
 
 async def listed(tools: Any, task_id: str, path: str = "", *, page_size: int = 0) -> Any:
-    files, request = [], pb.ToolServiceListFilesRequest(task_id=task_id, path=path, page_size=page_size)
+    files, request = [], tasks_pb.ListFilesRequest(task_id=task_id, path=path, page_size=page_size)
     while True:
         page = await tools.stub.ListFiles(request, timeout=CALL_SECONDS)
         files += page.files
@@ -33,7 +33,7 @@ async def listed(tools: Any, task_id: str, path: str = "", *, page_size: int = 0
 
 
 async def read(tools: Any, task_id: str, path: str, *, offset: int = 0, version: str = "") -> Any:
-    request = pb.ToolServiceReadFileRequest(task_id=task_id, path=path, offset=offset, version=version)
+    request = tasks_pb.ReadFileRequest(task_id=task_id, path=path, offset=offset, version=version)
     parts = [part async for part in tools.stub.ReadFile(request, timeout=CALL_SECONDS)]
     return parts[0].header, b"".join(part.content for part in parts[1:])
 
@@ -81,7 +81,7 @@ async def test_pages_list_every_file_once(tools: ToolClient, workspace: Path) ->
 async def test_page_token_survives_removal_of_its_file(tools: ToolClient, workspace: Path) -> None:
     for number in range(6):
         (workspace / f"{number}").write_text("x")
-    request = pb.ToolServiceListFilesRequest(task_id=workspace.name, page_size=3)
+    request = tasks_pb.ListFilesRequest(task_id=workspace.name, page_size=3)
     page = await tools.stub.ListFiles(request, timeout=CALL_SECONDS)
     (workspace / "2").unlink()
     (workspace / "2a").write_text("x")
@@ -93,7 +93,7 @@ async def test_page_token_survives_removal_of_its_file(tools: ToolClient, worksp
 async def test_first_page_has_the_usage(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service(workspace_bytes=1_000_000, workspace_files=10)
     (workspace / "file").write_bytes(b"x" * 100_000)
-    page = await tools.stub.ListFiles(pb.ToolServiceListFilesRequest(task_id=workspace.name), timeout=CALL_SECONDS)
+    page = await tools.stub.ListFiles(tasks_pb.ListFilesRequest(task_id=workspace.name), timeout=CALL_SECONDS)
     assert (page.usage.max_bytes, page.usage.max_files, page.usage.used_files) == (1_000_000, 10, 1)
     assert 100_000 <= page.usage.used_bytes < 200_000
 
@@ -131,7 +131,7 @@ async def test_changed_file_ends_the_read(tools: ToolClient, workspace: Path) ->
     assert refused.value.reason == "FILE_CHANGED"
     big = workspace / "big"
     big.write_bytes(b"x" * 8_000_000)  # more than the stream's windows hold, so that it is being read still
-    call = tools.stub.ReadFile(pb.ToolServiceReadFileRequest(task_id=workspace.name, path="big"), timeout=CALL_SECONDS)
+    call = tools.stub.ReadFile(tasks_pb.ReadFileRequest(task_id=workspace.name, path="big"), timeout=CALL_SECONDS)
     got = 0
 
     async def read_on() -> None:

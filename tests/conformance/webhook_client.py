@@ -16,7 +16,7 @@ HERE: dict[str, Any] = {
     "first_retry_seconds": 0.02,
     "longest_retry_seconds": 0.1,
     "request_timeout_seconds": 30.0,
-    "turn_seconds": 60.0,
+    "lease_seconds": 60.0,
 }
 """Settings of webhooks whose endpoints are on this machine and who need not wait for long."""
 

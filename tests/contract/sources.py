@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-PRODUCT: Final = ("tenure", "services", "devstack", "checker")
+PRODUCT: Final = ("tenure", "services", "edges", "devstack", "checker")
 
 
 @cache

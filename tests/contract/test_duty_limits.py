@@ -11,6 +11,7 @@ from tenure.runtime.process import NoLimit
 from tests.contract.sources import ROOT, calls_of
 
 SERVICES = ("checkpoint", "coordinator", "gateway", "tools", "worker", "models")
+FOLDERS = (*(f"services/{service}" for service in SERVICES), "edges")
 NAME, DUTY = 0, 1
 
 
@@ -33,7 +34,7 @@ def started_duties(folder: str) -> Iterator[Started]:
 
 
 def test_every_duty_has_a_silence_limit_or_a_reason() -> None:
-    duties = [duty for service in SERVICES for duty in started_duties(f"services/{service}")]
+    duties = [duty for folder in FOLDERS for duty in started_duties(folder)]
     assert [f"{duty.file} {duty.name}" for duty in duties if duty.limit == "None"] == []
     unlimited = {duty.limit for duty in duties if duty.limit.isupper() and not duty.limit.endswith("SECONDS")}
     assert unlimited == {"UNTIL_THE_END"}

@@ -41,7 +41,10 @@ async def test_an_error_survives_a_call(raised: Any) -> None:
     async with server, open_channel(server.address) as channel:
         with pytest.raises(errors.TenureError) as caught:
             await channel.unary_unary("/t.Fail/Now")(b"", timeout=CALL_SECONDS)
+        with pytest.raises(errors.TenureError) as in_process:
+            await server.in_process(CALL_SECONDS).unary_unary("/t.Fail/Now", bytes, bytes)(b"")
     assert_same(caught.value, raised)
+    assert_same(in_process.value, raised)
 
 
 @pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")

@@ -8,7 +8,7 @@ from collections import Counter
 from tenure.runtime.failpoints import FAILPOINTS, SWITCHES
 from tests.contract.sources import calls_of
 
-FOLDERS = ("tenure", "services")
+FOLDERS = ("tenure", "services", "edges")
 
 
 def names_given_to(function: str) -> list[tuple[str, str]]:

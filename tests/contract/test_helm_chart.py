@@ -153,7 +153,7 @@ RUNNING = """
         (ALIVE + QUEUED, [7]),
         (ALIVE + RUNNING, [4]),
         (ALIVE, [0]),
-        (RUNNING, []),  # nobody knows the queue: the number of workers stays
+        (RUNNING, []),  # the queue is unknown: the number of workers stays
     ],
 )
 def test_prometheus_counts_the_tasks_of_a_pool(series: str, expected: list[int], tmp_path: Path) -> None:

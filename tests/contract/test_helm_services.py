@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from edges.tools_config import read_config
 from services.checkpoint.traces.settings import TraceSettings
 from services.coordinator.pools import parse_pools
-from services.tools.config import read_config
 from tenure.domain.outbound import Networks
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.settings import load
@@ -111,7 +111,7 @@ def test_every_process_has_the_settings_it_needs(name: str, secrets: Path, tmp_p
                 variables[variable] = path
         settings = load(settings_type(service), variables, prefix=f"TENURE_{service.upper()}_")
         assert not settings.common.allow_insecure_network
-        if component(template) == service:  # a migration is called by nobody
+        if component(template) == service:  # a migration serves no caller
             files = CertificateFiles(settings.common.tls)
             assert files.read().identity(files.installation).name.split("/")[-2] == service
             loaded.add(service)

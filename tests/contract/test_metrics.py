@@ -11,7 +11,7 @@ from tenure.runtime.metric_catalogue import CATALOGUE, page
 from tenure.runtime.metrics import BUCKETS_SECONDS
 from tests.contract.sources import ROOT, files_with, parse
 
-FOLDERS = ("tenure", "services")
+FOLDERS = ("tenure", "services", "edges")
 KINDS = {"cell": {"counter", "gauge"}, "count": {"counter"}, "gauge": {"gauge"}}
 KINDS |= {"observe": {"histogram"}, "histogram": {"histogram"}, "remove": {"gauge"}}
 THEMSELVES = {"tenure/runtime/metrics.py", "tenure/runtime/metric_catalogue.py"}

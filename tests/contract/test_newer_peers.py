@@ -13,7 +13,6 @@ from google.protobuf.message import Message
 
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, task_service_pb2, tool_pb2
 from tenure.validators import validate
 from tenure.wire.common import state_name
@@ -99,10 +98,9 @@ def test_a_state_that_is_unknown_can_be_shown() -> None:
 @pytest.mark.parametrize(
     "request_message",
     [
-        task_service_pb2.SubmitTaskRequest(goal="g"),
+        task_service_pb2.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="g")),
         task_service_pb2.GetTaskRequest(task_id="00000000-0000-7000-8000-000000000000"),
-        pb.CheckpointServiceGetTaskRequest(task_id="00000000-0000-7000-8000-000000000000"),
-        pb.ListEntriesRequest(task_id="00000000-0000-7000-8000-000000000000"),
+        task_service_pb2.ListTaskEntriesRequest(task_id="00000000-0000-7000-8000-000000000000"),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy import install
-from deploy.supply_chain import IMAGE_LOCK, LOCKS, ROOT, _verdict, audit, sbom
+from deploy.supply_chain import IMAGE_LOCK, LOCKS, ROOT, audit, sbom, verdict
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -148,7 +148,7 @@ def test_an_audit_without_an_answer_in_time_passes(capsys: pytest.CaptureFixture
 def test_a_hole_fails_the_audit_and_a_missing_answer_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     silent = {"name": "a", "skip_reason": "not on PyPI"}
     hole = {"name": "b", "version": "1.0", "vulns": [{"id": "CVE-1", "fix_versions": ["1.1"]}]}
-    assert _verdict([silent]) == 0
+    assert verdict([silent]) == 0
     assert "no answer about 1 of 1" in capsys.readouterr().out
-    assert _verdict([silent, hole]) == 1
+    assert verdict([silent, hole]) == 1
     assert "b 1.0 has CVE-1; fixed in: 1.1" in capsys.readouterr().out

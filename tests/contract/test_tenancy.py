@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 import tenure.v1
 from tests.contract.sources import calls_of, files_with, texts
 
-FOLDERS = ("services", "tenure")
+FOLDERS = ("services", "edges", "tenure")
 OPERATOR_FIELDS = {
     "tenure.v1.CreateApiKeyRequest.any_tenant",
     "tenure.v1.ListApiKeysRequest.all_tenants",
@@ -89,7 +89,7 @@ def test_only_duties_and_operators_use_another_tenant() -> None:
         "services/coordinator/claims/close_out.py",
         "services/coordinator/pruned_tasks.py",
         "services/coordinator/worker_agents.py",
-        "services/tools/providers/provider.py",
+        "edges/providers/provider.py",
         "services/worker/supervisor.py",
         "services/gateway/forwarding.py",
     }

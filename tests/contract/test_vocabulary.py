@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
-from collections.abc import Iterator
-from pathlib import PurePath
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
 
 import pytest
 
-from tests.contract.sources import PRODUCT, files_with, parse, texts
+from tests.contract.sources import PRODUCT, ROOT, files_with, parse, texts
 
-FOLDERS = ("tenure", "services", "devstack", "checker", "bench", "examples", "spec", "protos")
+FOLDERS = ("tenure", "services", "edges", "devstack", "checker", "bench", "examples", "spec", "protos")
 
 # A variable that is named after the way it arrived does not say what it holds.
 BANNED_NAMES = {
@@ -96,6 +97,32 @@ BANNED_FORMS = {
 }
 
 
+# Phrases that are not plain English, in code, comments, errors, SQL, protos, the console and docs.
+BANNED_PHRASES = {
+    r"\b(?<!there )(?<!there may )(?<!there will )(?:is|are|was|were|be) no (?!(?:longer|more|\w+er)\b)": "is not a",
+    r"\bha(?:s|ve) to be told\b": "the subject, and the verb: Tenure reports",
+    r"\bthere is no (?:task|agent|schedule|webhook|delivery|tenant|api key|group) [{]": "task {…} not found",
+    r"\bis of an unknown type\b": "has an unknown type",
+    r"\bmust be known\b": "unknown state",
+}
+BANNED_PERSONS = {r"\b(?:nobody|somebody|everybody|whoever)\b": "the actor: no worker, a person, each reader"}
+PRODUCT_PHRASES = BANNED_PHRASES | BANNED_PERSONS
+PHRASE_FILES = (".py", ".sql", ".proto", ".js", ".html", ".md", ".yaml", ".yml", ".json", ".toml", ".pml")
+PHRASE_FOLDERS = (
+    *FOLDERS,
+    "docs",
+    "deploy",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "pyproject.toml",
+    "tests",
+)
+UNIX_ACCOUNT = ("devstack/postgres_cluster.py", "nobody")
+NAME_THE_PHRASES = ("docs/glossary.md", "tests/contract/test_vocabulary.py", "tenure/v1/")
+SKIPPED_FOLDERS = ("node_modules", "vendor", "__pycache__")
+
+
 def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Names of variables, arguments, attributes, functions and classes where they are defined."""
     for node in ast.walk(tree):
@@ -172,3 +199,46 @@ def test_names_of_tests_state_laws_with_nouns_of_the_glossary() -> None:
 )
 def test_the_check_finds_banned_names(name: str) -> None:
     assert problem_of(name)
+
+
+def prose_files() -> Iterator[tuple[str, str]]:
+    """The product's own files of text and of tests, without generated and vendored ones, each with its text."""
+    for name in PHRASE_FOLDERS:
+        paths = [ROOT / name] if (ROOT / name).is_file() else sorted(walk(ROOT / name))
+        for path in paths:
+            file = path.relative_to(ROOT).as_posix()
+            if path.suffix in PHRASE_FILES and not file.startswith(NAME_THE_PHRASES):
+                yield file, path.read_text(encoding="utf-8")
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """The files below a folder, without generated, vendored and cached ones."""
+    for base, folders, files in os.walk(folder):  # Path.walk needs Python 3.12
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
+        yield from (Path(base) / name for name in files)
+
+
+def banned_phrases(text: str, phrases: Mapping[str, str] = PRODUCT_PHRASES) -> list[tuple[str, str]]:
+    """Each banned phrase of a text, with the words to use instead. A line break, also in a comment, is a space."""
+    flat = " ".join(line.strip(" \t#/*-") for line in text.lower().split("\n"))
+    hits = ((match, advice) for form, advice in phrases.items() for match in re.finditer(form, flat))
+    return [(flat[max(match.start() - 20, 0) : match.end() + 20], advice) for match, advice in hits]
+
+
+def test_texts_use_plain_phrases() -> None:
+    account_file, account = UNIX_ACCOUNT
+    banned = [
+        f"{file}: …{phrase}…: say {advice}"
+        for file, text in prose_files()
+        for phrase, advice in banned_phrases(text, BANNED_PHRASES if file.startswith("tests/") else PRODUCT_PHRASES)
+        if not (file == account_file and account in phrase)
+    ]
+    assert banned == []
+
+
+@pytest.mark.parametrize(
+    "text", ["the body is no JSON", "# sub-agents are no\n    # runs", "Nobody knows", 'f"there is no task {task_id}"']
+)
+def test_the_check_finds_banned_phrases(text: str) -> None:
+    assert banned_phrases(text)
+    assert not banned_phrases("There is no task here. It is no longer used, and there are no\n# errors.")

@@ -30,8 +30,8 @@ class Installation:
     client: Client
 
     async def submit(self, model: str, goal: str = "find out", **fields: object) -> str:
-        request = api.SubmitTaskRequest(**fields)  # type: ignore[arg-type]  # any of its fields
-        request.agent.model = model
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(**fields))  # type: ignore[arg-type]  # any of its fields
+        request.spec.agent.model = model
         return (await self.client.submit(goal, request=request)).task_id
 
     async def until(

@@ -100,7 +100,7 @@ SCENARIOS: Final[dict[str, Any]] = {
         },
         last_words("{{goal}}"),
     ],
-    # The same, but the root goes on writing, and its last two leaves would never end: nobody waits for them long.
+    # The same, but the root goes on writing, and its last two leaves would never end: no parent waits for them long.
     "dear-tree": [
         spawning("Five.", *branches("hasty")),
         {

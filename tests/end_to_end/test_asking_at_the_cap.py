@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -20,7 +19,7 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_sub_agents import tree_of
-from tests.end_to_end.test_tree_of_agents import check_audit, check_cap, died_and_back, leaves_held, within_its_cap
+from tests.end_to_end.test_tree_of_agents import check_audit, check_cap, died_and_back, within_its_cap
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -125,59 +124,6 @@ async def test_a_tree_asks_at_10_dollars_and_survives_kills(own_installation: In
     assert [one.state for one in tree] == [SUCCEEDED] * 9
     check_cap(tree[0].budget)
     await check_audit(install, tree)
-
-
-@pytest.mark.faults
-async def test_sub_agents_that_ended_at_a_cap_continue_after_a_grant(
-    own_installation: Installation, tmp_path: Path
-) -> None:
-    """Their parent still waits, and the checkpoint service dies as it begins their next attempts."""
-    install, goal = own_installation, f"outlived {uuid.uuid4().hex[:8]}"
-    agent = task_pb2.AgentSpec(
-        max_output_tokens=1000,
-        tools=task_pb2.ToolAllowlist(names=["spawn_sub_agents", "append_record", "wait_external"]),
-    )
-    limits = task_pb2.Limits(max_tokens=10**6, max_nano_usd=6700 * NANO_USD_A_TOKEN)
-    async with leaves_held(install, tmp_path / "gate"):
-        root = await install.submit("sim-by-goal", goal, agent=agent, limits=limits)
-        await install.until(root, "sub_agents_spawned")
-        waiting, *spenders = await sub_agents_of(install, root, 4)
-        await install.in_state(waiting.task_id, "WAITING_EXTERNAL")
-        (tmp_path / "gate").touch()
-        ended = [await install.ended(one.task_id) for one in spenders]
-    short = [one for one in ended if one.state == COST_EXCEEDED]
-    assert short, [(one.state, one.reason) for one in ended]
-
-    checkpoint = install.stack.services["checkpoint"]
-    await checkpoint.restart({"TENURE_FAILPOINTS": "checkpoint.before_sweep=1#kill9"})
-    granted = asyncio.create_task(install.client.grant_budget(root, "worth it", extra_nano_usd=10 * NANO_USD))
-    await install.died(checkpoint)
-    await checkpoint.restart()
-    with suppress(TryLater, PeerFailed):  # the grant is in the ledger; its answer may have died with the service
-        await granted
-    for one in short:
-        await in_attempt(install, one.task_id, 2)
-    assert [(await install.ended(one.task_id)).state for one in spenders] == [SUCCEEDED] * 3
-    await install.client.signal(waiting.spec.goal, "{}")
-    tree = [await install.ended(one.task_id) for one in await tree_of(install, root)]
-    assert [one.state for one in tree] == [SUCCEEDED] * 5
-    assert sorted(one.attempt for one in tree) == [1] * (5 - len(short)) + [2] * len(short)
-    check_cap(tree[0].budget)
-    await check_audit(install, tree)
-
-
-async def in_attempt(install: Installation, task_id: str, attempt: int) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while (await install.client.get(task_id)).attempt < attempt:
-            await asyncio.sleep(0.05)
-
-
-async def sub_agents_of(install: Installation, root: str, count: int) -> list[task_pb2.Task]:
-    """The sub-agents by their goals, once there are `count`."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(tree := (await tree_of(install, root))[1:]) < count:
-            await asyncio.sleep(0.05)
-    return sorted(tree, key=lambda one: one.spec.goal)
 
 
 async def all_asking(install: Installation, root: str, count: int) -> list[task_pb2.Task]:

@@ -42,7 +42,3 @@ async def test_a_section_of_the_bench_runs(name: str, tmp_path: Path) -> None:
         assert section["title"] in printed
         assert section["figures"] or section["how"].startswith("Not measured: "), section
     assert not list(tmp_path.glob("tenure-bench-*")), "it removes its data"
-
-
-async def test_the_prompt_bound_is_compared_with_the_simulator() -> None:
-    assert "bound ÷ tokens of" in await run_module("bench.input_estimate")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-import pytest
-
-from tenure.domain.errors import NotFound, WrongState
 from tenure.v1 import task_pb2, tool_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.support.patience import PATIENCE_SECONDS
@@ -24,11 +21,6 @@ async def check_cancelled(install: Installation, task_id: str) -> task_pb2.Task:
     assert again.state == CANCELLED
     assert again.sequence == task.sequence
     return task
-
-
-async def test_a_queued_task_is_cancelled_at_once(installation: Installation) -> None:
-    task_id = await installation.submit("sim-hello", queue="nobody-serves-this")
-    await check_cancelled(installation, task_id)
 
 
 async def test_a_task_is_cancelled_while_the_model_speaks(installation: Installation) -> None:
@@ -63,25 +55,3 @@ async def test_a_task_is_cancelled_while_its_worker_is_frozen(own_installation: 
         await check_cancelled(own_installation, task_id)
     finally:
         frozen.wake()
-
-
-async def test_a_task_that_waits_for_its_retry_is_cancelled(installation: Installation) -> None:
-    retry = task_pb2.RetryPolicy(max_attempts=3)
-    retry.initial_backoff.seconds = retry.max_backoff.seconds = 600
-    policy = task_pb2.TaskPolicy(retry=retry)
-    task_id = await installation.submit("sim-e2e-overloaded", policy=policy)
-    await installation.in_state(task_id, "RETRY_SCHEDULED")
-    await check_cancelled(installation, task_id)
-
-
-async def test_a_task_that_ended_otherwise_cannot_be_cancelled(installation: Installation) -> None:
-    task_id = await installation.submit("sim-hello")
-    await installation.ended(task_id)
-    with pytest.raises(WrongState) as refused:
-        await installation.client.cancel(task_id)
-    assert refused.value.metadata["state"] == "SUCCEEDED"
-
-
-async def test_an_unknown_task_cannot_be_cancelled(installation: Installation) -> None:
-    with pytest.raises(NotFound):
-        await installation.client.cancel(str(uuid.uuid4()))

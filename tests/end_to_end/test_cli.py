@@ -294,20 +294,6 @@ async def test_ctrl_c_stops_watching_and_not_the_task(installation: Installation
     assert state_name((await installation.ended(task_id)).state) == "SUCCEEDED"
 
 
-async def test_a_watch_survives_a_gateway_restart_without_a_gap(own_installation: Installation) -> None:
-    gateway = own_installation.stack.services["gateway"]
-    task_id = await own_installation.submit("sim-e2e-paced", goal="watched")
-    async with started("--json", "watch", task_id, "--no-live", address=gateway.address) as watch:
-        seen = [(await next_value(watch))["sequence"] for _ in range(5)]
-        gateway.kill()
-        gateway.start()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            out, err = await watch.communicate()
-    rest = [event["sequence"] for event in Done(0, out.decode(), "").values]
-    assert watch.returncode == Exit.OK, err
-    assert [*seen, *rest] == list(range(1, len(seen) + len(rest) + 1))
-
-
 async def test_a_submit_with_a_misspelt_tool_names_the_nearest(installation: Installation) -> None:
     refused = await tenure("submit", "hi", "--tools", "raed_file", address=installation.stack.gateway_address)
     assert refused.code == Exit.REFUSED

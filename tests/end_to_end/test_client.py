@@ -309,7 +309,7 @@ async def test_each_refusal_says_what_to_do(address: str) -> None:
     with pytest.raises(InvalidRequest, match="by TLS only"):
         Client("10.0.0.1:8470", api_key="tnr_x")
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
+        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and no other process gets the port
         nowhere = Client(f"127.0.0.1:{bound.getsockname()[1]}")
         with pytest.raises(Unavailable, match=f"no gateway answers at 127.0.0.1:{bound.getsockname()[1]}: start it"):
             await nowhere.get(nobody)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role, server_name
 from tenure.domain.errors import Unauthenticated
 from tenure.runtime.signing import LOOK_SECONDS
 from tenure.runtime.tls import ClientTls
+from tenure.serve import command_line
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import webhook_service_pb2 as webhook_pb
@@ -30,6 +29,7 @@ from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.fix_webhooks import MakeReceiver, Receiver
+from tests.support.noisy_tenants import operator_key
 from tests.support.patience import PATIENCE_SECONDS, slowness_now
 
 pytestmark = [pytest.mark.server, pytest.mark.faults]
@@ -60,7 +60,7 @@ async def install(stack: Stack) -> AsyncIterator[Installation]:
 
 async def new_key(install: Installation) -> pb.CreateApiKeyResponse:
     permissions = [PERMISSIONS.to_wire(Permission.TENANT_ADMIN)]
-    return await install.client.create_api_key(pb.CreateApiKeyRequest(name="rotated", permissions=permissions))
+    return await install.client.api_keys.CreateApiKey(pb.CreateApiKeyRequest(name="rotated", permissions=permissions))
 
 
 class Follower:
@@ -90,7 +90,7 @@ async def rotate_keys(install: Installation, keys: list[pb.CreateApiKeyResponse]
         await asyncio.sleep(1)
         keys.append(await new_key(install))
         revoked_at = time.monotonic()
-        await install.client.revoke_api_key(keys[-2].api_key.key_id)
+        await install.client.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=keys[-2].api_key.key_id))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while any(len(follower.refused_at) < number for follower in followers):
                 await asyncio.sleep(0.05)
@@ -132,7 +132,7 @@ async def run(install: Installation, key_file: Path, *words: str) -> str:
 async def reencrypt(stack: Stack) -> None:
     """As on a host of the ledger."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "services.checkpoint", "reencrypt"),
+        *command_line("checkpoint", "reencrypt"),
         env={**os.environ, **stack.services["checkpoint"].environment},
     )
     assert await process.wait() == 0, "the command has printed why"
@@ -158,7 +158,7 @@ async def test_no_delivery_is_lost_while_its_secrets_change(
     load, receiver, key_file = SteadyLoad(install), await webhook_receiver(), tmp_path / "key"
     key_file.write_text((await new_key(install)).secret)
     request = webhook_pb.CreateWebhookRequest(name="rotated", url=receiver.url, event_types=["task.succeeded"])
-    receiver.secrets = [(await install.client.create_webhook(request)).secret]
+    receiver.secrets = [(await install.client.webhooks.CreateWebhook(request)).secret]
     await load.run_while(asyncio.create_task(rotate_secrets(install, receiver, key_file)))
     await load.check()
     ids = {task.task_id for task in load.ended.values()}
@@ -168,4 +168,6 @@ async def test_no_delivery_is_lost_while_its_secrets_change(
     assert [delivery for delivery in receiver.came if not delivery.valid] == []
     newest = [delivery for delivery in receiver.came if delivery.valid == 2]
     assert newest, "deliveries after a rotation are signed with both secrets"
-    assert (await install.client.get_webhook("rotated")).problem == ""
+    assert (
+        await install.client.webhooks.GetWebhook(webhook_pb.GetWebhookRequest(webhook="rotated"))
+    ).webhook.problem == ""

@@ -1,4 +1,4 @@
-"""The installation of deploy/compose.yaml: its services and stores as processes, and what nobody may do with them."""
+"""The installation of deploy/compose.yaml: services and stores as processes, and what no account may do with them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from devstack.etcd import environment as etcd_environment
 from tenure.client import Client
+from tenure.client.files import read_file
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.runtime.tls import ClientTls
 from tenure.v1 import task_pb2
@@ -50,12 +51,12 @@ async def test_a_task_succeeds_for_a_client_with_a_key(deployed: Composed) -> No
     made = await asyncio.to_thread(deployed.run, "checkpoint", "checkpoint", "operator-key")
     assert made.returncode == 0, made.stderr
     request = api.SubmitTaskRequest()
-    request.agent.model = "sim-composed"
+    request.spec.agent.model = "sim-composed"
     async with client(deployed, made.stdout.strip()) as operator:
         task = await operator.submit("Write it down", request=request)
         ended = await operator.wait(task.task_id, PATIENCE_SECONDS)
         assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
-        assert b"".join([part async for part in operator.read_file(task.task_id, "note.txt")]) == b"composed"
+        assert b"".join([part async for part in read_file(operator.tasks, task.task_id, "note.txt")]) == b"composed"
 
 
 async def test_the_gateway_refuses_a_call_without_a_key(deployed: Composed) -> None:

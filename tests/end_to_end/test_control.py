@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from devstack import Stack
 from devstack.child_process import ChildProcess
 from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import WrongState
+from tenure.serve import command_line
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
@@ -56,7 +56,7 @@ class Workers:
             "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
         }
         name = f"{self.queue}-{len(self.started) + 1}"
-        command = [sys.executable, "-P", "-m", "services.worker"]
+        command = command_line("worker")
         worker = FunctionWorker(name, command, "", environment, self.stack.layout.logs / f"{name}.log")
         self.started.append(worker)
         worker.start()
@@ -88,7 +88,7 @@ def workers(installation: Installation, tmp_path: Path) -> Iterator[Workers]:
 
 async def submit(installation: Installation, workers: Workers, function: str, given: str) -> str:
     control = task_pb2.ControlWork(function=function, input_json=given)
-    request = api.SubmitTaskRequest(queue=workers.queue, control=control)
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=workers.queue, control=control))
     return (await installation.client.submit("", request=request)).task_id
 
 
@@ -118,7 +118,7 @@ async def test_a_killed_worker_is_replaced_and_effects_happen_once(
 
 @pytest.mark.faults
 async def test_the_example_at_the_command_line(installation: Installation, workers: Workers) -> None:
-    """Nobody has the function, then somebody does; a fork answers from the record."""
+    """First no worker has the function, then one does; a fork answers from the record."""
     address = installation.stack.gateway_address
     given = json.dumps({"month": "2026-10", "books": workers.queue})
     requests = ("submit", "--function", "month_end", "--input", given, "--queue", workers.queue)

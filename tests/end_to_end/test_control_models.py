@@ -32,12 +32,14 @@ def workers(installation: Installation, tmp_path: Path) -> Iterator[Workers]:
 
 async def submit(installation: Installation, workers: Workers, model: str, max_nano_usd: int = 0) -> str:
     request = api.SubmitTaskRequest(
-        queue=workers.queue,
-        agent=task_pb2.AgentSpec(model=model),
-        limits=task_pb2.Limits(max_nano_usd=max_nano_usd, no_money_cap=not max_nano_usd),
-        control=task_pb2.ControlWork(
-            function="conversing", input_json=workers.given(model=model, max_output_tokens=300)
-        ),
+        spec=task_pb2.TaskSpec(
+            queue=workers.queue,
+            agent=task_pb2.AgentSpec(model=model),
+            limits=task_pb2.Limits(max_nano_usd=max_nano_usd, no_money_cap=not max_nano_usd),
+            control=task_pb2.ControlWork(
+                function="conversing", input_json=workers.given(model=model, max_output_tokens=300)
+            ),
+        )
     )
     return (await installation.client.submit("the goal", request=request)).task_id
 
@@ -91,7 +93,9 @@ async def test_a_cap_in_money_holds_for_the_calls_of_a_function(installation: In
 async def test_a_killed_worker_leaves_a_history_without_violation(installation: Installation, workers: Workers) -> None:
     killed = await workers.start()
     control = task_pb2.ControlWork(function="conversing", input_json=workers.given(model="sim-hello", waits=True))
-    request = api.SubmitTaskRequest(queue=workers.queue, control=control, limits=task_pb2.Limits(no_money_cap=True))
+    request = api.SubmitTaskRequest(
+        spec=task_pb2.TaskSpec(queue=workers.queue, control=control, limits=task_pb2.Limits(no_money_cap=True))
+    )
     task_id = (await installation.client.submit("the goal", request=request)).task_id
     await installation.until(task_id, "control_step", lambda entry: entry.body.control_step.name == "second")
     killed.kill()

@@ -1,4 +1,4 @@
-"""docs/commands.md shows what the commands say to whoever has started a plain `tenure dev`."""
+"""docs/commands.md shows what the commands say after a plain `tenure dev`."""
 
 from __future__ import annotations
 

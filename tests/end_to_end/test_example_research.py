@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 import pytest
 
 from devstack.child_process import ChildProcess
+from tenure.serve import command_line
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
 
@@ -40,7 +40,7 @@ async def function_worker(installation: Installation) -> AsyncIterator[FunctionW
         "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
     }
     name = f"research-{uuid.uuid4().hex[:8]}"
-    command = [sys.executable, "-P", "-m", "services.worker"]
+    command = command_line("worker")
     worker = FunctionWorker(name, command, "", environment, installation.stack.layout.logs / f"{name}.log")
     worker.start()
     await worker.wait_ready()

@@ -71,21 +71,6 @@ async def test_a_finished_task_is_continued_by_a_fork(installation: Installation
 
 
 @pytest.mark.faults
-async def test_a_forked_running_task_and_its_fork_work_once(installation: Installation) -> None:
-    """From step 2 on both make the calls of the same steps: the effects of each happen, under keys of their own."""
-    record = uuid.uuid4().hex
-    task_id = await installation.submit("sim-e2e-keyed-paced", record)
-    await installation.until(task_id, "model_attempt", lambda entry: entry.step == 3)
-    forked = await installation.client.fork(api.ForkTaskRequest(task_id=task_id, step=1))
-    for one in (task_id, forked.task_id):
-        assert (await installation.ended(one)).state == SUCCEEDED
-        check_whole(await installation.entries(one))
-    twice = [f"keyed {number}" for number in range(2, 6)]
-    assert sorted(installation.effects(record)) == sorted(["keyed 1", *twice, *twice])
-    assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
-
-
-@pytest.mark.faults
 async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installation, run: Any) -> None:
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
@@ -108,20 +93,3 @@ async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installa
     assert (sent.code, sent.out.startswith("sent; ")) == (0, True)
     assert said(await installation.entries(waiting)) == ["when you are there"]
     await installation.client.cancel(waiting)
-
-
-@pytest.mark.faults
-async def test_a_conversation_has_one_live_task_at_a_time(installation: Installation, run: Any) -> None:
-    conversation = uuid.uuid4().hex
-    submit = ("--model", "sim-hello", "--conversation", conversation, "--exclusive")
-    first = (await run("submit", "hello", *submit, "--queue", "nobody-serves-this")).out.strip()
-    source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id=conversation, exclusive=True)
-    with pytest.raises(AlreadyExists, match="SendMessage") as refused:
-        await installation.submit("sim-hello", source=source)
-    assert (refused.value.reason, refused.value.metadata) == ("SOURCE_BUSY", {"task_id": first})
-    second = await run("submit", "hello", *submit)
-    assert (second.code != 0, first in second.err) == (True, True)
-    await installation.client.cancel(first)
-    third = await run("submit", "hello", *submit)
-    assert third.code == 0
-    assert (await installation.ended(third.out.strip())).state == SUCCEEDED

@@ -55,7 +55,7 @@ def named(document: dict[str, Any], field: str) -> Any:
 @pytest.mark.parametrize("call", [grpcurl, buf_curl], ids=["grpcurl", "buf_curl"])
 async def test_a_task_is_submitted_and_watched(installation: Installation, call: Any) -> None:
     address = installation.stack.gateway_address
-    request = {"goal": "say hello", "agent": {"model": "sim-hello"}}
+    request = {"spec": {"goal": "say hello", "agent": {"model": "sim-hello"}}}
     (submitted,) = await call(address, "SubmitTask", request)
     task_id = named(submitted["task"], "task_id")
     events = await call(address, "WatchTask", {"task_id": task_id})
@@ -65,8 +65,8 @@ async def test_a_task_is_submitted_and_watched(installation: Installation, call:
 
 
 async def test_a_refusal_says_which_field_is_wrong(installation: Installation) -> None:
-    with pytest.raises(AssertionError, match="goal"):
-        await grpcurl(installation.stack.gateway_address, "SubmitTask", {"goal": ""})
+    with pytest.raises(AssertionError, match=r"spec\.goal"):
+        await grpcurl(installation.stack.gateway_address, "SubmitTask", {"spec": {"goal": ""}})
 
 
 async def test_every_service_lists_itself(installation: Installation) -> None:

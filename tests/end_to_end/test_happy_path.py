@@ -55,7 +55,7 @@ async def test_a_watcher_sees_live_text_then_every_entry_once(installation: Inst
 @pytest.mark.faults
 async def test_twenty_submits_with_one_request_id_are_one_task(installation: Installation) -> None:
     request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()))
-    request.agent.model = "sim-hello"
+    request.spec.agent.model = "sim-hello"
     tasks = await asyncio.gather(*(installation.client.submit("hello", request=request) for _ in range(20)))
     assert len({task.task_id for task in tasks}) == 1
 

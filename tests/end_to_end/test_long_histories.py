@@ -100,7 +100,7 @@ async def check_forks(installation: Installation, task_id: str, entries: list[le
 @pytest.mark.faults
 @pytest.mark.parametrize("window_tokens", [2900, 3000])
 async def test_a_smaller_window_than_assumed_leads_to_a_summary(installation: Installation, window_tokens: int) -> None:
-    """Nobody told the worker: the provider's refusal, or its answer that was cut off, is how it learns."""
+    """The worker does not know it before: the provider's refusal, or its answer that was cut off, is how it learns."""
     agent = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=TOOLS), max_output_tokens=800)
     task_id = await installation.submit(f"sim-steps-9-read_file-0ms-1600b-{window_tokens}w", "step on", agent=agent)
     task = await installation.ended(task_id)

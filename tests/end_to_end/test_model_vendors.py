@@ -11,8 +11,7 @@ from checker.verify import examine
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
-from tests.end_to_end.installation import Installation, answers, check_whole
-from tests.end_to_end.test_takeover import EFFECTS
+from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_verify import recorded
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
@@ -36,22 +35,6 @@ async def test_a_scene_ends_the_same_with_each_vendor(installation: Installation
     assert tasks[1].usage.output_tokens == sum(call["output_tokens"] for call in calls)
     used = sum(getattr(tasks[1].usage, name) for name in names)
     assert used == sum(call[name] for call in calls for name in names)
-
-
-@pytest.mark.faults
-async def test_a_killed_worker_is_replaced_in_a_chat(own_installation: Installation) -> None:
-    """Killed while the answer streams: the next worker makes the call again, and no effect happens twice."""
-    file = uuid.uuid4().hex
-    task_id = await own_installation.submit("openai/sim-e2e-paced", file)
-    await own_installation.until(task_id, "model_attempt", lambda entry: entry.step == 3)
-    own_installation.owner(await own_installation.client.get(task_id)).kill()
-    task = await own_installation.ended(task_id)
-    entries = await own_installation.entries(task_id)
-    assert (task.state, task.claim_count) == (SUCCEEDED, 2)
-    check_whole(entries)
-    assert sorted(own_installation.effects(file)) == EFFECTS
-    assert len(own_installation.model_calls(task_id)) <= len(answers(entries)) + 1
-    assert examine(await recorded(own_installation, task_id)).violations == ()
 
 
 @pytest.mark.faults

@@ -13,6 +13,7 @@ import pytest
 from devstack import Stack
 from tenure.cli.exit_codes import Exit
 from tenure.client import Client
+from tenure.v1 import webhook_service_pb2
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
@@ -37,7 +38,7 @@ async def notifying(tmp_path: Path, mails: MailServer) -> AsyncIterator[Installa
         "TENURE_CHECKPOINT_SMTP_TLS": "none",
         "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS": "tenure@example.com",
         "TENURE_CHECKPOINT_SMTP_TIMEOUT_SECONDS": "5",
-        "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "12",
+        "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "12",
         "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "6",
         "TENURE_CHECKPOINT_WEBHOOK_FIRST_RETRY_SECONDS": "0.1",
     }
@@ -52,7 +53,11 @@ def webhooks(install: Installation, *arguments: str) -> asyncio.Task[Done]:
 
 async def until_received(install: Installation, webhook: str, count: int) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while (one := await install.client.get_webhook(webhook)).delivered < count:
+        while (
+            one := (
+                await install.client.webhooks.GetWebhook(webhook_service_pb2.GetWebhookRequest(webhook=webhook))
+            ).webhook
+        ).delivered < count:
             await asyncio.sleep(0.05)
     assert (one.pending_deliveries, one.dead_deliveries, one.problem) == (0, 0, "")
 

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from tenure.domain.errors import WrongState
-from tenure.v1 import task_pb2
+from tenure.v1 import admin_service_pb2, task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, answers, check_whole
 from tests.support.patience import PATIENCE_SECONDS
@@ -29,7 +29,11 @@ async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     await installation.client.cancel(task_id, "by mistake")
     stopped = await installation.ended(task_id)
     assert stopped.state == CANCELLED
-    queued = await installation.client.requeue(task_id, "it was cancelled by mistake")
+    queued = (
+        await installation.client.admin.RequeueTask(
+            admin_service_pb2.RequeueTaskRequest(task_id=task_id, reason="it was cancelled by mistake")
+        )
+    ).task
     assert (queued.attempt, queued.result) == (2, "")
     ended = await installation.ended(task_id)
     assert (ended.state, ended.attempt) == (SUCCEEDED, 2)
@@ -72,24 +76,9 @@ async def test_a_running_task_is_closed_out_with_an_operators_result(installatio
     assert seen == (FAILED, "OPERATOR_CLOSE_OUT", "superseded", "see ticket 7")
     check_whole(await installation.entries(task_id))
     with pytest.raises(WrongState):
-        await installation.client.close_out(task_id, FAILED, "once more")
-
-
-@pytest.mark.faults
-async def test_a_task_is_closed_out_as_succeeded_with_a_fitting_result(installation: Installation) -> None:
-    schema = '{"type": "object", "required": ["ticket"]}'
-    task_id = await installation.submit("sim-e2e-slow-answer", result_schema_json=schema)
-    await installation.speaking(task_id)
-    arguments = ("admin", "close-out", task_id, "--state", "succeeded", "--reason", "done by hand", "--result")
-    refused = await tenure(*arguments, "see ticket 7", address=installation.stack.gateway_address)
-    assert refused.code != 0
-    assert "does not fit the result schema" in refused.err
-    done = await tenure(*arguments, '{"ticket": 7}', address=installation.stack.gateway_address)
-    assert done.code == 0, done.err
-    ended = await installation.ended(task_id)
-    seen = (ended.state, ended.reason, ended.message, ended.result_json)
-    assert seen == (SUCCEEDED, "OPERATOR_CLOSE_OUT", "done by hand", '{"ticket": 7}')
-    check_whole(await installation.entries(task_id))
+        await installation.client.admin.CloseOutTask(
+            admin_service_pb2.CloseOutTaskRequest(task_id=task_id, to_state=FAILED, reason="once more")
+        )
 
 
 @pytest.mark.faults
@@ -150,7 +139,11 @@ async def test_a_task_that_waits_for_its_retry_is_queued_at_once(installation: I
     retry.initial_backoff.seconds = retry.max_backoff.seconds = 600
     task_id = await installation.submit("sim-e2e-overloaded", policy=task_pb2.TaskPolicy(retry=retry))
     await installation.in_state(task_id, "RETRY_SCHEDULED")
-    queued = await installation.client.requeue(task_id, "the provider is back")
+    queued = (
+        await installation.client.admin.RequeueTask(
+            admin_service_pb2.RequeueTaskRequest(task_id=task_id, reason="the provider is back")
+        )
+    ).task
     assert queued.attempt == 1
     await installation.until(task_id, "operator_request")
     await installation.client.cancel(task_id)
@@ -222,25 +215,6 @@ async def test_a_drained_worker_releases_all_until_its_restart(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any(one.draining for one in (await install.client.workers()).workers):
             await asyncio.sleep(0.1)
-
-
-@pytest.mark.faults
-async def test_a_task_without_workers_is_explained(
-    installation: Installation,
-) -> None:
-    task_id = await installation.submit("sim-hello", queue="nobody-serves-this")
-    address = installation.stack.gateway_address
-    explained = await tenure("explain", task_id, address=address)
-    assert explained.code == 0, explained.err
-    assert "QUEUED for" in explained.out
-    assert "No worker serves queue nobody-serves-this and loop messages; 2 other workers are attached" in explained.out
-    assert len(explained.out.splitlines()) <= 10
-    aging = await tenure("--json", "admin", "aging", "--state", "QUEUED", address=address)
-    assert task_id in [one["task_id"] for one in aging.values]
-    await installation.client.cancel(task_id)
-    ended = await installation.client.explain(task_id)
-    assert ended.task.state == CANCELLED
-    assert "Ended as CANCELLED" in ended.lines[0]
 
 
 async def test_a_running_task_is_explained_by_owner_lease_and_calls(installation: Installation) -> None:

@@ -16,9 +16,9 @@ import pytest
 from devstack import Stack
 from devstack.child_process import ChildProcess
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.v1 import tool_service_pb2 as tools_pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.end_to_end.installation import Installation, check_whole
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -28,7 +28,7 @@ LINES = [f"line {number}" for number in range(1, 5)]
 
 
 class OwnWorker(ChildProcess):
-    """It has no address: nobody dials it. It is there once it says so."""
+    """It has no address. It is ready once it says so."""
 
     async def serves(self) -> bool:
         return "attached" in self.log()
@@ -69,8 +69,8 @@ def queue() -> str:
 
 async def submit(install: Installation, queue: str, file: str, delay_ms: int) -> str:
     goal = json.dumps({"file": file, "lines": LINES, "delay_ms": delay_ms})
-    request = api.SubmitTaskRequest(queue=queue)
-    request.agent.loop = "my-loop"
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=queue))
+    request.spec.agent.loop = "my-loop"
     return (await install.client.submit(goal, request=request)).task_id
 
 
@@ -93,7 +93,7 @@ async def check_written(install: Installation, task_id: str, file: str, *, takeo
 async def in_second_call(install: Installation, task_id: str, workers: dict[str, OwnWorker]) -> OwnWorker:
     """The owner, in the middle of its second step: the intent is committed, the tool service runs the call."""
     await install.until(task_id, "tool_intent", lambda entry: entry.step == 2)
-    request = tools_pb.ListCallsRequest(task_id=task_id, call_ids=["2.0"])
+    request = admin_pb.ListCallsRequest(task_id=task_id, call_ids=["2.0"])
     async with open_channel(install.stack.services["tools"].address) as channel, asyncio.timeout(PATIENCE_SECONDS):
         while not (await ToolServiceStub(channel).ListCalls(request, timeout=CALL_SECONDS)).calls:
             await asyncio.sleep(0.02)

@@ -20,6 +20,7 @@ import pytest_asyncio
 from devstack import ServiceProcess, Stack
 from tenure.client import Client
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -126,7 +127,9 @@ async def all_ended(install: Replicated, tasks: dict[str, str], effects: Sequenc
 
 
 async def test_a_submit_repeated_at_all_gateways_at_once_is_one_task(install: Replicated) -> None:
-    request = api.SubmitTaskRequest(goal="once", request_id=str(uuid.uuid4()), queue="nobody-serves-this")
+    request = api.SubmitTaskRequest(
+        request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="once", queue="nobody-serves-this")
+    )
     async with AsyncExitStack() as opened:
         stubs = [
             TaskServiceStub(await opened.enter_async_context(open_channel(one.address)))
@@ -289,7 +292,7 @@ async def test_renewals_are_listed_from_whichever_coordinator(install: Replicate
     """The claim of a worker at one coordinator; after it attached to the other one, that one counts."""
     queue = f"renewals-{uuid.uuid4().hex[:12]}"
     async with scripted(install, queue) as worker:
-        await install.client.submit("hold it", request=api.SubmitTaskRequest(queue=queue))
+        await install.client.submit("hold it", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue=queue)))
         grant = await worker.next_grant()
         first = await renewed(install, grant, 2)
         again = await worker.reattach(install.both("coordinator")[1].address)
@@ -303,9 +306,7 @@ async def test_renewals_are_listed_from_whichever_coordinator(install: Replicate
             await again.break_off()
 
 
-async def renewed(
-    install: Replicated, grant: coordinator_pb.Grant, count: int, after: int = 0
-) -> coordinator_pb.Renewals:
+async def renewed(install: Replicated, grant: coordinator_pb.Grant, count: int, after: int = 0) -> admin_pb.Renewals:
     """The renewals of the claim once there are so many, the newest after this moment."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

@@ -45,7 +45,7 @@ async def started(install: Installation, name: str, count: int) -> list[pb.Sched
     """Its runs that have tasks, oldest first, once there are so many."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            schedule = await install.client.get_schedule(name, 100)
+            schedule = await install.client.schedules.GetSchedule(pb.GetScheduleRequest(schedule=name, run_count=100))
             runs = [run for run in reversed(schedule.runs) if run.task_id]
             if len(runs) >= count:
                 return runs
@@ -76,7 +76,7 @@ async def test_a_missed_due_time_is_made_up_for_once(small: Installation, clocks
         overlap_policy=pb.OVERLAP_POLICY_QUEUE,
         spec=task_pb2.TaskSpec(goal="say hello", agent=task_pb2.AgentSpec(model="sim-hello")),
     )
-    schedule = await small.client.create_schedule(request)
+    schedule = (await small.client.schedules.CreateSchedule(request)).schedule
     for ledger in small.stack.replicas("checkpoint"):
         ledger.kill()
     due = await brought_forward(small, schedule)

@@ -106,7 +106,7 @@ async def served_all(environment: Mapping[str, str], log: Path) -> AsyncIterator
 async def succeeds(address: str, tls: ClientTls | None = None) -> None:
     """Submits a task, as soon as all services are there, and sees it succeed."""
     request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()))
-    request.agent.model = "sim-hello"
+    request.spec.agent.model = "sim-hello"
     task = None
     async with asyncio.timeout(PATIENCE_SECONDS), Client(address, tls=tls) as client:
         while task is None:

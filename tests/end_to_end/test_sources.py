@@ -52,7 +52,9 @@ async def check_source(install: Installation, task: task_pb2.Task, text: str) ->
 @pytest.mark.parametrize("kind", ["SOURCE_KIND_CONVERSATION", "SOURCE_KIND_SCHEDULER", "SOURCE_KIND_MANUAL"])
 async def test_a_run_survives_its_worker_and_stays_one_task(own_installation: Installation, kind: str) -> None:
     install, source_id, file = own_installation, uuid.uuid4().hex, uuid.uuid4().hex
-    request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-e2e-paced"), source=named(kind, source_id))
+    request = api.SubmitTaskRequest(
+        spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-e2e-paced"), source=named(kind, source_id))
+    )
     task_id = (await install.client.submit(file, request=request)).task_id
     await install.until(task_id, "tool_intent", lambda entry: entry.step == 3)
     install.owner(await install.client.get(task_id)).kill()
@@ -69,7 +71,7 @@ async def test_a_run_of_a_schedule_names_itself(own_installation: Installation) 
     install, file = own_installation, uuid.uuid4().hex
     spec = task_pb2.TaskSpec(goal=file, agent=task_pb2.AgentSpec(model="sim-e2e-paced"))
     create = schedules.CreateScheduleRequest(name=f"yearly-{file}", spec=spec, cron="0 0 1 1 *")
-    schedule = await install.client.create_schedule(create)
+    schedule = (await install.client.schedules.CreateSchedule(create)).schedule
     trigger = schedules.TriggerScheduleRequest(schedule=schedule.schedule_id, request_id="now")
     task = (await install.client.schedules.TriggerSchedule(trigger, timeout=CALL_SECONDS)).task
     await install.until(task.task_id, "tool_intent", lambda entry: entry.step == 3)
@@ -86,9 +88,11 @@ async def test_a_run_of_a_control_function_survives_its_worker(
     install, source_id = own_installation, uuid.uuid4().hex
     killed = await workers.start()
     request = api.SubmitTaskRequest(
-        queue=workers.queue,
-        control=task_pb2.ControlWork(function="records", input_json=workers.given()),
-        source=named("SOURCE_KIND_CONTROL", source_id),
+        spec=task_pb2.TaskSpec(
+            queue=workers.queue,
+            control=task_pb2.ControlWork(function="records", input_json=workers.given()),
+            source=named("SOURCE_KIND_CONTROL", source_id),
+        )
     )
     task_id = (await install.client.submit("", request=request)).task_id
     await workers.has_made("total", "gate")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
-CANCELLED = task_pb2.TASK_STATE_CANCELLED
 
 
 async def tree_of(install: Installation, root: str) -> list[task_pb2.Task]:
@@ -35,14 +32,3 @@ async def test_a_tree_of_agents_comes_to_one_answer(installation: Installation) 
     assert used == 7  # two of each parent, one of each of the others
     shown = await tenure("tasks", "tree", result[-1].task_id, address=installation.stack.gateway_address)
     assert all(one.task_id[:13] in shown.out for one in result)
-
-
-@pytest.mark.faults
-async def test_a_cancel_stops_all_agents_below(installation: Installation) -> None:
-    root = await installation.submit("sim-by-goal", "team-long at work")
-    await installation.in_state(root, "WAITING_EXTERNAL")
-    for below in (await tree_of(installation, root))[1:]:
-        await installation.speaking(below.task_id)
-    await installation.client.cancel(root, "enough")
-    for one in await tree_of(installation, root):
-        assert (await installation.ended(one.task_id)).state == CANCELLED

@@ -1,4 +1,4 @@
-"""What a task does is seen by a collector, when the usual variables name one; and whoever dies, all of it."""
+"""What a task does is seen by a collector, when the usual variables name one; after a crash, too."""
 
 from __future__ import annotations
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tenure.cli.exit_codes import Exit
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.common import state_name, timestamp
+from tenure.wire.common import state_name
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 
@@ -105,34 +103,3 @@ async def test_task_of_a_refused_or_limited_key_waits(installation: Installation
     assert (move.error_class, move.next_retry_time) == ("RATE_LIMITED", scheduled.next_retry_time)
     assert move.next_retry_time.seconds - scheduled.update_time.seconds >= 600  # as long as the provider asked for
     await installation.client.cancel(limited)
-
-
-@pytest.mark.faults
-async def test_a_task_is_started_at_its_time_and_not_before(installation: Installation) -> None:
-    start = datetime.now(UTC) + timedelta(seconds=2)
-    task_id = await installation.submit("sim-hello", start_time=timestamp(start))
-    ended = await installation.ended(task_id)
-    assert state_name(ended.state) == "SUCCEEDED"
-    assert ended.start_time.ToDatetime(tzinfo=UTC) >= start
-
-
-@pytest.mark.faults
-async def test_a_task_that_is_put_off_is_shown_so_and_can_be_cancelled(installation: Installation) -> None:
-    address = installation.stack.gateway_address
-    submitted = await tenure("submit", "later", "--start-in", "2h", address=address)
-    task_id = submitted.out.strip()
-    assert "not before" in (await tenure("get", task_id, address=address)).out
-    assert "QUEUED, starts in" in (await tenure("list", address=address)).out
-    explained = (await tenure("explain", task_id, address=address)).out
-    assert "It cannot start before its start time, in " in explained
-    assert "It needs: time; tenure cancel ends it" in explained
-    assert (await tenure("cancel", task_id, address=address)).code == Exit.OK
-    assert state_name((await installation.ended(task_id)).state) == "CANCELLED"
-
-
-@pytest.mark.faults
-async def test_timeouts_are_asked_for_on_the_command_line(installation: Installation) -> None:
-    requests = ("submit", "wait", "--queue", NOBODYS, "--phase-timeout", "queued=1s:fail")
-    submitted = await tenure(*requests, address=installation.stack.gateway_address)
-    ended = await installation.ended(submitted.out.strip())
-    assert (state_name(ended.state), ended.reason) == ("FAILED", "QUEUED_TOO_LONG")

@@ -17,7 +17,7 @@ import pytest
 from checker.verify import examine
 from devstack import ServiceProcess
 from tenure.domain.errors import WrongState
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_sub_agents import tree_of
 from tests.end_to_end.test_verify import recorded
@@ -89,7 +89,11 @@ async def test_a_tree_without_budget_stops_and_ends_after_a_grant(
     await check_audit(install, tree)
 
     async with within_its_cap(install, root):
-        await install.client.grant_budget(root, "worth it", extra_nano_usd=10_000 * NANO_USD_A_TOKEN)
+        await install.client.admin.GrantBudget(
+            admin_service_pb2.GrantBudgetRequest(
+                task_id=root, reason="worth it", extra_nano_usd=10_000 * NANO_USD_A_TOKEN
+            )
+        )
         done = await install.ended(root)
     assert (done.state, done.attempt) == (SUCCEEDED, 2), f"{done.reason}: {done.message}"
     again = await whole_tree(install, root)
@@ -97,7 +101,9 @@ async def test_a_tree_without_budget_stops_and_ends_after_a_grant(
     check_settled(done.budget)
     await check_audit(install, again)
     with pytest.raises(WrongState):
-        await install.client.grant_budget(again[-1].task_id, "too late", extra_tokens=1)
+        await install.client.admin.GrantBudget(
+            admin_service_pb2.GrantBudgetRequest(task_id=again[-1].task_id, reason="too late", extra_tokens=1)
+        )
 
 
 def goal_of(scenario: str) -> str:
@@ -116,7 +122,7 @@ async def leaves_held(install: Installation, gate: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def within_its_cap(install: Installation, root: str) -> AsyncIterator[None]:
-    """Whoever asks meanwhile is never told of more used and set aside than the root's caps allow."""
+    """No read shows more used and reserved than the root's caps allow."""
 
     async def ask() -> None:
         while True:
@@ -137,7 +143,7 @@ async def died_and_back(install: Installation, worker: ServiceProcess) -> None:
 
 
 async def any_leaf(install: Installation, root: str) -> str:
-    """One of the ten, once all of them have asked for their tool and everybody above waits."""
+    """One of the ten, once all of them have asked for their tool and all agents above wait."""
     spawned = await install.until(root, "sub_agents_spawned")
     for above in (root, *spawned.body.sub_agents_spawned.task_ids):
         await install.in_state(above, "WAITING_EXTERNAL")
@@ -148,7 +154,7 @@ async def any_leaf(install: Installation, root: str) -> str:
 
 
 async def at_work(install: Installation, task_id: str) -> task_pb2.Task:
-    """The task, while somebody has it."""
+    """The task, while a worker holds it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (task := await install.client.get(task_id)).owner:
             await asyncio.sleep(POLL_SECONDS)
@@ -204,7 +210,7 @@ def check_settled(budget: task_pb2.BudgetStatus) -> None:
 
 
 async def check_audit(install: Installation, tree: list[task_pb2.Task]) -> None:
-    """Nothing that anybody recorded breaks a rule; that nobody is left behind is checked, for all have ended."""
+    """No record breaks a rule, and all tasks have ended."""
     history = await recorded(install, *(one.task_id for one in tree))
     report = examine(replace(history, settled=True))
     assert report.violations == ()

@@ -79,7 +79,7 @@ async def test_a_task_that_goes_on_meanwhile_breaks_no_rule(installation: Instal
 
 @pytest.mark.faults
 async def test_a_manual_change_of_tables_is_reported_with_its_rule(installation: Installation) -> None:
-    """Of a task of this test that has ended: nobody else at the shared installation sees it."""
+    """Of a task of this test that has ended: no other test of the shared installation sees it."""
     install = installation
     task_id, other = await asyncio.gather(ended(install, "sim-parallel-tools"), ended(install, "sim-hello"))
     async with await psycopg.AsyncConnection.connect(install.stack.postgres_dsn) as postgres:

@@ -14,7 +14,6 @@ import pytest
 
 from devstack.child_process import ChildProcess
 from tenure import AgentDetails, Client, NotFound, TaskState
-from tenure.cli.exit_codes import Exit
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
@@ -139,38 +138,6 @@ async def test_a_task_waits_for_its_build_and_goes_on_with_it(installation: Inst
         assert await newer.result() == "b2 b2"
         assert (await task.refresh()).attempt == 1
         assert [each.open_tasks for each in (await client.agent(builds.name)).revisions] == [0, 0]
-
-
-@pytest.mark.faults
-async def test_a_ramp_sends_a_part_of_the_submits_to_the_new_build(installation: Installation, builds: Builds) -> None:
-    address = installation.stack.gateway_address
-    builds.gate.touch()
-    async with Client(address) as client:
-        for number, build in enumerate(("b1", "b2"), start=1):
-            await builds.start(build)
-            await builds.has(client, number)
-        ramped = await tenure("agents", "ramp", f"{builds.name}@2", "10%", "--reason", "canary", address=address)
-        assert ramped.code == Exit.OK, ramped.err
-        assert ramped.out.strip() == f"New tasks of {builds.name}: {builds.name}@2 10%, {builds.name}@1 90%"
-        tasks = [await builds.submit(client) for _ in range(100)]
-        results = [await task.result() for task in tasks]
-        assert [f"b{task.info.agent_revision} b{task.info.agent_revision}" for task in tasks] == results
-        assert 0 < results.count("b2 b2") < 30
-        listed = await tenure("agents", "show", builds.name, address=address)
-        assert f"{builds.name}@2" in listed.out
-        workers = await tenure("workers", "list", address=address)
-        assert "BUILD" in workers.out
-        await tenure("agents", "ramp", f"{builds.name}@2", "100%", address=address)
-        assert (await builds.submit(client)).info.agent_revision == 2
-        retired = await tenure("agents", "retire", f"{builds.name}@1", address=address)
-        assert retired.out.strip() == f"{builds.name}@1 is retired"
-        refused = await tenure("submit", "--function", f"{builds.name}@1", address=address)
-        assert "is retired" in refused.err
-        differ = await tenure("agents", "diff", f"{builds.name}@1", f"{builds.name}@2", address=address)
-        assert "-code_version: b1" in differ.out
-        assert "+code_version: b2" in differ.out
-        audited = await tenure("admin", "audit", "list", "--json", address=address)
-        assert "AgentService/RampAgent" in audited.out
 
 
 AGENT: Final = """

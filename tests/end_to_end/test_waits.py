@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 
@@ -16,7 +15,6 @@ from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
-CANCELLED = task_pb2.TASK_STATE_CANCELLED
 NEEDS_LEAVE = task_pb2.AgentSpec(approve_tools=["append_record_unsafe"])
 
 
@@ -26,28 +24,6 @@ async def outcomes(install: Installation, task_id: str) -> list[str]:
         for entry in await install.entries(task_id)
         if entry.body.HasField("tool_outcome")
     ]
-
-
-@pytest.mark.faults
-async def test_a_person_approves_and_the_agent_reads_who_and_when(installation: Installation) -> None:
-    task_id = await installation.submit("sim-approval")
-    task = await installation.in_state(task_id, "WAITING_USER")
-    assert (task.owner, task.reason, task.wait.kind) == ("", "APPROVAL_REQUESTED", task_pb2.WAIT_KIND_APPROVAL)
-    calls = len(installation.model_calls(task_id))
-    said = [
-        installation.client.resume(task_id, task.wait.wait_id, decision=word, comment="well")
-        for word in ("approve", "deny", "approve")
-    ]
-    answers = await asyncio.gather(*said, return_exceptions=True)
-    assert len([one for one in answers if isinstance(one, WrongState)]) == 2
-    ended = await installation.ended(task_id)
-    assert ended.state == SUCCEEDED
-    (content,) = await outcomes(installation, task_id)
-    decoded = json.loads(content)
-    assert decoded["answered_by"] == "tenant/default"
-    assert decoded["decision"] in ended.result  # the model was sent the answer, and repeats it
-    assert len(installation.model_calls(task_id)) == calls + 1
-    check_whole(await installation.entries(task_id))
 
 
 async def test_a_question_is_answered_at_the_command_line(installation: Installation) -> None:
@@ -71,31 +47,6 @@ async def test_a_question_is_answered_at_the_command_line(installation: Installa
     assert ended.budget.max_tokens == 2_001_000
     again = await tenure(*reply, "red", address=address)
     assert again.code == Exit.REFUSED
-
-
-@pytest.mark.faults
-async def test_a_repeated_answer_by_the_cli_is_one_answer(installation: Installation) -> None:
-    address, file, request_id = installation.stack.gateway_address, uuid.uuid4().hex, uuid.uuid4().hex
-    task_id = await installation.submit("sim-e2e-leave", file, agent=NEEDS_LEAVE)
-    wait_id = (await installation.in_state(task_id, "WAITING_USER")).wait.wait_id
-    answer = ("resume", task_id, "--wait", wait_id, "--request-id", request_id)
-    first = await tenure(*answer, "--approve", "--comment", "well", address=address)
-    assert first.code == Exit.OK, first.err
-    second = (await next_wait(installation, task_id, wait_id)).wait.wait_id
-    again = await tenure(*answer, "--approve", "--comment", "well", address=address)
-    assert (again.code, again.out.startswith("answered; ")) == (Exit.OK, True), again.err
-    assert '"line": "first"' in again.err
-    assert (await installation.client.get(task_id)).wait.wait_id == second
-    for other in (("--deny", "--comment", "well"), ("--approve",)):
-        reused = await tenure(*answer, *other, address=address)
-        assert (reused.code, "used for another request" in reused.err) == (Exit.REFUSED, True), reused.err
-    late = await tenure(*answer[:-1], "another", "--approve", "--comment", "well", address=address)
-    assert (late.code, second in late.err) == (Exit.REFUSED, True)
-    await installation.client.cancel(task_id, "enough")
-    await installation.ended(task_id)
-    ended = await tenure(*answer, "--approve", "--comment", "well", address=address)
-    assert ended.code == Exit.OK, ended.err
-    assert installation.effects(file) == ["first"]
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["before the wait", "after it"])
@@ -155,15 +106,6 @@ async def next_wait(install: Installation, task_id: str, before: str) -> task_pb
 
     await install.until(task_id, "transition", is_later)
     return await install.client.get(task_id)
-
-
-@pytest.mark.faults
-async def test_a_waiting_task_is_cancelled_at_once(installation: Installation) -> None:
-    for model in ("sim-approval", "sim-event"):
-        task_id = await installation.submit(model, f"never-{uuid.uuid4().hex}")
-        await installation.in_state(task_id, "WAITING_USER" if model == "sim-approval" else "WAITING_EXTERNAL")
-        assert (await installation.client.cancel(task_id)).state == CANCELLED
-        check_whole(await installation.entries(task_id))
 
 
 @pytest.mark.faults

@@ -48,7 +48,7 @@ class Writes:
         return time.monotonic() - began
 
     async def refused(self, *reasons: str) -> str:
-        """Waits until somebody was refused for one of these reasons."""
+        """Waits until a writer was refused for one of these reasons."""
         before = self.refusals.copy()
 
         def matching() -> list[str]:

@@ -13,7 +13,7 @@ from tests.support.store_folder import store_folder
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
-    """One of each service and two workers: whatever dies is missed by everybody.
+    """One of each service and two workers: each crash is noticed by all others.
 
     Few slots, so that neither worker takes all tasks while the other starts again.
     """

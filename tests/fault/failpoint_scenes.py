@@ -1,6 +1,6 @@
 """What has to happen so that a failpoint is met, and the law at each: nothing is lost, nothing happens twice.
 
-The process is killed at the failpoint itself, started again by whoever looks after it, and everything must come to its
+The process is killed at the failpoint itself, started again by the test, and everything must come to its
 end with every check of the checker passing. One stack serves a module's failpoints in turn, and to save time every
 service meets one of its own in the same trial.
 """

@@ -28,11 +28,17 @@ from tenure.domain.in_doubt import CallInDoubt, Decision, Resolution
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import STATES, duration
-from tenure.wire.tool import calls_in_doubt_to_wire, outcome_to_domain, outcome_to_wire, resolution_to_wire
+from tenure.wire.tool import (
+    calls_in_doubt_to_wire,
+    decision_to_wire,
+    outcome_to_domain,
+    outcome_to_wire,
+    resolution_to_wire,
+)
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.mutants.lifting import lift
 from tests.fault.recording_stub import RememberedLedger, without_overlap
@@ -175,7 +181,15 @@ class Arena:
     async def say(self, owner: Owner, call_attempt: int, decision: Decision) -> Resolution:
         """A word, over the gateway; what the task's next owner is to pass along. Raises WrongState."""
         task_id = owner.task.task_id
-        await self.auditor.resolve_call(task_id, CALL, call_attempt, decision, "I looked")
+        await self.auditor.admin.ResolveInDoubtCall(
+            admin_service_pb2.ResolveInDoubtCallRequest(
+                task_id=task_id,
+                call_id=CALL,
+                call_attempt=call_attempt,
+                decision=decision_to_wire(decision),
+                reason="I looked",
+            )
+        )
         known: dict[str, Any] = {"task_id": task_id, "call_id": CALL, "call_attempt": call_attempt}
         said = Operation(client="olga", method=Method.RESOLVE, answer=OperationResult.OK, **known)
         self.remembered.operations.append(said)
@@ -257,7 +271,7 @@ class MutationBench:
     def _settings(self, name: str) -> dict[str, str]:
         if name == "gateway":
             peers = {f"{peer.upper()}_ADDRESS": self._whole[peer].address for peer in self._dsns}
-            return {**peers, "COORDINATOR_ADDRESS": "127.0.0.1:1"}  # nobody: it is not asked about workers
+            return {**peers, "COORDINATOR_ADDRESS": "127.0.0.1:1"}  # no coordinator: it is not asked about workers
         store = {
             "POSTGRES_DSN": self._dsns[name],
             "VERIFYING_KEYS_FILE": str(self._keys / "verifying.json"),

@@ -1,6 +1,6 @@
 """For each mutation of ledger and tools, the calls whose history differs when the guard is missing.
 
-With all guards in place each is a lawful run: whoever is stale is refused, and the task goes its way.
+With all guards in place each is a lawful run: a stale caller is refused, and the task goes its way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An ordinary user, for suites that run as root: what a sandbox needs, where that user can reach it.
 
-The suite's interpreter and its packages often lie below a home directory that nobody else may enter. The packages are
+The suite's interpreter and its packages often lie below a closed home directory. The packages are
 copied. Of the interpreter all paths must stay as they are (it finds its libraries by them), so in a mount namespace of
 the child alone an empty directory takes the place of the one that is closed, with the interpreter's prefix inside.
 """

@@ -1,4 +1,4 @@
-"""F21 with a real worker: etcd answers nobody for longer than a lease lasts."""
+"""F21 with a real worker: etcd answers no caller for longer than a lease lasts."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def cluster(three: Installation) -> AsyncIterator[EtcdCluster]:
 
 
 async def submit(client: Client, count: int) -> list[str]:
-    request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL))
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=MODEL)))
     return [(await client.submit(uuid.uuid4().hex, request=request)).task_id for _ in range(count)]
 
 

@@ -94,7 +94,7 @@ async def streamed(fleet: Fleet, task_id: str) -> int:
 
 
 async def test_without_a_quorum_no_write_counts_and_reads_time_out(cluster: EtcdCluster) -> None:
-    """Etcd's own answers come after seven seconds, some as UNKNOWN; nobody here waits for them.
+    """Etcd's own answers come after seven seconds, some as UNKNOWN; no call here waits for them.
 
     Renewals are left out: a leader that lost its followers still answers them, and they prove nothing anyway.
     """

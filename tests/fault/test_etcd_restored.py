@@ -1,4 +1,4 @@
-"""F27: etcd is put back from a backup, or emptied, and so is the ledger. Epochs only grow, and nobody has to help."""
+"""F27: etcd is put back from a backup, or emptied, and so is the ledger. Epochs only grow, without an operator."""
 
 from __future__ import annotations
 

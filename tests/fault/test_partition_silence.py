@@ -1,4 +1,4 @@
-"""Lines that fall silent where a worker has to find out by itself: nobody is told, so it takes its time (F17 to F19).
+"""Lines that fall silent without an error: a worker finds out by itself, so it takes its time (F17 to F19).
 
 All of them at once, each with tasks and workers of its own: they mostly wait.
 """

@@ -11,6 +11,7 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.wire.common import state_name
@@ -70,7 +71,9 @@ async def test_a_deaf_gateway_refuses_in_time_and_watches_resume(bench: WorkerBe
     async with open_channel(cut.address, default_timeout_seconds=CALL_SECONDS) as channel:
         stub = TaskServiceStub(channel)
         sequences: list[int] = []
-        request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal="once", queue=bench.queue)
+        request = api.SubmitTaskRequest(
+            request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="once", queue=bench.queue)
+        )
         async for event in stub.WatchTask(api.WatchTaskRequest(task_id=task_id), timeout=120):
             if event.HasField("entry"):
                 sequences.append(event.entry.sequence)

@@ -1,4 +1,4 @@
-"""Programs that attack the sandbox: whoever the service is, they are contained, and their neighbours notice nothing."""
+"""Programs that attack the sandbox: each account of the service contains them, and their neighbours notice nothing."""
 
 from __future__ import annotations
 

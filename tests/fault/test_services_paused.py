@@ -39,7 +39,7 @@ async def test_a_paused_service_costs_only_time(bench: WorkerBench, kind: str) -
     try:
         if kind == "coordinator":
             await serving(worker, expected=False)
-        # The others are missed by nobody who would say so: the time itself is what is tested.
+        # The others are not missed: the time itself is what is tested.
         await asyncio.sleep(thaw_at - time.monotonic())
     finally:
         service.wake()

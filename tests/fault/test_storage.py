@@ -130,7 +130,7 @@ async def test_a_read_only_postgres_acknowledges_nothing(bench: WorkerBench, pos
         await execute(postgres, "alter system set default_transaction_read_only = on")
         await execute(postgres, "select pg_reload_conf()")
         await writes.refused("READ_ONLY")
-        await asyncio.sleep(0.5)  # whoever had begun before has ended
+        await asyncio.sleep(0.5)  # earlier writers have ended
         acknowledged = {task_id: list(texts) for task_id, texts in writes.acknowledged.items()}
         assert await writes.in_the_ledger() == acknowledged
         assert writes.acknowledged == acknowledged

@@ -14,7 +14,6 @@ from typing import Final
 import psycopg
 import pytest
 
-from bench.restores import StoreBackup
 from checker.collect import collect_tasks, read_effects, read_model_calls
 from checker.verify import examine
 from devstack import Stack
@@ -25,6 +24,7 @@ from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_replicas import KEYED_EFFECTS
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.store_backup import StoreBackup
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400), pytest.mark.faults]
 

@@ -149,7 +149,7 @@ async def test_a_service_killed_while_it_takes_a_late_mark_back(
     call_attempt: int,
     effects: int,
 ) -> None:
-    """The effect was never begun: known to nobody before that is recorded."""
+    """The effect was never begun: no caller knows before that is recorded."""
     dying = await tool_service(failpoints=f"tools.before_effect=1#sleep(1200);tools.{moment}=kill9")
     owner = grants.claim()
     with pytest.raises(Unavailable):
@@ -273,7 +273,7 @@ async def test_a_stopping_service_gives_its_calls_back(
     calls = await tools.fence(owner)
     assert {call.state for call in calls.values()} == {tool_pb2.CALL_STATE_STARTED}
     assert (await tools.outcome(owner, "1.1", UNSAFE, **arguments)).status is DOUBT
-    # Its runner said good-bye, so nobody has to wait until it is known to be dead.
+    # Its runner said good-bye, so no caller has to wait until it is known to be dead.
     again = tools.begin(owner, "1.0", KEYED, **arguments)
     await tools.started_in_attempt(owner, "1.0", 2)
     again.cancel()

@@ -1,4 +1,4 @@
-"""Watchers that are slow, go away and come back elsewhere: they cost nobody anything, and miss nothing."""
+"""Watchers that are slow, go away and come back elsewhere: they delay no other watcher, and miss nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def read_on(stream: Any) -> Any:
 
 
 async def slow_readers(opened: Any, address: Any, task_id: Any) -> Any:
-    """Streams of which the first entry was read, each on a connection of its own, so that nobody else holds it back."""
+    """Streams of which the first entry was read, each on a connection of its own: no other stream holds it back."""
     streams = []
     for _ in range(SLOW_READERS):
         channel = await opened.enter_async_context(open_channel(address))

@@ -1,4 +1,4 @@
-"""Processes that are frozen or stuck, are taken for dead, and come back: nobody acts on what was true before."""
+"""Processes that are frozen or stuck, are taken for dead, and come back: no process acts on stale state."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ WATCHED_SECONDS: Final = 0.25
 """How long a call is watched that has no end of its own."""
 MAX_ANSWERS: Final = 20
 FUZZED: Final = "fuzz"
-"""The tenant of all that is generated; nobody else suffers from its limits."""
+"""The tenant of all that is generated; no other test suffers from its limits."""
 _SHOWN: Final = 3000
 _BUGS: Final = frozenset(
     (
@@ -141,7 +141,7 @@ def _to_bytes(request: Message | bytes) -> bytes:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    """Of our ErrorInfo; empty: somebody else's error."""
+    """Of our ErrorInfo; empty: an error of another program."""
     for key, value in error.trailing_metadata() or ():
         if key != "grpc-status-details-bin" or not isinstance(value, bytes):
             continue

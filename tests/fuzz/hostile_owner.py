@@ -182,7 +182,7 @@ class HostileOwner(RuleBasedStateMachine):
         return answer
 
     def story(self) -> str:
-        """What was accepted, for whoever reads a failure."""
+        """What was accepted, for the reader of a failure."""
         return f"{self.task_id}:\n" + "\n".join(self.sent[-30:])
 
     def _state(self) -> int:

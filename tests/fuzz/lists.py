@@ -16,7 +16,6 @@ from tenure.v1 import api_key_service_pb2 as keys
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tenant_service_pb2 as tenants
-from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
@@ -41,11 +40,10 @@ LISTS: Final = tuple(
 ROWS: Final = 3
 
 _VARIANTS: Final[dict[type[Message], tuple[dict[str, Any], ...]]] = {
-    admin.AdminServiceListInDoubtCallsRequest: ({"all": True},),
+    admin.ListInDoubtCallsRequest: ({"all": True},),
     admin.ListAgingTasksRequest: ({"view": task_pb2.AGING_VIEW_HELD},),
     ledger.ListAgingRequest: ({"view": task_pb2.AGING_VIEW_HELD},),
     tasks.ListTasksRequest: ({"order": task_pb2.TASK_ORDER_WAIT_DEADLINE},),
-    ledger.CheckpointServiceListTasksRequest: ({"order": task_pb2.TASK_ORDER_WAIT_DEADLINE},),
     audit_service_pb2.ListAuditRecordsRequest: ({"oldest_first": True},),
     tenants.GetTenantUsageRequest: tuple(
         {"group_by": grouping}
@@ -68,7 +66,7 @@ class Rows:
 def requests_to(method: Method, rows: Rows) -> list[Any]:
     """Requests for the first page, with one row."""
     needed: dict[str, Any] = {"page_size": 1}
-    if method.request in {tasks.ListFilesRequest, tools.ToolServiceListFilesRequest}:
+    if method.request is tasks.ListFilesRequest:
         needed["task_id"] = rows.task_id
     if method.request is webhooks.ListWebhookDeliveriesRequest:
         needed["webhook"] = f"{rows.mark}-0"
@@ -104,7 +102,7 @@ async def fill(world: World, tenant: str, mark: str) -> Rows:
 
 async def _fill(stubs: list[Any], name: str) -> str:
     task, schedule, webhook, agent, key = stubs
-    submit = tasks.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal=name, queue="pages")
+    submit = tasks.SubmitTaskRequest(request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal=name, queue="pages"))
     spec = task_pb2.TaskSpec(goal=name, queue="pages")
     task_id: str = (await task.SubmitTask(submit, timeout=CALL_SECONDS)).task.task_id
     await schedule.CreateSchedule(

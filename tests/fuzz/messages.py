@@ -173,7 +173,7 @@ def _enum_of(field: Field) -> EnumDescriptor:
 
 
 def _oneof_of(field: Field) -> Any:
-    """The oneof somebody wrote: `optional` makes one of its own."""
+    """The oneof as written: `optional` makes one of its own."""
     one = field.containing_oneof
     return None if one is None or len(one.fields) == 1 else one
 

@@ -1,4 +1,4 @@
-"""Bytes that were a message and are damaged: cut, changed, doubled, with a text that is no UTF-8, or very deep."""
+"""Bytes that were a message and are damaged: cut, changed, doubled, with a text that is not UTF-8, or very deep."""
 
 from __future__ import annotations
 

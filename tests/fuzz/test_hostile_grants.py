@@ -67,7 +67,7 @@ async def test_a_grant_with_the_highest_epoch_stops_no_other_task(world: World) 
 
 
 async def _lease_is_had(world: World) -> None:
-    """Acquired, renewed and released by somebody who sent none of it."""
+    """Acquired, renewed and released by a worker that sent none of it."""
     async with open_channel(world.stack.services["coordinator"].address, tenant=CONTROL) as channel:
         leases = Leases(channel)
         lease = await retrying(lambda: leases.acquire(f"table/{uuid.uuid4()}"), AGAIN)

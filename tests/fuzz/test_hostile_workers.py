@@ -1,4 +1,4 @@
-"""Workers that say what they like on their session streams, while they hold tasks: soon those are somebody else's."""
+"""Workers that say what they like on their session streams, while they hold tasks: soon other workers hold them."""
 
 from __future__ import annotations
 
@@ -107,6 +107,6 @@ async def _next_one_succeeds(world: World, task_id: str, queue: str, said: list[
         assert 0 <= ended.budget.used_tokens <= ended.budget.max_tokens, (ended, said)
         assert ended.budget.reserved_tokens == 0, (ended, said)
     except TimeoutError:
-        raise AssertionError(f"nobody is given the task: {await world.task(task_id)}\nafter {said}") from None
+        raise AssertionError(f"no worker gets the task: {await world.task(task_id)}\nafter {said}") from None
     finally:
         await friend.break_off()

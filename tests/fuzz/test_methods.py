@@ -1,4 +1,4 @@
-"""Every method of every service is sent what no friend sends: answers are typed, in time, and nobody else suffers."""
+"""Every method of every service gets hostile messages: answers are typed and in time, and others do not suffer."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ async def test_many_long_words_from_others_do_not_lose_a_commit(world: World) ->
 
 @pytest.mark.parametrize("size", [common.MAX_FRAME_BYTES - 1, common.MAX_FRAME_BYTES, common.MAX_FRAME_BYTES + 1])
 async def test_a_frame_of_any_size_is_answered(world: World, size: int) -> None:
-    """What is in it is refused one by one: the tokens are nobody's."""
+    """What is in it is refused one by one: the tokens are of no task."""
     frame = ledger_pb.CommitStreamRequest()
     for tag in range(20):
         tagged = frame.commits.add(tag=tag + 1)
@@ -178,10 +178,10 @@ async def test_a_frame_of_any_size_is_answered(world: World, size: int) -> None:
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 async def test_a_request_at_grpcs_limit_is_refused_with_a_reason(world: World, beyond: int) -> None:
-    request = api.SubmitTaskRequest(goal="x")
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x"))
     while (left := MESSAGE_BYTES + beyond - request.ByteSize()) > 0:
-        request.goal += "x" * max(1, left - 3)
-    request.goal = request.goal[: len(request.goal) + MESSAGE_BYTES + beyond - request.ByteSize()]
+        request.spec.goal += "x" * max(1, left - 3)
+    request.spec.goal = request.spec.goal[: len(request.spec.goal) + MESSAGE_BYTES + beyond - request.ByteSize()]
     answer = await call(world.bare["gateway"], SUBMIT, [request])
     check_answer(SUBMIT, [request], answer)
     assert answer.code in (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
@@ -205,7 +205,8 @@ async def test_a_hello_with_the_most_holdings_is_answered(world: World, count: i
 
 
 async def _submitted(world: World, queue: str, spec: dict[str, Any]) -> str:
-    request = api.SubmitTaskRequest(queue=queue, **{"request_id": str(uuid.uuid4()), **spec})
+    fields = {"request_id": str(uuid.uuid4()), **spec}
+    request = api.SubmitTaskRequest(request_id=fields.pop("request_id"), spec=task_pb2.TaskSpec(queue=queue, **fields))
     submit = partial(world.tasks.SubmitTask, request, timeout=CALL_SECONDS)
     return str((await retrying(submit, AGAIN)).task.task_id)  # only so many new schemas are checked at a time
 
@@ -291,7 +292,7 @@ def _commit(owner: Owner, words: ledger_pb2.UserMessage) -> ledger_pb.CommitRequ
 
 
 async def _is_readable(world: World, task_id: str, sequence: int) -> None:
-    """By pages, by watching and by whoever opens it next."""
+    """By pages, by watching and by its next owner."""
     after = 0
     while after < sequence:
         request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after, page_size=1000)

@@ -122,7 +122,9 @@ class World:
 
     async def submit(self, queue: str, **spec: Any) -> str:
         """A queued task of the fuzzed tenant."""
-        request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal="go", queue=queue, **spec)
+        request = api.SubmitTaskRequest(
+            request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="go", queue=queue, **spec)
+        )
         try:
             answer = await self.tasks.SubmitTask(request, timeout=CALL_SECONDS)
         except LimitReached:  # the tenant's limits were among what was made up
@@ -177,7 +179,7 @@ class World:
         return list((await self.tasks.ListTaskEntries(request, timeout=CALL_SECONDS)).entries)
 
     async def control(self) -> None:
-        """A task of somebody else's is done. As any client, it tries again when it is told to: a generation that was
+        """A task of another test is done. As any client, it tries again when it is told to: a generation that was
         raised is settled first.
         """
         await retrying(self._is_done, AGAIN)
@@ -188,7 +190,9 @@ class World:
         worker = ScriptedWorker(address, self.ledger, worker_id="control", queues=[CONTROL], free_slots=1)
         try:
             await worker.attach()
-            request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal="go", queue=CONTROL)
+            request = api.SubmitTaskRequest(
+                request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="go", queue=CONTROL)
+            )
             await self.control_tasks.SubmitTask(request, timeout=CALL_SECONDS)
             grant = await _next_grant(worker)
             await worker.succeed(grant)

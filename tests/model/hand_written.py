@@ -1,4 +1,4 @@
-"""SQL that must be refused whoever writes it. %s is the task."""
+"""SQL that must be refused from every writer. %s is the task."""
 
 from __future__ import annotations
 

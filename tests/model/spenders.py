@@ -32,7 +32,7 @@ MAX_SECONDS_OF_A_CALL = 0.02
 
 @dataclass
 class Spender:
-    """One task of a root, under whoever owns it. `met` counts what happened, over all spenders of a run."""
+    """One task of a root, under any owner. `met` counts what happened, over all spenders of a run."""
 
     replicas: list[Checkpoint]
     task_id: str

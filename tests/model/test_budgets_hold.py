@@ -20,7 +20,7 @@ from checker.collect import (
 )
 from checker.history import History
 from checker.verify import verify
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import task_pb2
 from tests.model.budget_watch import versions, watch_budgets
 from tests.model.spenders import PATIENCE_SECONDS, Spender
@@ -72,7 +72,7 @@ async def raise_the_cap(replica: Any, root_task_id: Any) -> None:
 async def test_fifty_spenders_of_one_root_never_pass_its_cap(
     checkpoint: MakeCheckpoint, seed: int, surprises: bool
 ) -> None:
-    """`surprises`: calls that came to more than was set aside for them, which nobody can take back, only count."""
+    """`surprises`: calls that came to more than was set aside for them, which cannot be taken back, only counted."""
     first = await checkpoint()
     replicas = [first, await checkpoint(dsn=first.dsn), await checkpoint(dsn=first.dsn)]
     root_task_id, spenders, met = await family(replicas, seed, surprises)
@@ -107,7 +107,7 @@ async def reported_by(replica: Any, task_ids: Any) -> Any:
 
 
 async def bills_of(replica: Any, task_id: Any) -> Any:
-    request = pb.ListBillsRequest(task_id=task_id, page_size=1000)
+    request = admin_pb.ListBillsRequest(task_id=task_id, page_size=1000)
     listed = await replica.stub.ListBills(request, timeout=PATIENCE_SECONDS)
     assert not listed.more
     return listed.bills

@@ -36,7 +36,7 @@ CAP = 2_000
 
 
 class World:
-    """One task, everybody who ever held it, and what each of them may try next."""
+    """One task, all its owners, and what each of them may try next."""
 
     def __init__(self, replica: Any, task_id: Any) -> None:
         self.replica, self.task_id = replica, task_id

@@ -1,4 +1,4 @@
-"""The database holds the same moves as the domain, whoever comes: the service, or SQL by hand under the service's role.
+"""The database holds the same moves as the domain, for each writer: the service, and SQL by hand under its role.
 
 Hypothesis makes up sequences of both. The expectation is the domain's rules; after each step the row, the entries and
 the rules say the same, and what was refused has left no trace. TENURE_EXAMPLES plays more, as `make faults` does.

@@ -6,7 +6,7 @@ import { HttpAgent } from "@ag-ui/client";
 
 const options = JSON.parse(process.argv[2]);
 const agent = new HttpAgent({ url: options.url, threadId: options.threadId });
-// A broken connection rejects the run, and once more a promise that nobody can reach.
+// A broken connection rejects the run, and once more a promise without a handler.
 process.on("unhandledRejection", () => {});
 const events = [];
 let breaks = 0;

@@ -1,6 +1,6 @@
 """`python tests/node/install.py [--or-skip]`: installs the Node packages that tests run, of the lock file beside this.
 
-With --or-skip a registry that cannot be reached is no failure: the reason is kept, and the tests that need the packages
+With --or-skip an unreachable registry is not a failure: the reason is kept, and the tests that need the packages
 are skipped with it. Any other mistake is one, such as a package that is not what the lock file says.
 """
 
@@ -53,7 +53,7 @@ def install(npm: str, *, or_skip: bool) -> int:
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description="Install the Node packages that tests run.")
-    parser.add_argument("--or-skip", action="store_true", help="an unreachable registry is no failure")
+    parser.add_argument("--or-skip", action="store_true", help="an unreachable registry is not a failure")
     parser.add_argument("--npm", default=str(Path(sys.executable).with_name("npm")), help="the npm to run")
     arguments = parser.parse_args()
     return install(arguments.npm, or_skip=arguments.or_skip)

@@ -27,7 +27,7 @@ PACKAGES: Final = 12
 DOWNLOADED_MB: Final = 15
 INSTALLED_MB: Final = 36
 """Limits of the base installation, the Tenure of the wheel included. Half of the files is gRPC."""
-SERVER: Final = ("services", "devstack", "checker")
+SERVER: Final = ("services", "edges", "devstack", "checker")
 NO_NAMES: Final = (*SERVER, "bench", "deploy", "protos", "spec", "tests", "examples")
 """The folders of the repository whose names are not for users' environments."""
 
@@ -133,6 +133,7 @@ def test_the_command_works_without_extras(base: Environment, tmp_path: Path) -> 
     [
         (("serve", "gateway"), "server"),
         (("serve", "all"), "server"),
+        (("mcp",), "mcp"),
         (("dev",), "dev"),
         (("dev", "--replicas", "2"), "dev"),
         (("demo",), "dev"),

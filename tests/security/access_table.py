@@ -1,7 +1,7 @@
 """The table of all methods (matrix.tsv), and calls that show how a server answers a caller.
 
-A call sends bytes that are no message. An allowed caller gets INVALID_ARGUMENT/UNREADABLE_MESSAGE, and the method does
-nothing.
+A call sends bytes that are not a message. An allowed caller gets INVALID_ARGUMENT/UNREADABLE_MESSAGE, and the method
+does nothing.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
@@ -16,6 +15,7 @@ from tenure.runtime.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS
 from tests.security.identity_provider import Provider, serve_provider, variables
+from tests.support.noisy_tenants import operator_key
 
 CLIENT_GATEWAYS: Final = ("gateway-2", "gateway-3")
 PROCESS_GATEWAYS: Final = ("gateway", "gateway-4")
@@ -49,7 +49,7 @@ class Guarded:
             name="of a test", permissions=[PERMISSIONS.to_wire(one) for one in permissions], **fields
         )
         async with self.client(self.operator_key, tenant) as operator:
-            return await operator.create_api_key(request)
+            return await operator.api_keys.CreateApiKey(request)
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,7 @@ from tenure.client import Client
 from tenure.domain.access import Permission, read_api_key
 from tenure.domain.errors import NotFound, PermissionDenied, Unauthenticated
 from tenure.v1 import api_key_service_pb2 as pb
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tenant_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.access import PERMISSIONS
 from tests.end_to_end.command import tenure
@@ -26,7 +26,9 @@ ADMIN: Final = [Permission.TENANT_ADMIN]
 
 
 async def submit(client: Client) -> task_pb2.Task:
-    return await client.submit("any", request=api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-hello")))
+    return await client.submit(
+        "any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello")))
+    )
 
 
 async def test_a_key_decides_the_tenant_and_the_actor(guarded: Guarded) -> None:
@@ -36,7 +38,7 @@ async def test_a_key_decides_the_tenant_and_the_actor(guarded: Guarded) -> None:
         assert task.tenant == "acme"
         ended = await client.wait(task.task_id, PATIENCE_SECONDS)
         assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
-        queued = await client.submit("any", request=api.SubmitTaskRequest(queue="none"))
+        queued = await client.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         await client.cancel(queued.task_id, "the test wants it")
         actors = {entry.actor async for entry in client.entries(queued.task_id)}
         assert f"key/{key.api_key.key_id}" in actors
@@ -49,8 +51,13 @@ async def test_a_key_decides_the_tenant_and_the_actor(guarded: Guarded) -> None:
         with pytest.raises(NotFound):
             await client.get(task.task_id)
         with pytest.raises(NotFound):
-            await client.revoke_api_key(key.api_key.key_id)
-        assert key.api_key.key_id not in {one.key_id async for one in client.list_api_keys()}
+            await client.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=key.api_key.key_id))
+        assert key.api_key.key_id not in {
+            one.key_id
+            async for one in client.items(
+                client.api_keys.ListApiKeys, pb.ListApiKeysRequest(), lambda page: page.api_keys
+            )
+        }
     async with guarded.client(guarded.operator_key, "acme") as operator:
         assert (await operator.get(task.task_id)).task_id == task.task_id
 
@@ -59,15 +66,15 @@ async def test_a_key_gives_no_more_than_its_creator_has(guarded: Guarded) -> Non
     admin = await guarded.key(*ADMIN)
     async with guarded.client(admin.secret) as client:
         lesser = pb.CreateApiKeyRequest(name="lesser", permissions=[PERMISSIONS.to_wire(Permission.APPROVE)])
-        assert (await client.create_api_key(lesser)).api_key.tenant == "acme"
+        assert (await client.api_keys.CreateApiKey(lesser)).api_key.tenant == "acme"
         for request in (
             pb.CreateApiKeyRequest(name="more", permissions=[PERMISSIONS.to_wire(Permission.OPERATE)]),
             pb.CreateApiKeyRequest(name="any", permissions=lesser.permissions, any_tenant=True),
         ):
             with pytest.raises(PermissionDenied):
-                await client.create_api_key(request)
+                await client.api_keys.CreateApiKey(request)
         with pytest.raises(NotFound):
-            await client.get_tenant("other")
+            await client.tenants.GetTenant(tenant_service_pb2.GetTenantRequest(tenant="other"))
 
 
 @pytest.mark.parametrize("stream", ["WatchTasks", "WatchTask"])
@@ -75,7 +82,9 @@ async def test_a_revoked_key_is_refused_also_on_open_streams(guarded: Guarded, s
     key = await guarded.key(Permission.WRITE)
     async with guarded.client(key.secret) as client:
         waiting = api.SubmitTaskRequest(
-            agent=task_pb2.AgentSpec(model="sim-hello"), queue="none", limits=task_pb2.Limits(max_tokens=1000)
+            spec=task_pb2.TaskSpec(
+                agent=task_pb2.AgentSpec(model="sim-hello"), queue="none", limits=task_pb2.Limits(max_tokens=1000)
+            )
         )
         task = await client.submit("any", request=waiting)
         watches: dict[str, Any] = {
@@ -92,7 +101,7 @@ async def test_a_revoked_key_is_refused_also_on_open_streams(guarded: Guarded, s
         await asyncio.sleep(0.5)
         assert not reading.done()
         async with guarded.client(guarded.operator_key, "acme") as operator:
-            await operator.revoke_api_key(key.api_key.key_id)
+            await operator.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=key.api_key.key_id))
         revoked_at = time.monotonic()
         with pytest.raises(Unauthenticated) as ended:
             await asyncio.wait_for(reading, PATIENCE_SECONDS)

@@ -17,9 +17,9 @@ from tenure.domain.access import Permission
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.audit import FLUSH_SECONDS
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import admin_service_pb2, webhook_service_pb2
 from tenure.v1 import api_key_service_pb2 as keys
 from tenure.v1 import audit_service_pb2 as pb
-from tenure.v1 import webhook_service_pb2
 from tenure.wire.access import PERMISSIONS
 from tests.end_to_end.command import tenure
 from tests.security.guarded import Guarded, guarded_stack
@@ -37,7 +37,12 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gua
 
 async def records(guarded: Guarded, **fields: Any) -> list[pb.AuditRecord]:
     async with guarded.client(guarded.operator_key) as operator:
-        return [one async for one in operator.audit_records(pb.ListAuditRecordsRequest(**fields))]
+        return [
+            one
+            async for one in operator.items(
+                operator.audit.ListAuditRecords, pb.ListAuditRecordsRequest(**fields), lambda page: page.records
+            )
+        ]
 
 
 async def recorded(guarded: Guarded, count: int = 1, **fields: Any) -> list[pb.AuditRecord]:
@@ -69,7 +74,9 @@ async def test_an_administrative_act_is_recorded(guarded: Guarded) -> None:
 async def test_the_reason_of_an_operator_is_recorded(guarded: Guarded) -> None:
     async with guarded.client(guarded.operator_key) as operator:
         with pytest.raises(TenureError):
-            await operator.drain("no-such-worker", "it smokes")
+            await operator.admin.DrainWorker(
+                admin_service_pb2.DrainWorkerRequest(worker_id="no-such-worker", reason="it smokes")
+            )
     (one,) = await records(guarded, method="AdminService/DrainWorker", decision=pb.AUDIT_DECISION_ALLOWED)
     assert (one.target, one.reason) == ("worker_id=no-such-worker", "it smokes")
 
@@ -81,7 +88,9 @@ async def test_refusals_are_recorded_equal_ones_together(guarded: Guarded) -> No
     async with guarded.client(reader.secret) as client:
         for number in range(20):
             with pytest.raises(PermissionDenied):
-                await client.drain(f"w-{number}", "so")
+                await client.admin.DrainWorker(
+                    admin_service_pb2.DrainWorkerRequest(worker_id=f"w-{number}", reason="so")
+                )
     seconds = time.monotonic() - began
     async with asyncio.timeout(PATIENCE_SECONDS):
         while sum(one.count for one in await records(guarded, subject=subject)) < 20:
@@ -98,7 +107,7 @@ async def test_late_refusals_and_unknown_callers_are_recorded(guarded: Guarded) 
     async with guarded.client(admin.secret) as client:
         more = keys.CreateApiKeyRequest(name="more", permissions=[PERMISSIONS.to_wire(Permission.OPERATE)])
         with pytest.raises(PermissionDenied):
-            await client.create_api_key(more)
+            await client.api_keys.CreateApiKey(more)
     subject = f"key/{admin.api_key.key_id}"
     (denied,) = await recorded(guarded, subject=subject, decision=pb.AUDIT_DECISION_DENIED)
     assert denied.target == "name=more permissions=PERMISSION_OPERATE"
@@ -120,7 +129,9 @@ async def test_without_a_record_nothing_happens(guarded: Guarded) -> None:
         await owner.execute(b"alter table ledger.audit_records rename to hidden")
         try:
             with pytest.raises((TenureError, PeerFailed)):
-                await operator.drain(worker.worker_id, "so")
+                await operator.admin.DrainWorker(
+                    admin_service_pb2.DrainWorkerRequest(worker_id=worker.worker_id, reason="so")
+                )
         finally:
             await owner.execute(b"alter table ledger.hidden rename to audit_records")
         (still,) = (await operator.workers()).workers
@@ -150,14 +161,14 @@ async def test_the_log_at_the_command_line(guarded: Guarded, tmp_path: Path) -> 
     broken = await run("admin", "audit", "verify")
     assert (broken.code, "record 1 does not follow" in broken.err) == (7, True), broken
     wrong = await run("admin", "audit", "verify", "--noted", "1:xyz")
-    assert (wrong.code, "is no head" in wrong.err) == (2, True), wrong
+    assert (wrong.code, "is not a head" in wrong.err) == (2, True), wrong
 
 
 async def test_the_service_logs_note_each_head(guarded: Guarded) -> None:
     await guarded.key(Permission.READ)
     async with guarded.client(guarded.operator_key) as operator:
         request = pb.ListAuditRecordsRequest(page_size=1)
-        newest = await anext(aiter(operator.audit_records(request)))
+        newest = await anext(aiter(operator.items(operator.audit.ListAuditRecords, request, lambda page: page.records)))
     head = f"{newest.number}:{newest.hash.hex()}"
     logs = guarded.stack.layout.logs.glob("checkpoint*")
     assert any(head in path.read_text(errors="replace") for path in logs)

@@ -26,6 +26,7 @@ from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.audit import FLUSH_SECONDS
 from tenure.runtime.signing import Signer
 from tenure.runtime.tls import ClientTls
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
@@ -92,7 +93,9 @@ async def denied(stack: Stack, reasons: set[tuple[str, str]], subject: str = STR
     request = pb.ListAuditRecordsRequest(subject=subject, decision=pb.AUDIT_DECISION_DENIED)
     async with operator(stack) as client, asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = [one async for one in client.audit_records(request)]
+            found = [
+                one async for one in client.items(client.audit.ListAuditRecords, request, lambda page: page.records)
+            ]
             if reasons <= {(one.method, one.reason) for one in found}:
                 return found
             await asyncio.sleep(0.1)
@@ -150,7 +153,7 @@ async def test_a_coordinator_records_its_refusals(stack: Stack, channel: Any) ->
     hello = coordinator_pb.Hello(worker_id="worker-1", free_slots=1, session_secret=bytes(32))
     session: Any = coordinator.Session(iter([coordinator_pb.SessionRequest(hello=hello)]), timeout=CALL_SECONDS)
     assert await refusal_of(session.read()) == "OTHER_HOLDER"
-    drain = coordinator_pb.CoordinatorServiceDrainWorkerRequest(worker_id="worker-1")
+    drain = admin_pb.DrainWorkerRequest(worker_id="worker-1")
     assert await refusal_of(coordinator.DrainWorker(drain)) == "METHOD_NOT_ALLOWED"
     expected = {
         ("CoordinatorService/Session", "OTHER_HOLDER"),
@@ -246,7 +249,7 @@ async def test_a_coordinator_that_ends_writes_its_last_refusals(stack: Stack, ch
     method, calls = "CoordinatorService/ListWorkers", 20
     coordinator = CoordinatorServiceStub(await channel("coordinator"))
     for _ in range(calls):
-        await refusal_of(coordinator.ListWorkers(coordinator_pb.CoordinatorServiceListWorkersRequest()))
+        await refusal_of(coordinator.ListWorkers(admin_pb.ListWorkersRequest()))
     process = stack.services["coordinator"]
     try:
         assert await process.drain() == 0
@@ -259,7 +262,10 @@ async def test_a_coordinator_that_ends_writes_its_last_refusals(stack: Stack, ch
 async def test_the_chain_holds_records_of_all_recorders(stack: Stack) -> None:
     async with operator(stack) as client:
         request = pb.ListAuditRecordsRequest(oldest_first=True)
-        records = [chained_from_wire(one) async for one in client.audit_records(request)]
+        records = [
+            chained_from_wire(one)
+            async for one in client.items(client.audit.ListAuditRecords, request, lambda page: page.records)
+        ]
 
         async def each() -> AsyncIterator[Any]:
             for one in records:

@@ -25,7 +25,7 @@ from tenure.client import Client
 from tenure.domain.access import EVERYTHING, Permission
 from tenure.domain.errors import NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tenure.runtime.settings import ConfigurationError, load
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tenant_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
 from tests.security.access_table import code_of
@@ -39,16 +39,16 @@ def jwt_settings(keys: str, **more: str) -> JwtSettings:
 
 
 async def test_a_token_decides_tenant_actor_and_permissions(guarded: Guarded) -> None:
-    hello = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-hello"))
+    hello = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello")))
     async with guarded.client(guarded.provider.token()) as alice:
         task = await alice.submit("any", request=hello)
         assert task.tenant == "acme"
         assert (await alice.wait(task.task_id, PATIENCE_SECONDS)).state == task_pb2.TASK_STATE_SUCCEEDED
-        queued = await alice.submit("any", request=api.SubmitTaskRequest(queue="none"))
+        queued = await alice.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         await alice.cancel(queued.task_id, "the test wants it")
         assert "user/alice" in {entry.actor async for entry in alice.entries(queued.task_id)}
         with pytest.raises(PermissionDenied):
-            await alice.list_tenants().__anext__()
+            await alice.tenants.ListTenants(tenant_service_pb2.ListTenantsRequest())
     async with guarded.client(guarded.provider.token(named={TENANT: "other"})) as bob:
         with pytest.raises(NotFound):
             await bob.get(task.task_id)
@@ -90,7 +90,7 @@ def hostile_tokens(provider: Provider) -> dict[str, str]:
         "an unknown critical extension": provider.token(header={"crit": ["b64", "exp2"], "exp2": 1}),
         "an unknown key": provider.token(key=own, header={"kid": "other"}),
         "another algorithm of the key": provider.token(algorithm="RS512"),
-        "a key id that is no text": f"{segment({'alg': 'RS256', 'kid': 7})}.{claims}.{signature}",
+        "a key id that is not text": f"{segment({'alg': 'RS256', 'kid': 7})}.{claims}.{signature}",
         "no key id": f"{segment({'alg': 'RS256'})}.{claims}.{signature}",
         "another issuer": provider.token(iss="https://evil.example"),
         "no issuer": provider.token(iss=None),
@@ -98,7 +98,7 @@ def hostile_tokens(provider: Provider) -> dict[str, str]:
         "no audience": provider.token(aud=None),
         "expired": provider.token(exp=hour_ago),
         "never expires": provider.token(exp=None),
-        "an expiry that is no number": provider.token(exp="soon"),
+        "an expiry that is not a number": provider.token(exp="soon"),
         "not yet": provider.token(nbf=time.time() + 3600),
         "no subject": provider.token(sub=None),
         "an empty subject": provider.token(sub=""),
@@ -107,7 +107,7 @@ def hostile_tokens(provider: Provider) -> dict[str, str]:
         "no tenant": provider.token(named={TENANT: None}),
         "a tenant of no form": provider.token(named={TENANT: "../acme"}),
         "two tenants": provider.token(named={TENANT: ["acme", "other"]}),
-        "permissions that are no texts": provider.token(scope=[["write"]]),
+        "permissions that are not texts": provider.token(scope=[["write"]]),
         "claims that are a list": f"{header}.{base64.urlsafe_b64encode(b'[]').decode().rstrip('=')}.{signature}",
         "deep JSON": f"{base64.urlsafe_b64encode(b'[' * 3000).decode().rstrip('=')}.{claims}.{signature}",
         "no token": "abc",
@@ -122,7 +122,7 @@ async def test_a_hostile_token_is_not_a_caller(guarded: Guarded) -> None:
 
     tokens = hostile_tokens(provider)
     async with guarded.client(provider.token()) as client:
-        channel = client._channel.raw
+        channel = client._channel.channel.raw
         codes = {name: await code_of(channel, method, bearer(text)) for name, text in tokens.items()}
         assert codes == dict.fromkeys(tokens, "UNAUTHENTICATED")
         assert await code_of(channel, method, bearer(provider.token())) == "INVALID_ARGUMENT"
@@ -147,7 +147,7 @@ async def test_the_client_asks_for_its_token_with_each_call(guarded: Guarded) ->
     tokens = [guarded.provider.token(sub=name) for name in ("first", "second")]
     async with guarded.client(lambda: tokens[0]) as client:
         for name in ("first", "second"):
-            task = await client.submit("any", request=api.SubmitTaskRequest(queue="none"))
+            task = await client.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
             await client.cancel(task.task_id, "the test wants it")
             assert f"user/{name}" in {entry.actor async for entry in client.entries(task.task_id)}
             del tokens[:-1]

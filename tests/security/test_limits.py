@@ -15,8 +15,6 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from bench.noise import huge_schema
-from bench.noisy_tenant import Neighbour, Tenants, tenants
 from tenure.client import Client
 from tenure.domain.access import Permission
 from tenure.domain.call_limits import BURST_SECONDS
@@ -26,6 +24,7 @@ from tenure.runtime.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.security.guarded import Guarded
+from tests.support.noisy_tenants import Neighbour, Tenants, huge_schema, tenants
 from tests.support.patience import PATIENCE_SECONDS
 
 STREAMS: Final = 8
@@ -65,7 +64,7 @@ def patient(both: Tenants, number: int) -> Client:
 async def a_task(both: Tenants, number: int) -> str:
     """A task that no worker takes."""
     async with patient(both, number) as client:
-        request = api.SubmitTaskRequest(queue="without-workers")
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="without-workers"))
         return (await client.submit("be watched", request=request)).task_id
 
 
@@ -77,7 +76,7 @@ async def open_stream(client: Client, task_id: str) -> Any:
 
 
 async def test_open_streams_of_a_client_and_of_a_tenant_are_limited(both: Tenants) -> None:
-    request = api.SubmitTaskRequest(queue="without-workers")
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="without-workers"))
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(noisy(both, number)) for number in range(3)]
         task_id = (await clients[0].submit("be watched", request=request)).task_id
@@ -107,7 +106,7 @@ async def test_open_streams_of_a_client_and_of_a_tenant_are_limited(both: Tenant
 async def test_a_refusal_is_resource_exhausted_with_a_retry_time(both: Tenants) -> None:
     """As a client of another language sees it."""
     async with noisy(both) as client:
-        large = api.SubmitTaskRequest(goal="x" * 200_000, queue="without-workers")
+        large = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * 200_000, queue="without-workers"))
         await client.tasks.SubmitTask(large, timeout=PATIENCE_SECONDS)
         metadata = (("authorization", f"Bearer {both.noisy_keys[0]}"),)
         credentials = grpc.ssl_channel_credentials(both.ca_file.read_bytes())
@@ -150,17 +149,21 @@ async def together(calls: Iterable[Awaitable[Any]], reason: str) -> None:
 
 async def neighbour_is_served(both: Tenants) -> None:
     async with both.neighbour() as neighbour:
-        await neighbour.submit("be heard", request=api.SubmitTaskRequest(queue="without-workers"))
+        await neighbour.submit(
+            "be heard", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="without-workers"))
+        )
 
 
 def large_requests() -> dict[str, api.SubmitTaskRequest]:
     """Submits whose size is in the goal, in the schema, and in the names of tools (which do not exist)."""
     names = [f"{'long_name_of_a_tool_' * 3}{number}" for number in range(256)]
     return {
-        "goal": api.SubmitTaskRequest(goal="x" * 100_000),
-        "schema": api.SubmitTaskRequest(goal="x", result_schema_json=huge_schema()),
+        "goal": api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * 100_000)),
+        "schema": api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x", result_schema_json=huge_schema())),
         "allowlist": api.SubmitTaskRequest(
-            goal="x", agent=task_pb2.AgentSpec(model="sim-hello", tools=task_pb2.ToolAllowlist(names=names))
+            spec=task_pb2.TaskSpec(
+                goal="x", agent=task_pb2.AgentSpec(model="sim-hello", tools=task_pb2.ToolAllowlist(names=names))
+            )
         ),
     }
 
@@ -168,7 +171,7 @@ def large_requests() -> dict[str, api.SubmitTaskRequest]:
 @pytest.mark.parametrize("what", large_requests())
 async def test_large_requests_are_limited_by_their_bytes(both: Tenants, what: str) -> None:
     request = large_requests()[what]
-    request.queue = "without-workers"
+    request.spec.queue = "without-workers"
     async with noisy(both, 1) as client:
 
         def submit_together() -> Awaitable[None]:
@@ -239,14 +242,16 @@ async def test_new_schemas_of_a_tenant_are_limited(guarded: Guarded) -> None:
         clients = [await opened.enter_async_context(guarded.client(key)) for key in keys]
         neighbour = await opened.enter_async_context(guarded.client(other))
         requests = [
-            api.SubmitTaskRequest(goal="x", queue="none", result_schema_json=huge_schema(f"{tenant}{number}"))
+            api.SubmitTaskRequest(
+                spec=task_pb2.TaskSpec(goal="x", queue="none", result_schema_json=huge_schema(f"{tenant}{number}"))
+            )
             for number in range(SCHEMAS)
         ]
         calls = [
             asyncio.ensure_future(clients[number % 2].tasks.SubmitTask(request, timeout=PATIENCE_SECONDS))
             for number, request in enumerate(requests)
         ]
-        await neighbour.submit("be heard", request=api.SubmitTaskRequest(queue="none"))
+        await neighbour.submit("be heard", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         answers = await asyncio.gather(*calls, return_exceptions=True)
     refusals = [answer for answer in answers if isinstance(answer, LimitReached)]
     assert {(one.reason, one.retry_after_seconds) for one in refusals} == {("SCHEMA_CHECKS_BUSY", 1.0)}
@@ -257,18 +262,18 @@ async def test_new_schemas_of_a_tenant_are_limited(guarded: Guarded) -> None:
 async def test_the_client_waits_and_is_served(both: Tenants) -> None:
     """The retries of the Python client keep to the retry time of the refusal."""
     async with Client(both.stack.gateway_address, api_key=both.noisy_keys[3], tls=ClientTls(both.ca_file)) as client:
-        request = api.SubmitTaskRequest(queue="without-workers")
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="without-workers"))
         for _ in range(6):
             await client.submit("y" * 200_000, request=request)
 
 
 @pytest.mark.faults
 async def test_a_noisy_tenant_is_held_to_its_limits(tmp_path: Path) -> None:
-    """`python -m bench noisy_tenant` has the latencies of the neighbour."""
+    """No call of the neighbour is refused meanwhile."""
     settings = {"TENURE_GATEWAY_LIMIT_CALLS_PER_SECOND": str(CALLS_PER_SECOND)}
     async with tenants(tmp_path / "data", settings) as both, both.neighbour() as client:
         neighbour = Neighbour(client, NEIGHBOUR_EVERY_SECONDS)
-        async with both.noise(NOISE_SECONDS) as answers:
+        async with both.noise() as answers:
             began = monotonic()
             await neighbour.call(NOISE_SECONDS / 2)
         seconds = monotonic() - began
@@ -277,4 +282,4 @@ async def test_a_noisy_tenant_is_held_to_its_limits(tmp_path: Path) -> None:
     assert accepted <= CALLS_PER_SECOND * (seconds + BURST_SECONDS + 5.0)
     assert answers.total() > 2 * accepted, "the clients did not call more than they may"
     assert any(kind.endswith(": CALL_RATE") for kind in answers), answers
-    assert len(neighbour.streams) >= NOISE_SECONDS / 2 / NEIGHBOUR_EVERY_SECONDS / 2
+    assert neighbour.rounds >= NOISE_SECONDS / 2 / NEIGHBOUR_EVERY_SECONDS / 2

@@ -116,7 +116,9 @@ class Installation:
         return TaskServiceStub(await self.channel("gateway", self.certificate(Role.OPERATOR, "someone")))
 
     async def submit(self, queue: str, **spec: Any) -> str:
-        request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal="go", queue=queue, **spec)
+        request = api.SubmitTaskRequest(
+            request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="go", queue=queue, **spec)
+        )
         return str((await (await self.tasks()).SubmitTask(request)).task.task_id)
 
     async def texts(self, task_id: str) -> AsyncGenerator[str]:

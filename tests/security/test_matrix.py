@@ -127,6 +127,7 @@ async def test_a_task_runs_through_processes_that_know_each_other(guarded: Guard
     tls = ClientTls(guarded.ca_file, certificates / "operator.pem", certificates / "operator.key.pem")
     async with Client(guarded.stack.services["gateway"].address, tls=tls) as client:
         task = await client.submit(
-            "sim-hello", request=api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-hello"))
+            "sim-hello",
+            request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello"))),
         )
         assert (await client.wait(task.task_id, PATIENCE_SECONDS)).state == task_pb2.TASK_STATE_SUCCEEDED

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from services.gateway.api_keys import FRESH_SECONDS
 from tenure.domain.access import Permission, Role
 from tenure.runtime.tls import ClientTls
+from tenure.v1 import api_key_service_pb2
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import timestamp
@@ -80,7 +81,7 @@ async def keys_of(guarded: Guarded) -> dict[str, Caller]:
     expired = (await guarded.key(Permission.TENANT_ADMIN, expire_time=timestamp(soon))).secret
     revoked = await guarded.key(Permission.TENANT_ADMIN)
     async with guarded.client(guarded.operator_key) as operator:
-        await operator.revoke_api_key(revoked.api_key.key_id)
+        await operator.api_keys.RevokeApiKey(api_key_service_pb2.RevokeApiKeyRequest(key_id=revoked.api_key.key_id))
     callers = {}
     for permission in Permission:
         good = (await guarded.key(permission)).secret

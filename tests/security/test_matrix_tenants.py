@@ -79,18 +79,26 @@ class Things:
     async def state(self) -> list[Message]:
         """All of it, as it is now."""
         client = self.client
-        lease = await client.get_lease("crane")
+        lease = (await client.leases.GetLease(lease_pb.GetLeaseRequest(resource="crane"))).lease
         lease.ClearField("remaining")
         entries = [entry for task in (self.waiting, self.ended) async for entry in client.entries(task.task_id)]
         return [
             *entries,
-            await client.get_schedule("nightly"),
-            await client.get_webhook("hook"),
+            await client.schedules.GetSchedule(schedule_pb.GetScheduleRequest(schedule="nightly")),
+            (await client.webhooks.GetWebhook(webhook_pb.GetWebhookRequest(webhook="hook"))).webhook,
             lease,
-            *[key async for key in client.list_api_keys()],
-            *await client.list_approver_groups(),
-            await client.get_agent("greeter"),
-            *[file async for file in client.list_files(self.ended.task_id)],
+            *[
+                key
+                async for key in client.items(
+                    client.api_keys.ListApiKeys, key_pb.ListApiKeysRequest(), lambda page: page.api_keys
+                )
+            ],
+            *(await client.approvals.ListApproverGroups(approval_pb.ListApproverGroupsRequest())).groups,
+            await client.agents.GetAgent(agent_pb.GetAgentRequest(name="greeter")),
+            *[
+                file
+                async for file in client.pages(client.tasks.ListFiles, api.ListFilesRequest(task_id=self.ended.task_id))
+            ],
         ]
 
 
@@ -104,17 +112,23 @@ async def things(guarded: Guarded) -> AsyncIterator[Things]:
     key = await guarded.key(Permission.TENANT_ADMIN, tenant=tenant)
     async with guarded.client(key.secret) as client:
         question, tool = (task_pb2.AgentSpec(model=f"sim-{name}") for name in ("question", "one-tool"))
-        waiting = await client.submit("ask", request=api.SubmitTaskRequest(agent=question))
-        ended = await client.submit("write", request=api.SubmitTaskRequest(agent=tool))
+        waiting = await client.submit("ask", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=question)))
+        ended = await client.submit("write", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=tool)))
         ended = await client.wait(ended.task_id, PATIENCE_SECONDS)
-        await client.create_schedule(
+        await client.schedules.CreateSchedule(
             schedule_pb.CreateScheduleRequest(
                 name="nightly", spec=task_pb2.TaskSpec(goal="any"), cron="0 3 * * *", time_zone="UTC"
             )
         )
-        await client.set_approver_group("finance", ["user/ann"])
-        await client.create_webhook(webhook_pb.CreateWebhookRequest(name="hook", url="http://127.0.0.1:9/"))
-        await client.register_agent("greeter", agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_MODEL))
+        await client.approvals.SetApproverGroup(
+            approval_pb.SetApproverGroupRequest(name="finance", members=["user/ann"])
+        )
+        await client.webhooks.CreateWebhook(webhook_pb.CreateWebhookRequest(name="hook", url="http://127.0.0.1:9/"))
+        await client.agents.RegisterAgent(
+            agent_pb.RegisterAgentRequest(
+                name="greeter", definition=agent_pb.AgentDefinition(kind=agent_pb.AGENT_KIND_MODEL)
+            )
+        )
         acquired = await client.leases.AcquireLease(
             lease_pb.AcquireLeaseRequest(resource="crane", holder="me", ttl=duration(3600), request_id="1")
         )
@@ -154,9 +168,9 @@ def of_tasks(things: Things) -> Mapping[str, Message]:
         "AdminService/CloseOutTask": admin.CloseOutTaskRequest(
             task_id=task, request_id=new, reason=WHY, to_state=task_pb2.TASK_STATE_FAILED
         ),
-        "AdminService/ListBills": admin.AdminServiceListBillsRequest(task_id=task),
-        "AdminService/ListCalls": admin.AdminServiceListCallsRequest(task_id=ended),
-        "AdminService/ListInDoubtCalls": admin.AdminServiceListInDoubtCallsRequest(task_id=task),
+        "AdminService/ListBills": admin.ListBillsRequest(task_id=task),
+        "AdminService/ListCalls": admin.ListCallsRequest(task_id=ended),
+        "AdminService/ListInDoubtCalls": admin.ListInDoubtCallsRequest(task_id=task),
         "AdminService/ListRefusals": admin.ListRefusalsRequest(task_id=task),
         "AdminService/PruneTasks": admin.PruneTasksRequest(task_id=ended, reason=WHY),
         "AdminService/RequeueTask": admin.RequeueTaskRequest(task_id=task, request_id=new, reason=WHY),
@@ -275,7 +289,7 @@ async def test_streams_have_only_what_the_tenant_has(guarded: Guarded, things: T
         await leases.read()
         await things.client.cancel(things.waiting.task_id, WHY)
         await things.client.leases.RenewLease(lease_pb.RenewLeaseRequest(token=things.lease.token))
-        task = await other.submit("any", request=api.SubmitTaskRequest(queue="none"))
+        task = await other.submit("any", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
         await other.leases.AcquireLease(
             lease_pb.AcquireLeaseRequest(resource="crane", holder="other", ttl=duration(60), request_id="1")
         )

@@ -297,7 +297,7 @@ async def test_a_token_of_an_ended_claim_changes_nothing(
     """The worker that held the claims presents their tokens again."""
     key = (await guarded.key(Permission.APPROVE, Permission.WRITE)).secret
     async with guarded.client(key) as client, AsyncExitStack() as stack:
-        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-question"))
+        request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-question")))
         task = await client.submit("ask", request=request)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (task := await client.get(task.task_id)).state != task_pb2.TASK_STATE_WAITING_USER:

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from psycopg import sql
 
-from bench.noisy_tenant import operator_key
 from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
@@ -30,6 +29,7 @@ from tenure.wire.access import PERMISSIONS
 from tests.support.fix_collector import Collector
 from tests.support.fix_webhooks import MakeReceiver
 from tests.support.http_stub import HttpStub, Seen, page
+from tests.support.noisy_tenants import operator_key
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.faults
@@ -112,10 +112,10 @@ async def test_secrets_are_nowhere_else(tmp_path: Path, collector: Collector, we
         async with one.client(one.operator) as operator:
             permissions = [PERMISSIONS.to_wire(Permission.TENANT_ADMIN)]
             request = api_key_service_pb2.CreateApiKeyRequest(name="app", permissions=permissions)
-            secrets["client key"] = (await operator.create_api_key(request)).secret
+            secrets["client key"] = (await operator.api_keys.CreateApiKey(request)).secret
         wrong = secrets["wrong key"] = f"{secrets['client key'][:-6]}AAAAAA"
         async with one.client(secrets["client key"]) as client:
-            created = await client.create_webhook(
+            created = await client.webhooks.CreateWebhook(
                 webhook_service_pb2.CreateWebhookRequest(name="app", url=receiver.url)
             )
             receiver.secrets = [created.secret]
@@ -137,7 +137,7 @@ async def test_secrets_are_nowhere_else(tmp_path: Path, collector: Collector, we
 async def run_with_faults(one: Watched, client: Client) -> None:
     """A task whose worker is killed while its second call runs, and a gateway that restarts."""
     request = api.SubmitTaskRequest()
-    request.agent.model = "sim-crm"
+    request.spec.agent.model = "sim-crm"
     task_id = (await client.submit(CANARY, request=request)).task_id
     owner = ""
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.watch(task_id)) as events:

@@ -18,6 +18,7 @@ from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role
 from tenure.domain.errors import TenureError, Unauthenticated
 from tenure.runtime.certificates import Authority
+from tenure.v1 import api_key_service_pb2, task_pb2
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration, timestamp
@@ -103,7 +104,9 @@ async def clients_of(guarded: Guarded, key: str) -> AsyncIterator[dict[str, Clie
 
 async def a_task(client: Client) -> str:
     """A task that no worker takes."""
-    return (await client.submit("be watched", request=api.SubmitTaskRequest(queue="none"))).task_id
+    return (
+        await client.submit("be watched", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
+    ).task_id
 
 
 async def test_streams_of_a_revoked_key_end_at_each_gateway(guarded: Guarded) -> None:
@@ -112,7 +115,7 @@ async def test_streams_of_a_revoked_key_end_at_each_gateway(guarded: Guarded) ->
         task_id = await a_task(clients[CLIENT_GATEWAYS[0]])
         async with streams_of(clients, task_id) as reading, guarded.client(guarded.operator_key) as operator:
             revoked_at = time.monotonic()
-            await operator.revoke_api_key(key.api_key.key_id)
+            await operator.api_keys.RevokeApiKey(api_key_service_pb2.RevokeApiKeyRequest(key_id=key.api_key.key_id))
             await check_ends(reading, "API_KEY_INVALID", revoked_at)
         for client in clients.values():
             with pytest.raises(Unauthenticated):

@@ -104,7 +104,7 @@ async def test_a_flooding_worker_is_limited_and_others_work(stack: Stack, ledger
     floods = [asyncio.create_task(flood(stack, call, reasons)) for call in streams]
     try:
         async with Client(stack.gateway_address, tls=tls) as client:
-            request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model="sim-hello"))
+            request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello")))
             tasks = [await client.submit("go on", request=request) for _ in range(TASKS)]
             ended = await asyncio.gather(*(client.wait(task.task_id, PATIENCE_SECONDS) for task in tasks))
         assert {task.state for task in ended} == {task_pb2.TASK_STATE_SUCCEEDED}

@@ -2,7 +2,7 @@
 
 async with Owners(fleet) as owners:
     await owners.add(replica, slots=6)
-    await owners.of(await fleet.submit_many(6))        # each task has been opened by somebody
+    await owners.of(await fleet.submit_many(6))        # each task has been opened by a worker
     await owners.check_one_owner_each()                # of all that ever opened it, one may still write
 """
 
@@ -124,7 +124,7 @@ class Owners:
             try:
                 await worker.open(grant)
             except (Fenced, WrongState, TryLater):
-                continue  # lost before it was opened: nobody is its owner by this grant
+                continue  # lost before it was opened: no worker owns it by this grant
             async with self._opened:
                 self.by_task.setdefault(grant.task_id, []).append(Owned(worker, grant))
                 self._opened.notify_all()

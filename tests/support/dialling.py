@@ -14,7 +14,7 @@ import httpcore2
 
 class Dialler(httpcore2.AsyncNetworkBackend):
     """`servers`: the local (host, port) that stands for an address. The rest leads to `otherwise`; without it, it seems
-    to be there and nobody is.
+    to be there without an owner.
     """
 
     def __init__(

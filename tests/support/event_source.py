@@ -27,7 +27,7 @@ class ServerEvent:
 
 @dataclass(slots=True)
 class EventParser:
-    """Parses bytes as they come, cut anywhere. What no blank line completes is no event."""
+    """Parses bytes as they come, cut anywhere. Text that no blank line completes is not an event."""
 
     last_id: str = ""
     comments: int = 0

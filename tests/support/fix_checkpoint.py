@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,13 +28,14 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from edges.notifications.notifier import PeopleNotifier
 from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
 from services.checkpoint.standby import StandbySettings
 from services.checkpoint.traces.settings import TraceSettings
-from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import Claims
 from tenure.runtime.process import Process
@@ -43,8 +43,10 @@ from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret
 from tenure.runtime.signing import Signer, write_key_pair
+from tenure.serve import command_line
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.token import sign_task_claims
 from tests.support import forked
 from tests.support.fix_postgres import databases
@@ -132,8 +134,8 @@ class Checkpoint:
         return response.task
 
     async def get(self, task_id: str) -> task_pb2.Task:
-        request = pb.CheckpointServiceGetTaskRequest(task_id=task_id)
-        response: pb.CheckpointServiceGetTaskResponse = await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)
+        request = tasks_pb.GetTaskRequest(task_id=task_id)
+        response: tasks_pb.GetTaskResponse = await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)
         return response.task
 
     def sign(
@@ -207,8 +209,8 @@ class Checkpoint:
         entries: list[ledger_pb2.Entry] = []
         while True:
             after = entries[-1].sequence if entries else 0
-            request = pb.ListEntriesRequest(task_id=task_id, after_sequence=after)
-            page = await self.stub.ListEntries(request, timeout=TIMEOUT_SECONDS)
+            request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, after_sequence=after)
+            page = await self.stub.ListTaskEntries(request, timeout=TIMEOUT_SECONDS)
             entries.extend(page.entries)
             if not page.more:
                 return entries
@@ -385,7 +387,7 @@ async def _start_here(
     if stopping is not None:
         process.stopping = stopping
     stack.push_async_callback(process.close)
-    server = await process.open(await assemble(process, settings))
+    server = await process.open(await assemble(process, settings, PeopleNotifier))
     return server.address
 
 
@@ -406,7 +408,7 @@ async def checkpoint_process(fresh_database: FreshDatabase, signing_keys: Path) 
                 "TENURE_FAILPOINTS": failpoints,
                 **environment,
             }
-            process = await forked.start_program([sys.executable, "-m", "services.checkpoint"], environment=variables)
+            process = await forked.start_program(command_line("checkpoint"), environment=variables)
             address, log = await _listening(process)
             channel = await stack.enter_async_context(open_channel(address))
             started = CheckpointProcess(process, Checkpoint(address, dsn, signing_keys, channel), log)

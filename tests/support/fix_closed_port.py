@@ -1,4 +1,4 @@
-"""A TCP port of this machine that nobody listens at, for the whole of a test: a connection to it is refused at once."""
+"""A TCP port of this machine without a listener, for the whole of a test: a connection to it is refused at once."""
 
 from __future__ import annotations
 

@@ -24,10 +24,11 @@ from tenure.domain.errors import TenureError
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import write_key_pair
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
-from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
@@ -50,7 +51,7 @@ SETTINGS = {
 SHORT = {"ttl_seconds": "3", "start_timeout_seconds": "2"}
 """For the tests that wait until a lease has run out, or until a claim was not named for too long."""
 WAITED_FOR = "5"
-"""`start_timeout_seconds` where it has to pass before somebody else gets the task, who then has so long to name it."""
+"""`start_timeout_seconds` where it has to pass before another worker gets the task, who then has so long to name it."""
 
 
 USUAL_PREFIX = "/tenure/"
@@ -138,7 +139,7 @@ class Fleet:
         return set(await asyncio.gather(*(self.submit() for _ in range(count))))
 
     async def task(self, task_id: str) -> task_pb2.Task:
-        request = ledger_pb.CheckpointServiceGetTaskRequest(task_id=task_id)
+        request = tasks_pb.GetTaskRequest(task_id=task_id)
         return (await self.ledger.GetTask(request, timeout=CALL_SECONDS)).task
 
     async def task_where(self, task_id: str, holds: Callable[[task_pb2.Task], bool]) -> task_pb2.Task:
@@ -151,8 +152,8 @@ class Fleet:
     async def entries(self, task_id: str) -> list[ledger_pb2.Entry]:
         entries: list[ledger_pb2.Entry] = []
         while True:
-            request = ledger_pb.ListEntriesRequest(task_id=task_id, after_sequence=len(entries))
-            page = await self.ledger.ListEntries(request, timeout=CALL_SECONDS)
+            request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, after_sequence=len(entries))
+            page = await self.ledger.ListTaskEntries(request, timeout=CALL_SECONDS)
             entries.extend(page.entries)
             if not page.more:
                 return entries
@@ -177,14 +178,14 @@ class Fleet:
         )
         await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
-    async def claims(self, replica: ServiceProcess, task_id: str = "") -> list[pb.Claim]:
+    async def claims(self, replica: ServiceProcess, task_id: str = "") -> list[admin_pb.Claim]:
         async with open_channel(replica.address) as channel:
-            request = pb.CoordinatorServiceListClaimsRequest(task_id=task_id)
+            request = admin_pb.ListClaimsRequest(task_id=task_id)
             return list((await CoordinatorServiceStub(channel).ListClaims(request, timeout=CALL_SECONDS)).claims)
 
-    async def workers(self, replica: ServiceProcess) -> list[pb.Worker]:
+    async def workers(self, replica: ServiceProcess) -> list[admin_pb.Worker]:
         async with open_channel(replica.address) as channel:
-            request = pb.CoordinatorServiceListWorkersRequest()
+            request = admin_pb.ListWorkersRequest()
             return list((await CoordinatorServiceStub(channel).ListWorkers(request, timeout=CALL_SECONDS)).workers)
 
     async def signing_keys(self, replica: ServiceProcess) -> list[lease_pb.SigningKey]:

@@ -64,7 +64,7 @@ def etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Etcd
 
 
 def own_prefix() -> str:
-    """Returns a prefix of keys that nobody else has."""
+    """Returns a prefix of keys of this test alone."""
     return f"/test/{uuid.uuid4().hex}/"
 
 

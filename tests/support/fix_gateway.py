@@ -1,6 +1,6 @@
 """Gateways as processes over a ledger that a test has, and over nothing where a test names nothing.
 
-stub = await gateway(replica.address)                    # nobody coordinates, and no tools are there
+stub = await gateway(replica.address)                    # without a coordinator and tools
 tasks = await stub.ListTasks(api.ListTasksRequest())
 refusals = await stub.admin.ListRefusals(admin.ListRefusalsRequest(task_id=…))
 stub = await gateway(replica.address, http="127.0.0.1:0")    # stub.http is its URL

@@ -1,4 +1,4 @@
-"""MCP servers that nobody here wrote, run by Node, and config files that name them."""
+"""MCP servers of other projects, run by Node, and config files that name them."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import pytest
 from devstack.child_process import freeze
 from services.models.statements import MIGRATIONS
 from tenure.runtime.rpc_client import open_channel
+from tenure.serve import command_line
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceStub
 from tenure.wire.model_service import MAX_MESSAGE_BYTES
@@ -207,7 +208,7 @@ def shared_model_runner(
     settings = _settings(shared_database, token_keys / "verifying.json")
     environment = {f"TENURE_MODELS_{name}": value for name, value in settings.items()}
     environment |= {"PATH": os.environ["PATH"], "TENURE_MODELS_MIGRATE": "auto", **_provider(simulator_process)}
-    with serving("services.models", environment, folder / "log") as address:
+    with serving(command_line("models"), environment, folder / "log") as address:
         yield SharedService(address, shared_database, folder)
 
 

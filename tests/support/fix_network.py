@@ -70,7 +70,7 @@ class Host(ABC):
         return line.address
 
     def cut(self, name: str, lost: Lost = Lost.EVERYTHING) -> None:
-        """From now on nothing gets through, and nobody is told: connections stay and are silent."""
+        """From now on nothing gets through, without an error: connections stay and are silent."""
         self._lines[name].deaf(lost)
 
     def mend(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Node.js and the packages that tests run with it: real servers and clients that nobody here wrote."""
+"""Node.js and the packages that tests run with it: real servers and clients of other projects."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class PooledStack:
     async def submit(self, tenant: str, count: int = 1, **fields: Any) -> list[str]:
         """Queued tasks; their ids."""
         async with self.client(tenant) as client:
-            request = api.SubmitTaskRequest(**fields)
+            request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(**fields))
             task_ids = [(await client.submit("go", request=request)).task_id for _ in range(count)]
         self._submitted.setdefault(tenant, []).extend(task_ids)
         return task_ids

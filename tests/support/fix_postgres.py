@@ -55,7 +55,7 @@ async def own_postgres() -> AsyncIterator[PostgresProcess]:
 
 
 class MakeDatabase(Protocol):
-    """Makes a database that nobody else has, gone with the server, and returns its DSN. `about`: for its name."""
+    """Makes a database of this test alone, gone with the server, and returns its DSN. `about`: for its name."""
 
     async def __call__(self, about: str) -> str: ...
 
@@ -74,7 +74,7 @@ def new_database(postgres_server: PostgresProcess, worker_id: str) -> MakeDataba
 
 @pytest.fixture
 async def fresh_database(postgres_server: PostgresProcess, worker_id: str) -> AsyncIterator[FreshDatabase]:
-    """Makes databases for this test; they are dropped at its end, whoever is still connected."""
+    """Makes databases for this test; they are dropped at its end, with all their connections."""
     async with databases(postgres_server, worker_id) as make:
         yield make
 
@@ -134,7 +134,7 @@ async def _ensure_template(server: PostgresProcess, name: str, migrations: tuple
 
 
 async def _drop(server: PostgresProcess, name: str) -> None:
-    """Drops a database, whoever is connected.
+    """Drops a database with all its connections.
 
     A connection attempt that a test cancelled may keep its socket until its traceback is collected, and the drop waits
     for it until Postgres' authentication_timeout.

@@ -31,6 +31,8 @@ from tenure.domain.tools import Outcome
 from tenure.runtime.request_context import as_tenant
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer, write_key_pair
+from tenure.serve import command_line
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_task_claims
@@ -204,14 +206,14 @@ def execute_request(
 async def listed_sources(tools: ToolClient, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
     """Returns the sources of tools that the replica lists for this tenant, by name."""
     with as_tenant(tenant):
-        list_sources = await tools.stub.ListSources(tool_service_pb2.ListSourcesRequest(), timeout=CALL_SECONDS)
+        list_sources = await tools.stub.ListToolSources(admin_pb.ListToolSourcesRequest(), timeout=CALL_SECONDS)
     return {source.name: source for source in list_sources.sources}
 
 
 async def offered(tools: ToolClient, tenant: str) -> list[tool_pb2.OfferedTool]:
     """The tools that tasks of this tenant may be given, as the replica lists them without a token."""
     with as_tenant(tenant):
-        answer = await tools.stub.ListOfferedTools(tool_service_pb2.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
+        answer = await tools.stub.ListOfferedTools(admin_pb.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
     return list(answer.tools)
 
 
@@ -262,7 +264,7 @@ def shared_tool_service(
     keys = token_keys / "verifying.json"
     environment = _environment(shared_database, keys, Outside(folder / "records", folder / "workspaces"))
     environment |= {"PATH": os.environ["PATH"], "TENURE_TOOLS_MIGRATE": "auto"}
-    with serving("services.tools", environment, folder / "log") as address:
+    with serving(command_line("tools"), environment, folder / "log") as address:
         yield SharedService(address, shared_database, folder)
 
 
@@ -287,7 +289,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
     """
     started: list[ToolReplica] = []
 
-    async def start(*, failpoints: str = "", module: str = "services.tools", **settings: object) -> ToolReplica:
+    async def start(*, failpoints: str = "", module: str = "", **settings: object) -> ToolReplica:
         environment = {
             **_environment(tools_dsn, grants.verifying_keys_file, outside),
             # Short, so that the dead are known to be dead soon.
@@ -297,7 +299,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
             "TENURE_FAILPOINTS": failpoints,
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        replica = await _start(module, environment)
+        replica = await _start([sys.executable, "-m", module] if module else command_line("tools"), environment)
         started.append(replica)
         return replica
 
@@ -317,10 +319,8 @@ def _environment(dsn: str, verifying_keys_file: Path, outside: Outside) -> dict[
     }
 
 
-async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
-    process = await start_program(
-        [sys.executable, "-m", module], environment={"PATH": os.environ["PATH"], **environment}
-    )
+async def _start(command: list[str], environment: dict[str, str]) -> ToolReplica:
+    process = await start_program(command, environment={"PATH": os.environ["PATH"], **environment})
     log: list[dict[str, Any]] = []
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     reading = asyncio.create_task(_read_log(process, log, listening))

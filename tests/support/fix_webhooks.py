@@ -94,7 +94,7 @@ class Receiver:
                 body = await reader.readexactly(int(headers["content-length"]))
                 await self._respond(self._read(headers, body), writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            return  # whoever sent it is gone
+            return  # the sender is gone
         finally:
             writer.close()
 

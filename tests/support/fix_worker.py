@@ -37,9 +37,10 @@ from tenure.domain.task import AgentSpec, Limits, TaskPolicy, TaskSpec
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import worker_service_pb2 as worker_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
@@ -237,7 +238,7 @@ class WorkerBench:
         return str((await self.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
 
     async def task(self, task_id: str) -> task_pb2.Task:
-        request = pb.CheckpointServiceGetTaskRequest(task_id=task_id)
+        request = tasks_pb.GetTaskRequest(task_id=task_id)
         answer = await retrying(lambda: self.ledger.GetTask(request, timeout=CALL_SECONDS), READS)
         return answer.task  # type: ignore[no-any-return]  # the stub is untyped here
 
@@ -245,8 +246,8 @@ class WorkerBench:
         """The whole ledger of a task."""
         entries: list[facts.Entry] = []
         while True:
-            request = pb.ListEntriesRequest(task_id=task_id, after_sequence=len(entries), page_size=1000)
-            page = await self.ledger.ListEntries(request, timeout=CALL_SECONDS)
+            request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, after_sequence=len(entries), page_size=1000)
+            page = await self.ledger.ListTaskEntries(request, timeout=CALL_SECONDS)
             entries.extend(entries_to_domain(page.entries))
             if not page.more:
                 return entries
@@ -343,12 +344,12 @@ class WorkerBench:
         await process.wait_ready()
         return process
 
-    async def live_workers(self) -> list[coordinator_pb.Worker]:
-        request = coordinator_pb.CoordinatorServiceListWorkersRequest()
+    async def live_workers(self) -> list[admin_pb.Worker]:
+        request = admin_pb.ListWorkersRequest()
         return list((await self.coordinator.ListWorkers(request, timeout=CALL_SECONDS)).workers)
 
-    async def claims(self, task_id: str) -> list[coordinator_pb.Claim]:
-        request = coordinator_pb.CoordinatorServiceListClaimsRequest(task_id=task_id)
+    async def claims(self, task_id: str) -> list[admin_pb.Claim]:
+        request = admin_pb.ListClaimsRequest(task_id=task_id)
         return list((await self.coordinator.ListClaims(request, timeout=CALL_SECONDS)).claims)
 
     async def effects(self, task_id: str) -> list[str]:

@@ -49,7 +49,7 @@ def http_mcp_server(status: int, answer: Any) -> Iterator[HttpMcpServer]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
-            """Logs nothing: nobody reads it."""
+            """Logs nothing: no test reads it."""
 
         def do_GET(self) -> None:
             self._say(405, None)

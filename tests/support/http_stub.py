@@ -1,4 +1,4 @@
-"""A server of somebody else's, in this process: what it is asked, and what it answers, byte by byte if need be.
+"""A server of another project, in this process: what it is asked, and what it answers, byte by byte if need be.
 
 async with Stranger(lambda seen: page("hello")) as stranger: …stranger.url("/x")… stranger.seen, stranger.connections
 """

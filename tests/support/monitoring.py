@@ -71,7 +71,7 @@ def base_name(name: str) -> str:
 
 
 def labels_of(name: str) -> frozenset[str] | None:
-    """Returns the labels that a series can have, or None for a series that nobody reports."""
+    """Returns the labels that a series can have, or None for a series that no service reports."""
     if name in OF_PROMETHEUS or name in OF_PROCESSES:
         return TARGET_LABELS
     if name in recorded():

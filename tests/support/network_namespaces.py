@@ -88,7 +88,7 @@ class Namespace:
             raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Calls `work` by a thread that is in it: a socket belongs to where it was made, whoever uses it."""
+        """Calls `work` by a thread that is in it: a socket belongs to where it was made."""
 
         def enter_and_work() -> _T:
             former = os.open(f"/proc/self/task/{_thread_id()}/ns/net", os.O_RDONLY)
@@ -138,7 +138,7 @@ class Cable(TcpProxy):
     """From a namespace over a pair of interfaces of its own to `target` on our side.
 
     The far end of the pair is in `far`, where a relay listens; a cut is made on the pair itself, so that connections
-    stay, packets are lost and nobody is told. `session_settings`: those of a Postgres at the target. It has the relay
+    stay, packets are lost without an error. `session_settings`: those of a Postgres at the target. It has the relay
     in place of the silent client, so the relay applies its keepalives.
     """
 

@@ -81,7 +81,7 @@ def leaving(policies: list[Document], pod: Pod) -> set[Outside]:
 
 
 def entering(policies: list[Document], pod: Pod) -> dict[int, tuple[str, ...]]:
-    """The ports that others than the chart's pods reach, with the kinds of peers; () is everybody."""
+    """The ports that others than the chart's pods reach, with the kinds of peers; () is all peers."""
     found: dict[int, tuple[str, ...]] = {}
     for rule in _rules(policies, pod, "ingress"):
         peers = rule.get("from", ())

@@ -19,7 +19,7 @@ from typing import Any
 from devstack.options import choose_address
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import state_name
 from tests.support.fix_network import Host, Network
 from tests.support.fix_worker import WorkerBench
@@ -142,8 +142,8 @@ async def logged(process: Any, words: str, times: int = 1) -> None:
 
 async def recorded(bench: Any, task_id: Any) -> Any:
     """The entries as they stand in the ledger, with the times of their writing."""
-    request = pb.ListEntriesRequest(task_id=task_id, page_size=1000)
-    return (await bench.ledger.ListEntries(request, timeout=CALL_SECONDS)).entries
+    request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, page_size=1000)
+    return (await bench.ledger.ListTaskEntries(request, timeout=CALL_SECONDS)).entries
 
 
 def at(entry: Any) -> datetime:

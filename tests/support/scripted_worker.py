@@ -168,7 +168,7 @@ class ScriptedWorker:
         await self._write(pb.SessionRequest(slots=pb.Slots(free_slots=free_slots, grants_read=self._grants_read)))
 
     async def say(self, request: pb.SessionRequest) -> None:
-        """Whatever it is. A stream that has ended is no error: how it ended is heard."""
+        """Whatever it is. A stream that has ended is not an error: how it ended is heard."""
         with contextlib.suppress(TenureError, PeerFailed, asyncio.InvalidStateError):
             await self._write(request)
 

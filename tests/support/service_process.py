@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from devstack.child_process import RunningProgram
+from tenure.serve import command_line
 from tests.support.forked import REPOSITORY, launch, start_program
 from tests.support.patience import PATIENCE_SECONDS
 
 
 class ServiceProcess:
-    """`python -m services.<name>`, from its start to its end. `mutation`: one of its guards is missing."""
+    """`tenure serve NAME`, from its start to its end. `mutation`: one of its guards is missing."""
 
     def __init__(
         self,
@@ -30,7 +31,8 @@ class ServiceProcess:
         environment: Mapping[str, str] = {},
     ) -> None:
         self._name = name
-        self._program = ["tests.fault.mutants", name, "--mutation", mutation] if mutation else [f"services.{name}"]
+        mutated = [sys.executable, "-m", "tests.fault.mutants", name, "--mutation", mutation]
+        self._command = mutated if mutation else command_line(name)
         given = {f"TENURE_{name.upper()}_{key}": value for key, value in settings.items()}
         own = {key: value for key, value in os.environ.items() if not key.startswith("TENURE_")}
         self._environment = {**own, **given, "TENURE_FAILPOINTS": failpoints, **environment}
@@ -44,8 +46,7 @@ class ServiceProcess:
 
     async def start(self) -> ServiceProcess:
         """Returns once it serves."""
-        command = [sys.executable, "-m", *self._program]
-        self._process = await start_program(command, environment=self._environment, limit=1024 * 1024)
+        self._process = await start_program(self._command, environment=self._environment, limit=1024 * 1024)
         self._reading = asyncio.create_task(self._read_log())
         self.address = (await self.logged("listening"))["address"]
         return self
@@ -103,10 +104,10 @@ class ServiceProcess:
 
 
 @contextmanager
-def serving(module: str, environment: Mapping[str, str], log: Path) -> Iterator[str]:
+def serving(command: list[str], environment: Mapping[str, str], log: Path) -> Iterator[str]:
     """Yields the address of a service for many tests, which belongs to none of their event loops; then kills it."""
     with log.open("wb") as file:
-        process = launch([sys.executable, "-m", module], environment=environment, cwd=REPOSITORY, log=file)
+        process = launch(command, environment=environment, cwd=REPOSITORY, log=file)
     try:
         yield str(json.loads(first_line(process, log, '"listening"'))["address"])
     finally:

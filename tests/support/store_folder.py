@@ -23,7 +23,7 @@ PREFIX: Final = "tenure-tests-"
 
 @contextmanager
 def store_folder() -> Iterator[Path]:
-    """Removed at the end, also of a killed run; everybody may enter it, as Postgres has an account of its own."""
+    """Removed at the end, also of a killed run; every account may enter it, as Postgres has an account of its own."""
     in_memory = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=MEMORY if in_memory else None))
     watchdog.watch_folder(folder)

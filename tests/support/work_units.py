@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-UNITS: Final = {"end_to_end": 2, "testing": 2, "security": 1, "fuzz": 1}
+UNITS: Final = {"end_to_end": 2, "testing": 2, "security": 1, "fuzz": 1, "edges": 1}
 """The folders whose files share an installation, and the number of units that their files are spread over."""
+SCENES: Final = "_scenes.py"
+"""The end of a file's name below tests/edges: it uses the installation that the edges share."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be absent
@@ -39,7 +41,7 @@ class WorkUnits:
         return self._units[file]
 
     def _new_unit(self, file: str) -> str:
-        folder = PurePath(file).parent.name
+        folder = "edges" if file.endswith(SCENES) else PurePath(file).parent.name
         if folder not in UNITS:
             return file
         self._files[folder] += 1

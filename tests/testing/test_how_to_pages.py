@@ -86,7 +86,7 @@ def until(holds: Callable[[], Any]) -> Any:
 
 @contextmanager
 def backend(folder: Path, listening: socket.socket, environment: dict[str, str]) -> Iterator[None]:
-    """The program of the page on a socket that listens already: nobody else gets its port."""
+    """The program of the page on a socket that listens already: no other process gets its port."""
     descriptor = listening.fileno()
     command = [sys.executable, "-m", "uvicorn", "chat:app", "--fd", str(descriptor), "--log-level", "warning"]
     process = subprocess.Popen(command, cwd=folder, env={**os.environ, **environment}, pass_fds=[descriptor])

@@ -117,7 +117,7 @@ def test_an_incomplete_ledger_file_is_refused(tenure: Tenure, tmp_path: Path) ->
         ("", "its first entry must be `submitted`"),
         ("".join(lines[1:]), "line 1 has entry 2, but 1 comes next"),
         (lines[0] + "".join(lines[2:]), "line 2 has entry 3, but 2 comes next"),
-        (lines[0] + lines[1][:40], "line 2 is no entry of a ledger"),
+        (lines[0] + lines[1][:40], "line 2 is not a ledger entry"),
         (exported(tenure, function, tmp_path).read_text(encoding="utf-8"), "is the run of a function"),
     ]:
         bad.write_text(content, encoding="utf-8")

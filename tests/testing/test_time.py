@@ -80,7 +80,7 @@ async def test_a_schedule_is_due(tenure: Tenure) -> None:
     spec = task_pb2.TaskSpec(goal="Read the news")
     async with tenure.client as client:
         request = schedules.CreateScheduleRequest(name="morning", cron="0 7 * * *", spec=spec)
-        await client.raw.create_schedule(request)
+        await client.raw.schedules.CreateSchedule(request)
     tenure.advance("24h")
     (first,) = tenure.tasks
     assert first.result().text == "The news."

@@ -121,7 +121,7 @@ class Story:
         self.entry(facts.ModelAttempt(number, "model", 100, 50, 150, outlives_worker=outlives))
 
     def lose_attempt(self, number: int = 1) -> None:
-        """The model was asked, and nobody heard the answer."""
+        """The model was called, and its answer was lost."""
         self.model_calls.append(
             seen.BilledModelCall(
                 task_id=self.task_id,

@@ -1,4 +1,4 @@
-"""The ledger's door: who may open, who may commit, and what the others hear."""
+"""The admission of the ledger: who may open, who may commit, and what the others hear."""
 
 from __future__ import annotations
 

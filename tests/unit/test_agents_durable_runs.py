@@ -31,13 +31,13 @@ from services.worker.agents import definitions_of
 from tenure.agents import Agent, Effect, EffectUnknown, Worker, durable, function
 from tenure.agents.failures import UnfinishedRun
 from tenure.agents.openai_agents import durable as durable_openai
-from tenure.agents.pydantic_ai.durability import _repeated_discovery
+from tenure.agents.pydantic_ai.durability import repeated_discovery
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, TryAgain
 from tenure.runtime.settings import ConfigurationError
+from tests.edges.openai_agents import test_agents_openai as sdk
 from tests.support.journal_work import JournalWork
 from tests.support.patience import PATIENCE_SECONDS
-from tests.unit import test_agents_openai as sdk
 from tests.unit.test_agents_pydantic_ai import Script, call, text_response
 
 UNKNOWN = EffectUnknown("the bank hung up")
@@ -52,7 +52,7 @@ class Provider(ModelProvider):
 
 
 async def test_a_run_in_a_function_is_recorded() -> None:
-    """By name, by the run's configuration, and of an agent that nobody made durable."""
+    """By name, by the run's configuration, and of an agent that is not durable."""
     script = sdk.Script(*[sdk.text_message(text) for text in ("One", "Two", "Three")])
     named = agents.Agent(name="named", model="gpt-5")
     durable_openai(named)
@@ -344,13 +344,13 @@ async def test_an_mcp_server_that_does_not_start_is_tried_again() -> None:
 
     with (
         pytest.raises(TryAgain, match="RuntimeError: closed"),
-        _repeated_discovery(ToolsetGetToolsId("mcp", toolset_id="a")),
+        repeated_discovery(ToolsetGetToolsId("mcp", toolset_id="a")),
     ):
         raise RuntimeError("closed")
     for error in (FileNotFoundError("uvx"), NotReplayable("x")):
-        with pytest.raises(type(error)), _repeated_discovery(ToolsetGetToolsId("mcp", toolset_id="a")):
+        with pytest.raises(type(error)), repeated_discovery(ToolsetGetToolsId("mcp", toolset_id="a")):
             raise error
-    with pytest.raises(RuntimeError), _repeated_discovery(ToolsetGetToolsId("dynamic", toolset_id="a")):
+    with pytest.raises(RuntimeError), repeated_discovery(ToolsetGetToolsId("dynamic", toolset_id="a")):
         raise RuntimeError("a bug")
 
 

@@ -199,10 +199,10 @@ def test_the_digest_of_a_definition_stays_the_same() -> None:
 
 
 def test_a_submit_by_http_may_name_a_revision() -> None:
-    request = submit_of(SubmitBody(goal="Help!", agent="support@7"))
-    assert (request.control.function, request.agent_pin.revision) == ("support", 7)
-    request = submit_of(SubmitBody(function="month_end@3", input=[1]))
-    assert (request.control.function, request.agent_pin.revision) == ("month_end", 3)
-    assert not submit_of(SubmitBody(goal="Help!", agent="support")).HasField("agent_pin")
+    spec = submit_of(SubmitBody(goal="Help!", agent="support@7")).spec
+    assert (spec.control.function, spec.agent_pin.revision) == ("support", 7)
+    spec = submit_of(SubmitBody(function="month_end@3", input=[1])).spec
+    assert (spec.control.function, spec.agent_pin.revision) == ("month_end", 3)
+    assert not submit_of(SubmitBody(goal="Help!", agent="support")).spec.HasField("agent_pin")
     with pytest.raises(InvalidRequest, match="is not an agent"):
         submit_of(SubmitBody(goal="Help!", agent="support@"))

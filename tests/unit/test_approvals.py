@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from services.gateway.answer_links import HEADERS, _arguments, _form
+from edges.answer_links.pages import HEADERS, answer_form, shown_arguments
+from edges.notifications.mail import mail_of
+from edges.notifications.slack import slack_message
+from edges.notifications.texts import notification_of
 from tenure.domain.approvals import (
+    AnswerLink,
     LinkToken,
     StoredLink,
+    body_with_links,
     decisions_by_link,
     is_approver,
     is_member,
@@ -26,13 +31,11 @@ from tenure.domain.approvals import (
     refuse_other_view,
     shown_digest,
     verify_link,
+    wait_of,
     without_tokens,
 )
 from tenure.domain.budget import BudgetRequest
 from tenure.domain.errors import NotFound, WrongState
-from tenure.domain.mail import mail_of
-from tenure.domain.notifications import AnswerLink, body_with_links, notification_of, wait_of
-from tenure.domain.slack import slack_message
 from tenure.domain.waits import Wait, WaitKind
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -229,7 +232,9 @@ class TestPage:
         )
         task = task_pb2.Task(task_id="t", wait=wait, used_nano_usd=20_000_000)
         task.spec.goal = "Refund <b>7</b>"
-        shown = _form(pb.GetAnswerLinkResponse(task=task, decisions=["allow", "deny"], shown_digest="5d"), "allow")
+        shown = answer_form(
+            pb.GetAnswerLinkResponse(task=task, decisions=["allow", "deny"], shown_digest="5d"), "allow"
+        )
         assert "<script>" not in shown
         assert "Refund &lt;b&gt;7&lt;/b&gt;" in shown
         assert "\\u202e" in shown
@@ -239,7 +244,7 @@ class TestPage:
 
     @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1.10}', '{"a": 1e999}', "no json"])
     def test_arguments_that_would_look_different_stay(self, text: str) -> None:
-        assert _arguments(text).replace("&quot;", '"') == text
+        assert shown_arguments(text).replace("&quot;", '"') == text
 
     def test_headers_forbid_caching_and_scripts(self) -> None:
         assert HEADERS["cache-control"] == "no-store"

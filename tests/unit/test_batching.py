@@ -1,4 +1,4 @@
-"""Group commit: what waits goes together, refusals stay apart, and nobody is lost."""
+"""Group commit: what waits goes together, refusals stay apart, and no item is lost."""
 
 from __future__ import annotations
 

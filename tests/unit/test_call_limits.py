@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.access import Principal, Role
-from tenure.domain.call_limits import BURST_SECONDS, ClientCallLimits, limited_worker
+from tenure.domain.call_limits import BURST_SECONDS, CallUsage, ClientCallLimits, limited_worker
 from tenure.domain.errors import LimitReached
 from tenure.runtime import call_limiter
-from tenure.runtime.call_limiter import CallLimiter, InFlightLimits, Turns
+from tenure.runtime.call_limiter import CallLimiter, CallQueue, InFlightLimits
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 
 LIMITS = ClientCallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
@@ -38,7 +40,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def limiter(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CallLimiter:
-    monkeypatch.setattr(call_limiter, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(call_limiter, "WAIT_SECONDS", 0.01)
     return CallLimiter(LIMITS, 50, clock)
 
 
@@ -101,9 +103,9 @@ async def test_a_long_call_runs_until_its_first_message(limiter: CallLimiter, mo
 
 
 @asynccontextmanager
-async def waiting(turns: Turns, client: str) -> AsyncIterator[asyncio.Task[None]]:
+async def waiting(queue: CallQueue, client: str) -> AsyncIterator[asyncio.Task[None]]:
     """A call that waits for its turn; cancelled at the end."""
-    call = asyncio.create_task(turns.take(client))
+    call = asyncio.create_task(queue.take(client))
     await asyncio.sleep(0)
     assert not call.done()
     yield call
@@ -112,67 +114,67 @@ async def waiting(turns: Turns, client: str) -> AsyncIterator[asyncio.Task[None]
 
 
 async def test_waiting_calls_run_in_turn_of_their_clients() -> None:
-    turns = Turns("acme", 2, 2)
-    await turns.take("a")
-    await turns.take("a")
-    async with waiting(turns, "a") as first, waiting(turns, "a") as second, waiting(turns, "b") as other:
-        turns.give("a")
+    queue = CallQueue("acme", 2, 2)
+    await queue.take("a")
+    await queue.take("a")
+    async with waiting(queue, "a") as first, waiting(queue, "a") as second, waiting(queue, "b") as other:
+        queue.give("a")
         await first
-        turns.give("a")
+        queue.give("a")
         await other
         assert not second.done()
-        turns.give("b")
+        queue.give("b")
         await second
 
 
 async def test_a_waiting_call_of_a_client_at_its_limit_is_passed_over() -> None:
-    turns = Turns("acme", 3, 2)
+    queue = CallQueue("acme", 3, 2)
     for name in ("a", "a", "b"):
-        await turns.take(name)
-    async with waiting(turns, "a") as blocked, waiting(turns, "b") as other:
-        turns.give("b")
+        await queue.take(name)
+    async with waiting(queue, "a") as blocked, waiting(queue, "b") as other:
+        queue.give("b")
         await other
-        turns.give("a")
+        queue.give("a")
         await blocked
 
 
 async def test_a_call_that_is_cancelled_in_its_turn_gives_it_back() -> None:
-    turns = Turns("acme", 1, 1)
-    await turns.take("a")
-    async with waiting(turns, "a") as first, waiting(turns, "b") as second:
-        turns.give("a")  # the turn is the first one's, which is cancelled before it hears of it
+    queue = CallQueue("acme", 1, 1)
+    await queue.take("a")
+    async with waiting(queue, "a") as first, waiting(queue, "b") as second:
+        queue.give("a")  # the turn is the first one's, which is cancelled before it hears of it
         first.cancel()
         await second
-        turns.give("b")
-    assert turns.is_unused
+        queue.give("b")
+    assert queue.is_unused
 
 
 async def test_more_calls_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_limiter, "MAX_WAITING", 2)
-    turns = Turns("acme", 1, 1)
-    await turns.take("a")
-    async with waiting(turns, "a"):
+    queue = CallQueue("acme", 1, 1)
+    await queue.take("a")
+    async with waiting(queue, "a"):
         with pytest.raises(LimitReached):  # one client has half of the places
-            await asyncio.wait_for(turns.take("a"), 0.1)
-        async with waiting(turns, "b"):
+            await asyncio.wait_for(queue.take("a"), 0.1)
+        async with waiting(queue, "b"):
             with pytest.raises(LimitReached):
-                await asyncio.wait_for(turns.take("c"), 0.1)
+                await asyncio.wait_for(queue.take("c"), 0.1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["begin", "end", "cancel"])), max_size=60))
 def test_turns_are_never_lost_or_given_twice(acts: list[tuple[str, str]]) -> None:
     async def play() -> None:
-        turns, calls = Turns("acme", 3, 2), list[tuple[str, asyncio.Task[None]]]()
+        queue, calls = CallQueue("acme", 3, 2), list[tuple[str, asyncio.Task[None]]]()
         for name, act in acts:
             mine = [call for owner, call in calls if owner == name]
             if act == "begin":
-                calls.append((name, asyncio.create_task(turns.take(name))))
+                calls.append((name, asyncio.create_task(queue.take(name))))
             elif act == "cancel" and mine:
                 mine[-1].cancel()
             elif act == "end" and (ready := [call for call in mine if call.done()]):
                 calls.remove((name, ready[0]))
                 if not ready[0].cancelled():
-                    turns.give(name)
+                    queue.give(name)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             running = [owner for owner, call in calls if call.done() and not call.cancelled()]
@@ -184,8 +186,8 @@ def test_turns_are_never_lost_or_given_twice(acts: list[tuple[str, str]]) -> Non
             call.cancel()
             await asyncio.wait([call])
             if not call.cancelled():
-                turns.give(name)
-        assert turns.is_unused
+                queue.give(name)
+        assert queue.is_unused
 
     asyncio.run(play())
 
@@ -205,7 +207,7 @@ async def test_calls_per_second_refill(limiter: CallLimiter, clock: Clock) -> No
 
 async def test_a_request_larger_than_the_rate_passes_and_is_paid_later(clock: Clock) -> None:
     limiter = CallLimiter(ClientCallLimits(10, 10, 10, 100.0, bytes_per_second=1000.0), 100, clock)
-    large = api.SubmitTaskRequest(goal="x" * 10_000)
+    large = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * 10_000))
     assert await reason(limiter, client(), request=large) == ""
     with pytest.raises(LimitReached) as refused:
         await running(limiter, client()).__aenter__()
@@ -242,8 +244,8 @@ async def test_clients_without_calls_are_forgotten_but_not_their_rates(limiter: 
         assert await reason(limiter, client(f"key/{number}", f"tenant-{number}")) == ""
         if number == 50:
             assert await reason(limiter, client()) in {"", "CALL_RATE"}
-    assert len(limiter._usages) < 2500
-    assert any("key/held" in owner for owner in limiter._usages)
+    gc.collect()
+    assert sum(isinstance(one, CallUsage) for one in gc.get_objects()) < 2500
     await held.__aexit__(None, None, None)
 
 
@@ -255,7 +257,7 @@ def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]])
     taken, largest = 0, 0
     for pause, size in calls:
         clock.now += pause
-        message = api.SubmitTaskRequest(goal="x" * size)
+        message = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * size))
         if asyncio.run(reason(limiter, client(), request=message)) == "":
             taken += message.ByteSize()
             largest = max(largest, message.ByteSize())
@@ -264,7 +266,7 @@ def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]])
 
 @pytest.fixture
 def worker_limiter(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CallLimiter:
-    monkeypatch.setattr(call_limiter, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(call_limiter, "WAIT_SECONDS", 0.01)
     return CallLimiter(LIMITS, 100, clock, limited=limited_worker, in_flight=InFlightLimits(3, 1000))
 
 

@@ -65,7 +65,7 @@ async def test_name_without_an_address_is_refused() -> None:
 
 
 class Silent(Dialler):
-    """Nobody answers at the one address, as behind a firewall that drops."""
+    """No host answers at the one address, as behind a firewall that drops."""
 
     async def connect_tcp(self, host: Any, port: Any, timeout: Any = None, *how: Any) -> Any:
         stream = await super().connect_tcp(host, port)

@@ -31,7 +31,7 @@ class Family:
             self.tell(who, "claim")
 
     def tell(self, who: int, what: str, *arguments: Any, **more: Any) -> None:
-        """The next that happens: later than all before, whoever it happens to."""
+        """The next that happens: later than all before."""
         member = self.members[who]
         member.now = self.now
         getattr(member, what)(*arguments, **more)

@@ -104,7 +104,7 @@ def called_without_a_result(story: Story) -> None:
 
 
 def an_answer_without_its_intents(story: Story) -> None:
-    """The commit with the answer had no room for the intent, and nobody wrote it afterwards."""
+    """The commit with the answer had no room for the intent, and it was never written."""
     del story.entries[first(story, facts.ToolIntent, 2)]
     del story.entries[first(story, facts.ToolOutcome, 2)]
     del story.calls["2.0"]

@@ -46,7 +46,7 @@ def an_older_read(story: Story) -> None:
 
 
 def read(story: Story, **fields: Any) -> None:
-    """By somebody who has seen nothing before."""
+    """By a client that has seen nothing before."""
     story.operation(seen.Method.GET, **{"client": "client-9", **fields})
 
 

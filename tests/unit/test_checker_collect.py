@@ -64,7 +64,7 @@ class Moving:
         return admin.ListRefusalsResponse()
 
     async def calls(self, _task_id: str) -> Any:
-        yield admin.AdminServiceListCallsResponse(calls=self.moments.pop(0))
+        yield admin.ListCallsResponse(calls=self.moments.pop(0))
 
     async def get(self, task_id: str) -> task_pb2.Task:
         return task_pb2.Task(

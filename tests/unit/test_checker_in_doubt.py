@@ -80,7 +80,7 @@ def go_on(story: Story, outcome: Outcome) -> Story:
 
 def happened() -> Story:
     story = doubted()
-    story.effects.clear()  # somebody saw it where nobody else looks
+    story.effects.clear()  # a person saw it in a place that is not collected
     say(story, Happened("it is there"))
     return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "it is there", detail="HAPPENED", call_attempt=2))
 
@@ -111,7 +111,7 @@ def given_up() -> Story:
 
 
 def came_late() -> Story:
-    """The outcome was recorded after all; nobody had to say anything."""
+    """The outcome was recorded after all; no word was needed."""
     story = doubted()
     put_back(story, "checkpoint")
     return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "1.0 is done"))

@@ -54,7 +54,7 @@ class Tree:
         self.tell(child, "claim")
 
     def tell(self, story: Story, what: str, *arguments: Any, **more: Any) -> None:
-        """The next that happens: later than all before, whoever it happens to."""
+        """The next that happens: later than all before."""
         story.now = self.now
         getattr(story, what)(*arguments, **more)
         self.now = story.now

@@ -37,7 +37,7 @@ def shown(
     }
     reason = "TOOL_IN_DOUBT" if resolvable else "CALL_RESOLVED"
     console = Console(file=io.StringIO(), width=width)
-    listed = admin.AdminServiceListInDoubtCallsResponse.Listed(
+    listed = admin.ListInDoubtCallsResponse.Listed(
         call=tool_pb2.InDoubtCall(**{**values, **call}),  # type: ignore[arg-type]  # any of its fields
         task_state=state,
         task_reason=reason if state else "",
@@ -102,12 +102,12 @@ async def test_a_call_lost_by_the_tools_is_resolved_by_its_wait() -> None:
 
         async def in_doubt(
             self, task_id: str = "", *, include_all: bool = False
-        ) -> AsyncGenerator[admin.AdminServiceListInDoubtCallsResponse.Listed]:
+        ) -> AsyncGenerator[admin.ListInDoubtCallsResponse.Listed]:
             assert task_id
             assert include_all
             for call_id in ("2.0",):
                 call = tool_pb2.InDoubtCall(call_id=call_id, call_attempt=3)
-                yield admin.AdminServiceListInDoubtCallsResponse.Listed(call=call)
+                yield admin.ListInDoubtCallsResponse.Listed(call=call)
 
         async def get(self, task_id: str) -> task_pb2.Task:
             return task_pb2.Task(task_id=task_id, calls_in_doubt=[tool_pb2.CallInDoubt(call_id="2.1", call_attempt=2)])

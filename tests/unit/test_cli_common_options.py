@@ -15,11 +15,8 @@ from click.testing import CliRunner
 from tenure.cli.context import Context, pass_context
 from tenure.cli.entry_lines import describe
 from tenure.cli.exit_codes import Exit
-from tenure.cli.formatting import budget_text
 from tenure.cli.main import accept_anywhere, cli
-from tenure.domain.budget import money_text
-from tenure.sdk.connection import GatewayConnection
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -106,36 +103,6 @@ def test_commands_and_options_are_completed(words: str, completed: str) -> None:
     assert result.output == f"plain,{completed}\n"
 
 
-@pytest.mark.parametrize(
-    ("nano_usd", "text"),
-    [
-        (0, "$0.00"),
-        (19_164_750, "$0.02"),
-        (223_262_500, "$0.22"),
-        (500_000_000, "$0.50"),
-        (1, "less than $0.01"),
-        (9_999_999, "less than $0.01"),
-        (10_000_000, "$0.01"),
-        (12_345_600_000, "$12.35"),
-        (1_234_567_000_000, "$1,234.57"),
-        (-19_164_750, "-$0.02"),
-        (999_999_999, "$1.00"),
-        (99_999_999, "$0.10"),
-    ],
-)
-def test_money_is_written_as_people_write_it(nano_usd: int, text: str) -> None:
-    assert money_text(nano_usd) == text
-
-
-def test_a_budget_is_exact_where_details_are_wanted() -> None:
-    budget = task_pb2.BudgetStatus(max_tokens=10, reserved_tokens=3, used_nano_usd=19_164_750, reserved_nano_usd=5)
-    assert budget_text(budget) == "0 of 10 tokens used · $0.02"
-    capped = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=1_000_000, max_nano_usd=5_000_000)
-    assert budget_text(capped) == "0 of 10 tokens used · less than $0.01 of $0.005"  # a cap is as it was set
-    exact = "0 of 10 tokens used, 3 reserved · $0.01916475, $0.000000005 reserved"
-    assert budget_text(budget, is_verbose=True) == exact
-
-
 def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
     attempt = ledger_pb2.ModelAttempt(attempt_number=1, reserved_tokens=7, reserved_nano_usd=223_262_500)
     granted = ledger_pb2.OperatorRequest(reason="worth it")
@@ -171,6 +138,4 @@ def test_a_key_goes_before_the_file_of_the_environment(
     options = [str(file) if each == "FILE" else each for each in line]
     before, after = ([], options) if line == ["--json"] else (options, [])
     assert CliRunner().invoke(cli, [*before, "key", *after]).exit_code == 0
-    connection: Any = GatewayConnection(None, None, None, None)
     assert seen == [expected]
-    assert connection._api_key == "tnr_variable"

@@ -11,13 +11,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tenure.cli.api_keys import _write
+from tenure.cli.api_keys import write_secret
 from tenure.cli.export import _replaced
 from tenure.cli.main import cli
-from tenure.client.service_calls import ApiKeyCalls
-from tenure.client.task_calls import FileCalls
+from tenure.client import files
 from tenure.domain.errors import PermissionDenied
 from tenure.v1 import api_key_service_pb2 as pb
+from tests.unit.stubbed_calls import answer_calls
 
 TASK = "0193f2a1-4c1b-7000-8000-000000000000"
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no new files, not even root's")
@@ -43,21 +43,21 @@ def test_a_folder_that_takes_no_file_is_an_error(command: str, message: str) -> 
 
 
 def test_a_file_with_the_longest_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def content(_client: FileCalls, _task_id: str, _path: str) -> AsyncGenerator[bytes]:
+    async def content(_stub: Any, _task_id: str, _path: str) -> AsyncGenerator[bytes]:
         yield b"tea"
 
-    monkeypatch.setattr(FileCalls, "read_file", content)
+    monkeypatch.setattr(files, "read_file", content)
     name = "€" * 85  # 255 bytes
     assert run("files", "get", TASK, "a.txt", "-o", str(tmp_path / name)).exit_code == 0
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, b"tea")]
 
 
 def test_a_refused_key_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(_client: ApiKeyCalls, _request: pb.CreateApiKeyRequest) -> pb.CreateApiKeyResponse:
+    async def refused(_request: pb.CreateApiKeyRequest) -> pb.CreateApiKeyResponse:
         assert (tmp_path / "ci.key").stat().st_mode & 0o777 == 0o400  # made before the key exists
         raise PermissionDenied("no")
 
-    monkeypatch.setattr(ApiKeyCalls, "create_api_key", refused)
+    answer_calls(monkeypatch, "api_keys", "CreateApiKey", refused)
     assert (
         run("keys", "api", "create", "ci", "--permission", "read", "--output", str(tmp_path / "ci.key")).exit_code == 3
     )
@@ -65,10 +65,10 @@ def test_a_refused_key_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_key_is_in_its_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def created(_client: ApiKeyCalls, _request: pb.CreateApiKeyRequest) -> pb.CreateApiKeyResponse:
+    async def created(_request: pb.CreateApiKeyRequest) -> pb.CreateApiKeyResponse:
         return pb.CreateApiKeyResponse(api_key=pb.ApiKey(key_id="k1"), secret="tnr_k1_secret")
 
-    monkeypatch.setattr(ApiKeyCalls, "create_api_key", created)
+    answer_calls(monkeypatch, "api_keys", "CreateApiKey", created)
     ended = run("keys", "api", "create", "ci", "--permission", "read", "--output", str(tmp_path / "ci.key"))
     assert (ended.exit_code, (tmp_path / "ci.key").read_text()) == (0, "tnr_k1_secret\n")
     assert "secret" not in ended.output
@@ -81,7 +81,7 @@ def test_full_disk_reports_the_key_to_revoke() -> None:
         Path("/dev/full").open("wb") as full,
         pytest.raises(click.ClickException, match="k1") as raised,
     ):
-        _write(full.fileno(), created)
+        write_secret(full.fileno(), created)
     assert "secret" not in str(raised.value)
 
 

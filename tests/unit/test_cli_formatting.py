@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from click.testing import CliRunner
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.cli import formatting
-from tenure.cli.formatting import distinct_ids
+from tenure.cli.formatting import budget_text, distinct_ids
 from tenure.cli.main import cli
 from tenure.cli.parameters import DURATION, LABEL, NAMES
+from tenure.cli.tenants import cost_text
+from tenure.domain.budget import money_text
 from tenure.v1 import task_pb2
+from tenure.v1 import tenant_service_pb2 as pb
+from tests.unit.golden_files import compare_with_golden
 
 
 @pytest.mark.parametrize(
@@ -45,34 +50,61 @@ def test_an_empty_list_of_tools_is_not_taken_for_all_tools() -> None:
         NAMES.convert(",", None, None)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.0124, "12 ms"),
-        (0.0999, "0.1 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (119.4, "119 s"),
-        (4.0, "4 s"),
-        (119.6, "2 min"),
-        (3599.9, "1 h"),
-        (7500.0, "2 h 5 min"),
-        (86_399.0, "23 h 59 min"),
-        (86_400.0, "24 h"),
-        (273_600.0, "3 days 4 h"),
-    ],
-)
-def test_durations_have_two_figures(seconds: float, said: str) -> None:
-    assert formatting.seconds_text(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("passed", "said"), [(5, "5 s ago"), (117, "117 s ago"), (600, "10 min ago"), (200_000, "2 days ago")]
-)
-def test_age_has_one_unit(passed: int, said: str) -> None:
+def passed(seconds: int) -> Timestamp:
     moment = Timestamp()
-    moment.FromNanoseconds(time.time_ns() - passed * 1_000_000_000)
-    assert formatting.ago(moment) == said
+    moment.FromNanoseconds(time.time_ns() - seconds * 1_000_000_000)
+    return moment
+
+
+def money_cap(model: str, nano_usd: int, cap: task_pb2.MoneyCap.ValueType) -> str:
+    limits = task_pb2.Limits(max_nano_usd=nano_usd, money_cap=cap)
+    spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
+    return f"{task_pb2.MoneyCap.Name(cap)}, {formatting.model_text(spec)}: {formatting.money_cap_text(spec)}"
+
+
+def table_of(shown: Callable[..., Any], *values: Any) -> str:
+    rows = (value if isinstance(value, tuple) else (value,) for value in values)
+    return "\n".join(f"{', '.join(map(repr, row))} → {shown(*row)}" for row in rows)
+
+
+USAGE = task_pb2.TokenUsage(
+    input_tokens=1000, output_tokens=200, cache_creation_input_tokens=30, cache_read_input_tokens=4
+)
+RESERVED = task_pb2.BudgetStatus(max_tokens=10, reserved_tokens=3, used_nano_usd=19_164_750, reserved_nano_usd=5)
+CAPPED = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=1_000_000, max_nano_usd=5_000_000)
+BILLS = {
+    "with a price": pb.UsageSum(calls=3, nano_usd=2_000_000_000),
+    "without a price": pb.UsageSum(calls=3, unpriced_calls=3),
+    "simulated": pb.UsageSum(calls=3, simulated_calls=3),
+    "simulated, with a price": pb.UsageSum(calls=3, simulated_calls=3, simulated_nano_usd=7, nano_usd=7),
+    "some without a price": pb.UsageSum(calls=5, unpriced_calls=2, nano_usd=1_000_000_000),
+    "some simulated": pb.UsageSum(calls=9, simulated_calls=4, simulated_nano_usd=5 * 10**8, nano_usd=15 * 10**8),
+    "all kinds": pb.UsageSum(calls=6, simulated_calls=4, unpriced_calls=2),
+}
+
+
+def test_values_for_people_are_the_golden_file() -> None:
+    """A duration has two figures, an age one unit, an amount of money two decimals or what makes it distinct."""
+    seconds = (0.0124, 0.0999, 9.94, 9.96, 119.4, 4.0, 119.6, 3599.9, 7500.0, 86_399.0, 86_400.0, 273_600.0)
+    amounts = (0, 19_164_750, 223_262_500, 500_000_000, 1, 9_999_999, 10_000_000, 12_345_600_000, 1_234_567_000_000)
+    capped = (task_pb2.MONEY_CAP_UNSPECIFIED, task_pb2.MONEY_CAP_SUBMITTED, task_pb2.MONEY_CAP_DEFAULT)
+    caps = [money_cap("m", 10**10, cap) for cap in capped]
+    caps += [money_cap("m", 0, cap) for cap in task_pb2.MoneyCap.values() if cap not in capped[1:]]
+    texts = {
+        "durations": table_of(formatting.seconds_text, *seconds),
+        "ages": table_of(lambda age: formatting.ago(passed(age)), 5, 117, 600, 200_000),
+        "money": table_of(money_text, *amounts, -19_164_750, 999_999_999, 99_999_999),
+        "lines": table_of(formatting.one_line, ("a\n  b\tc", 10), ("x" * 11, 10)),
+        "first lines": table_of(formatting.first_line, ("\n\nfirst\nsecond\n\nthird\n", 80), ("", 80)),
+        "arguments": table_of(
+            formatting.arguments_text, '{"path": "ü.txt", "n": 5}', '{"code": "a\\nb"}', "[1, 2]", "{not json"
+        ),
+        "caps in money": "\n".join([*caps, money_cap("", 0, task_pb2.MONEY_CAP_NONE_UNPRICED)]),
+        "usage": f"{formatting.tokens_total(USAGE)}: {formatting.usage_text(USAGE)}",
+        "budgets": "\n".join([budget_text(RESERVED), budget_text(RESERVED, is_verbose=True), budget_text(CAPPED)]),
+        "bills": "\n".join(f"{name} → {cost_text(bill)}" for name, bill in BILLS.items()),
+    }
+    compare_with_golden("formats.txt", texts)
 
 
 def test_unset_time_is_a_dash() -> None:
@@ -86,31 +118,6 @@ def test_ids_are_cut_to_a_distinct_length() -> None:
     assert list(together.values()) == ["01a2007f-3602-74e0", "01a2007f-3602-74e1"]
 
 
-def test_the_tokens_of_a_task_are_the_sum_of_the_four() -> None:
-    usage = task_pb2.TokenUsage(
-        input_tokens=1000, output_tokens=200, cache_creation_input_tokens=30, cache_read_input_tokens=4
-    )
-    assert formatting.tokens_total(usage) == 1234
-    assert formatting.usage_text(usage) == "1,034 tokens in (4 from the cache, 0 %), 200 out"
-
-
-def test_a_line_is_cut_with_an_ellipsis_and_whitespace_flattened() -> None:
-    assert formatting.one_line("a\n  b\tc", 10) == "a b c"
-    assert formatting.one_line("x" * 11, 10) == "x" * 9 + "…"
-
-
-def test_first_line_counts_the_rest() -> None:
-    assert formatting.first_line("\n\nfirst\nsecond\n\nthird\n", 80) == "first (+2 lines)"
-    assert formatting.first_line("", 80) == ""
-
-
-def test_arguments_are_shown_by_name_or_as_received() -> None:
-    assert formatting.arguments_text('{"path": "ü.txt", "n": 5}') == 'path="ü.txt" n=5'
-    assert formatting.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
-    assert formatting.arguments_text("[1, 2]") == "[1, 2]"
-    assert formatting.arguments_text("{not json") == "{not json"
-
-
 HOSTILE = "\0\x1b]0;title\x07\x1b[2J\x9b31mred\r\nsecond\rline \u202egnp.exe"
 
 
@@ -121,31 +128,6 @@ def test_control_characters_are_escaped() -> None:
     assert formatting.why(task_pb2.TASK_STATE_FAILED, "", HOSTILE) == f"FAILED: {shown}"
     for expected in (formatting.one_line(HOSTILE, 500), formatting.first_line(HOSTILE, 500)):
         assert all(one.isprintable() for one in expected)
-
-
-@pytest.mark.parametrize(
-    ("model", "nano_usd", "money_cap", "expected"),
-    [
-        ("m", 10**10, task_pb2.MONEY_CAP_DEFAULT, "the cap in money is the default"),
-        ("m", 10**10, task_pb2.MONEY_CAP_SUBMITTED, ""),
-        ("m", 0, task_pb2.MONEY_CAP_NONE_UNPRICED, "no cap in money: the price of m is unknown"),
-        (
-            "",
-            0,
-            task_pb2.MONEY_CAP_NONE_UNPRICED,
-            "no cap in money: the ledger does not know the worker's default model",
-        ),
-        ("m", 0, task_pb2.MONEY_CAP_NONE_SET, "no cap in money: the ledger sets none by default"),
-        ("m", 0, task_pb2.MONEY_CAP_NONE_SUBMITTED, "no cap in money: the submit asked for none"),
-        ("m", 0, task_pb2.MONEY_CAP_UNSPECIFIED, "no cap in money"),
-        ("m", 10**10, task_pb2.MONEY_CAP_UNSPECIFIED, ""),
-    ],
-)
-def test_the_reason_of_a_money_cap_is_shown(model: str, nano_usd: Any, money_cap: Any, expected: str) -> None:
-    limits = task_pb2.Limits(max_nano_usd=nano_usd, money_cap=money_cap)
-    spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
-    assert formatting.money_cap_text(spec) == expected
-    assert formatting.model_text(spec) == (model or "the worker's default model")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from tenure.cli.entry_lines import describe
@@ -146,16 +145,6 @@ def test_narration_is_the_golden_file() -> None:
             if (text := narrated(events, **options)) != texts[story]:
                 texts[f"{story}, {title}"] = text
     compare_with_golden("narration.txt", texts)
-
-
-@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
-def test_control_characters_are_escaped(terminal: bool) -> None:
-    hostile, ledger = "\x1b]0;title\x07\x1b[2J", Ledger()
-    shown = Narration(terminal=terminal).show(ledger.queued(), ledger.opened(), ledger.attempt(1))
-    shown.show(ledger.answer(1, hostile), ledger.intent("1.0", "execute_python", code=hostile))
-    shown.show(ledger.outcome("1.0", hostile))
-    assert "\x1b" not in shown.printed
-    assert "\\x1b[2J" in shown.printed
 
 
 def test_lines_fit_the_terminal() -> None:

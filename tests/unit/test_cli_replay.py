@@ -1,4 +1,4 @@
-"""`tenure tasks replay` that does not come to its end: the new task must not stay in a queue that nobody serves."""
+"""`tenure tasks replay` that does not come to its end: the new task must not stay in a queue without workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Gateway:
         self.waits, self.cancelled, self._has_ended = asyncio.Event(), list[str](), has_ended
 
     async def submit(self, _goal: str, *, request: SubmitTaskRequest) -> task_pb2.Task:
-        assert request.queue
+        assert request.spec.queue
         return task_pb2.Task(task_id="t")
 
     async def wait(self, _task_id: str) -> task_pb2.Task:
@@ -44,8 +44,8 @@ class Gateway:
 
 def replaying(gateway: Gateway, tmp_path: Path) -> asyncio.Task[Any]:
     context = Context("127.0.0.1:1", None, as_json=False, data_dir=tmp_path, console=make_console(), environment={})
-    request = SubmitTaskRequest(goal="x", queue="replay-1")
-    return asyncio.create_task(replay._replay(context, cast("Any", gateway), request, []))
+    request = SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x", queue="replay-1"))
+    return asyncio.create_task(replay.replay_in_task(context, cast("Any", gateway), request, []))
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -56,7 +56,7 @@ async def test_ctrl_c_cancels_the_task(monkeypatch: pytest.MonkeyPatch, tmp_path
         yield running
         running.cancel()
 
-    monkeypatch.setattr(replay, "_worker", worker)
+    monkeypatch.setattr(replay, "replay_worker", worker)
     gateway = Gateway(has_ended=has_ended)
     task = replaying(gateway, tmp_path)
     await gateway.waits.wait()
@@ -73,7 +73,7 @@ async def test_a_worker_that_ends_too_early_is_reported(monkeypatch: pytest.Monk
     async def worker(_environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
         yield asyncio.create_task(asyncio.sleep(0, "no key of the model"))
 
-    monkeypatch.setattr(replay, "_worker", worker)
+    monkeypatch.setattr(replay, "replay_worker", worker)
     gateway = Gateway(has_ended=True)
     with pytest.raises(click.ClickException, match="no key of the model"):
         await replaying(gateway, tmp_path)
@@ -84,7 +84,7 @@ async def test_a_long_line_of_the_log_ends_nothing(monkeypatch: pytest.MonkeyPat
     """The end of the log is what a person needs, however long its lines are."""
     program = "import sys; sys.stderr.write('x' * 300_000 + '\\nno key of the model\\n')"
     monkeypatch.setattr(replay, "command_line", lambda _name: [sys.executable, "-c", program])
-    async with replay._worker({}) as died:
+    async with replay.replay_worker({}) as died:
         log = await died
     assert log.endswith("x\nno key of the model")
     assert len(log) <= 32 * 1024

@@ -12,22 +12,23 @@ import pytest
 from tenure.cli.formatting import source_text
 from tenure.cli.parameters import SOURCE
 from tenure.cli.send_and_fork import fork_request
-from tenure.cli.submit import MOMENT, PHASE_TIMEOUT, EscalationsType, request_of
+from tenure.cli.submit import request_of
+from tenure.cli.task_options import MOMENT, PHASE_TIMEOUT, EscalationsType
 from tenure.v1 import task_pb2
 from tenure.wire.common import duration
 
 
 def test_unset_options_are_left_to_the_service() -> None:
-    request = request_of("go")
-    assert (request.goal, request.agent, request.limits) == ("go", task_pb2.AgentSpec(), task_pb2.Limits())
-    assert not request.policy.HasField("retry")
+    spec = request_of("go").spec
+    assert (spec.goal, spec.agent, spec.limits) == ("go", task_pb2.AgentSpec(), task_pb2.Limits())
+    assert not spec.policy.HasField("retry")
 
 
 def test_zero_retries_are_not_the_default() -> None:
-    retry = request_of("go", retries=0).policy.retry
+    retry = request_of("go", retries=0).spec.policy.retry
     assert retry.HasField("max_attempts")
     assert retry.max_attempts == 1
-    assert request_of("go", retries=7).policy.retry.max_attempts == 8
+    assert request_of("go", retries=7).spec.policy.retry.max_attempts == 8
 
 
 @pytest.mark.parametrize(
@@ -35,18 +36,18 @@ def test_zero_retries_are_not_the_default() -> None:
     [("resume", task_pb2.LEASE_LOST_POLICY_RESUME), ("time-out", task_pb2.LEASE_LOST_POLICY_TIME_OUT)],
 )
 def test_policy_for_a_lost_worker_is_sent(word: str, policy: int) -> None:
-    assert request_of("go", on_lease_lost=word).policy.on_lease_lost == policy
+    assert request_of("go", on_lease_lost=word).spec.policy.on_lease_lost == policy
 
 
 def test_schema_and_zero_corrections_are_sent() -> None:
     request = request_of("go", result_schema='{"type": "object"}', result_corrections=0)
-    assert request.result_schema_json == '{"type": "object"}'
-    assert request.policy.HasField("max_result_corrections")
-    assert not request_of("go").policy.HasField("max_result_corrections")
+    assert request.spec.result_schema_json == '{"type": "object"}'
+    assert request.spec.policy.HasField("max_result_corrections")
+    assert not request_of("go").spec.policy.HasField("max_result_corrections")
 
 
 def test_loop_is_sent() -> None:
-    assert request_of("go", loop="of-my-own").agent.loop == "of-my-own"
+    assert request_of("go", loop="of-my-own").spec.agent.loop == "of-my-own"
 
 
 def test_tools_and_no_tools_exclude_each_other() -> None:
@@ -55,7 +56,7 @@ def test_tools_and_no_tools_exclude_each_other() -> None:
 
 
 def test_money_cap_and_no_money_cap_exclude_each_other() -> None:
-    assert request_of("go", no_max_cost=True).limits == task_pb2.Limits(no_money_cap=True)
+    assert request_of("go", no_max_cost=True).spec.limits == task_pb2.Limits(no_money_cap=True)
     assert fork_request(no_max_cost=True).overrides.limits == task_pb2.Limits(no_money_cap=True)
     for read in (partial(request_of, "go"), fork_request):
         with pytest.raises(click.UsageError, match="--no-max-cost"):
@@ -63,19 +64,19 @@ def test_money_cap_and_no_money_cap_exclude_each_other() -> None:
 
 
 def test_a_conversation_is_the_source_and_may_have_one_task_only() -> None:
-    source = request_of("go", conversation="c-1", exclusive=True).source
+    source = request_of("go", conversation="c-1", exclusive=True).spec.source
     assert source == task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="c-1", exclusive=True)
-    assert request_of("go").source == task_pb2.Source(kind=task_pb2.SOURCE_KIND_MANUAL)
+    assert request_of("go").spec.source == task_pb2.Source(kind=task_pb2.SOURCE_KIND_MANUAL)
     with pytest.raises(click.UsageError):
         request_of("go", exclusive=True)
 
 
 def test_a_source_is_read_and_shown_in_one_form() -> None:
     for text in ("scheduler/nightly/2026-11-23T01:00Z/a", "control/a%2Fb", "conversation"):
-        source = request_of("go", source=SOURCE.convert(text, None, None)).source
+        source = request_of("go", source=SOURCE.convert(text, None, None)).spec.source
         assert source_text(source) == text
-    assert request_of("go", source=SOURCE.convert("control/a%2Fb", None, None)).source.source_id == "a/b"
-    assert source_text(request_of("go").source) == ""
+    assert request_of("go", source=SOURCE.convert("control/a%2Fb", None, None)).spec.source.source_id == "a/b"
+    assert source_text(request_of("go").spec.source) == ""
     for wrong in ("cron/nightly", "", "scheduler//monday"):
         with pytest.raises(click.BadParameter):
             SOURCE.convert(wrong, None, None)
@@ -85,9 +86,9 @@ def test_a_source_is_read_and_shown_in_one_form() -> None:
 
 def test_function_and_input_are_sent() -> None:
     request = request_of("", function="month_end", given='{"month": 10}')
-    assert (request.control.function, request.control.input_json) == ("month_end", '{"month": 10}')
-    assert request.source.kind == task_pb2.SOURCE_KIND_CONTROL
-    assert not request_of("go").HasField("control")
+    assert (request.spec.control.function, request.spec.control.input_json) == ("month_end", '{"month": 10}')
+    assert request.spec.source.kind == task_pb2.SOURCE_KIND_CONTROL
+    assert not request_of("go").spec.HasField("control")
 
 
 @pytest.mark.parametrize(("goal", "given"), [("", ""), ("go", "{}")], ids=["no goal", "an input for nobody"])
@@ -98,10 +99,10 @@ def test_goal_or_function_is_required(goal: str, given: str) -> None:
 
 def test_start_is_a_time_or_a_delay() -> None:
     at = datetime(2031, 5, 1, 10, tzinfo=UTC)
-    assert request_of("go", start_at=at).start_time.ToDatetime(tzinfo=UTC) == at
-    in_a_while = request_of("go", start_in=3600.0).start_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
+    assert request_of("go", start_at=at).spec.start_time.ToDatetime(tzinfo=UTC) == at
+    in_a_while = request_of("go", start_in=3600.0).spec.start_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
     assert timedelta(minutes=59) < in_a_while <= timedelta(hours=1)
-    assert not request_of("go").HasField("start_time")
+    assert not request_of("go").spec.HasField("start_time")
     with pytest.raises(click.UsageError, match="--start-in"):
         request_of("go", start_at=at, start_in=1.0)
 
@@ -116,11 +117,11 @@ def test_a_time_without_a_zone_is_of_this_machine() -> None:
 
 def test_phases_have_a_duration_an_action_or_both() -> None:
     seen = [PHASE_TIMEOUT.convert(text, None, None) for text in ("queued=10m:retry", "tool-call=:fail", "step=90s")]
-    timeouts = request_of("go", phase_timeouts=tuple(seen)).policy.timeouts
+    timeouts = request_of("go", phase_timeouts=tuple(seen)).spec.policy.timeouts
     assert (timeouts.queued.after.seconds, timeouts.queued.action) == (600, task_pb2.TIMEOUT_ACTION_RETRY)
     assert timeouts.tool_call == task_pb2.PhaseTimeout(action=task_pb2.TIMEOUT_ACTION_FAIL)
     assert timeouts.step == task_pb2.PhaseTimeout(after=duration(90.0))
-    assert not request_of("go").policy.HasField("timeouts")
+    assert not request_of("go").spec.policy.HasField("timeouts")
     for text in ("queue=1m", "queued", "queued=", "queued=1m:explode", "queued=soon"):
         with pytest.raises(click.BadParameter):
             PHASE_TIMEOUT.convert(text, None, None)
@@ -130,7 +131,7 @@ def test_escalations_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     file.write_text('{"person": [{"after": "60s", "assignee": "lead"}]}')
     steps = EscalationsType().convert(str(file), None, None)
-    assert request_of("go", escalations=steps).policy.escalations.person[0].assignee == "lead"
+    assert request_of("go", escalations=steps).spec.policy.escalations.person[0].assignee == "lead"
 
 
 @pytest.mark.parametrize("text", ["[", '{"nobody": []}', '{"person": [{"after": 1}]}', " " * 65_537])

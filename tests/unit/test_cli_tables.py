@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +12,15 @@ from click.testing import CliRunner
 
 from tenure.cli.main import cli
 from tenure.cli.output import SafeConsole
-from tenure.cli.tenants import cost_text
 from tenure.cli.trace import Waterfall
 from tenure.client import Client
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import OutcomeStatus
 from tenure.domain.waits import Wait, WaitKind
 from tenure.v1 import admin_service_pb2, tool_pb2
-from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.common import duration, timestamp
 from tests.unit.golden_files import compare_with_golden
+from tests.unit.stubbed_calls import answer_calls
 from tests.unit.test_traces import QUEUED, SECOND, Writer
 
 LONG_NAME = "crm__" + "a_very_long_name_of_a_tool_" * 2
@@ -66,14 +64,14 @@ def tool_sources() -> list[tool_pb2.ToolSource]:
 
 
 def test_tables_of_tools_are_the_golden_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def tools(_client: Client) -> admin_service_pb2.AdminServiceListToolsResponse:
-        return admin_service_pb2.AdminServiceListToolsResponse(tools=offered_tools())
+    async def tools(_client: Client) -> admin_service_pb2.ListOfferedToolsResponse:
+        return admin_service_pb2.ListOfferedToolsResponse(tools=offered_tools())
 
-    async def sources(_client: Client) -> admin_service_pb2.ListToolSourcesResponse:
+    async def sources(_request: Any) -> admin_service_pb2.ListToolSourcesResponse:
         return admin_service_pb2.ListToolSourcesResponse(sources=tool_sources(), instance="tools-1")
 
     monkeypatch.setattr(Client, "tools", tools)
-    monkeypatch.setattr(Client, "tool_sources", sources)
+    answer_calls(monkeypatch, "admin", "ListToolSources", sources)
     commands = ("tools list", "tools show stock__move_stock", "tools show stock__move_stokc", "tools show zzz")
     texts = {command: run(*command.split()) for command in (*commands, "tools sources")}
     compare_with_golden("tools.txt", texts)
@@ -98,25 +96,6 @@ def test_waterfalls_are_the_golden_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("billed", "text"),
-    [
-        (pb.UsageSum(calls=3, nano_usd=2_000_000_000), "$2.00"),
-        (pb.UsageSum(calls=3, unpriced_calls=3), "unpriced"),
-        (pb.UsageSum(calls=3, simulated_calls=3), "simulated"),
-        (pb.UsageSum(calls=3, simulated_calls=3, simulated_nano_usd=7, nano_usd=7), "simulated"),
-        (pb.UsageSum(calls=5, unpriced_calls=2, nano_usd=1_000_000_000), "$1.00, 2 unpriced"),
-        (
-            pb.UsageSum(calls=9, simulated_calls=4, simulated_nano_usd=500_000_000, nano_usd=1_500_000_000),
-            "$1.00, 4 simulated",
-        ),
-        (pb.UsageSum(calls=6, simulated_calls=4, unpriced_calls=2), "2 unpriced, 4 simulated"),
-    ],
-)
-def test_only_provider_charges_are_dollars(billed: pb.UsageSum, text: str) -> None:
-    assert cost_text(billed) == text
-
-
-@pytest.mark.parametrize(
     ("tasks", "dry_run", "text"),
     [
         (500, True, "500 tasks or more would be pruned"),
@@ -125,9 +104,10 @@ def test_only_provider_charges_are_dollars(billed: pb.UsageSum, text: str) -> No
     ],
 )
 def test_prune_reports_a_cut_preview(monkeypatch: pytest.MonkeyPatch, tasks: int, dry_run: bool, text: str) -> None:
-    async def pages(_client: Client, *_: Any, **__: Any) -> AsyncGenerator[list[str]]:
-        yield [f"task-{number}" for number in range(tasks)]
+    async def pruned(request: admin_service_pb2.PruneTasksRequest) -> admin_service_pb2.PruneTasksResponse:
+        assert (request.dry_run, request.limit) == (dry_run, 500)
+        return admin_service_pb2.PruneTasksResponse(task_ids=[f"task-{number}" for number in range(tasks)])
 
-    monkeypatch.setattr(Client, "prune_before", pages)
+    answer_calls(monkeypatch, "admin", "PruneTasks", pruned)
     options = ["--dry-run"] if dry_run else []
     assert run("admin", "prune", "--older-than", "1d", "--reason", "r", *options).splitlines()[-1] == text

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tenure import Client, InvalidRequest, TaskWait
+from tenure.cli.task_options import typed_names
 from tenure.client.leases import HeldLease
 from tenure.domain.task import Source, SourceKind
 from tenure.domain.waits import WaitKind
 from tenure.sdk.answers import approval
+from tenure.sdk.submit_options import argument_of
 
 
 @pytest.mark.parametrize(
@@ -123,3 +125,42 @@ def test_a_margin_leaves_a_trust_window(margin_seconds: float) -> None:
     stub: Any = None
     with pytest.raises(ValueError, match="ttl_seconds"):
         HeldLease(stub, "a", holder="one", ttl_seconds=5.0, margin_seconds=margin_seconds)
+
+
+NAMES = [
+    ("spec.goal", "goal", "GOAL"),
+    ("spec.agent.tools.names[0]", "tools[0]", "--tools[0]"),
+    ("spec.agent.model", "model", "--model"),
+    ("spec.limits.max_nano_usd", "max_cost", "--max-cost"),
+    ("spec.labels['']", "labels['']", "--label['']"),
+    ("spec.policy.timeouts.start.after", "policy.timeouts.start.after", "--phase-timeout.start.after"),
+    ("spec.start_time", "start_at", "--start-at"),
+    ("spec.source.source_id", "source.source_id", "--source.source_id"),
+    ("spec.control.function", "function", "--function"),
+    ("spec.agent_pin.revision", "agent", "--function"),
+    ("definition.agent.system", "system", "--system"),
+    ("request_id", "request_id", "--request-id"),
+    ("overrides.limits.max_tokens", "overrides.limits.max_tokens", "overrides.limits.max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("field", "argument", "flag"), NAMES)
+def test_a_refusal_names_what_was_typed(field: str, argument: str, flag: str) -> None:
+    assert argument_of(field) == argument
+    assert typed_names({"function": "month_end"})(field) == flag
+
+
+def test_of_two_options_the_given_one_is_named() -> None:
+    assert typed_names({"agent": "support"})("spec.control.function") == "--agent"
+    assert typed_names({"no_tools": True})("spec.agent.tools") == "--no-tools"
+    assert typed_names({"conversation": "c"})("spec.source.exclusive") == "--conversation.exclusive"
+    assert typed_names({}, goal="--goal")("spec.goal") == "--goal"
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("submit", "max_csot"), ("submit_function", "system"), ("register_agent", "queue")]
+)
+async def test_an_option_of_another_call_is_a_type_error(method: str, option: str) -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+            await getattr(client, method)("x", **{option: "y"})

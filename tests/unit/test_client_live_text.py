@@ -1,4 +1,4 @@
-"""Live text comes once and in order, however a stream breaks and whoever takes the task over."""
+"""Live text comes once and in order, however a stream breaks and also after a takeover."""
 
 from __future__ import annotations
 

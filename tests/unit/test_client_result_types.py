@@ -38,7 +38,7 @@ class Offer:
 
 @dataclass
 class Order:
-    """With what is no field of its JSON: the class's own value, and a field that the constructor does not take."""
+    """Has parts that are not fields of its JSON: the class's own value, and a field that the constructor refuses."""
 
     currency: ClassVar[str] = "EUR"
     cents: list[int]

@@ -1,13 +1,17 @@
-"""How long the client asks again: briefly where nobody ever answered, longer where somebody did."""
+"""How long the client asks again: briefly without any answer before, longer after one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from tenure.client import Client
-from tenure.client.client import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE
+from tenure.client import client as client_module
+from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE, with_request_id
 from tenure.domain.errors import Unavailable
 from tenure.runtime import retrying
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 
@@ -18,12 +22,18 @@ class Gateway:
     def __init__(self) -> None:
         self.away, self.request_count = False, 0
 
-    async def get_task(self, request: api.GetTaskRequest, timeout: float) -> api.GetTaskResponse:
-        assert timeout > 0
+    async def get_task(self, request: api.GetTaskRequest, timeout: float = CALL_TIMEOUT_SECONDS) -> api.GetTaskResponse:
         self.request_count += 1
         if self.away:
             raise Unavailable("connection refused")
         return api.GetTaskResponse(task=task_pb2.Task(task_id=request.task_id))
+
+    def unary_unary(self, *_: Any, **__: Any) -> Any:
+        return self.get_task
+
+    unary_stream = stream_unary = stream_stream = unary_unary
+
+    async def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -42,12 +52,54 @@ async def failed_attempts(client: Client, gateway: Gateway) -> int:
 
 
 async def test_gateway_that_has_answered_is_retried_longer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "open_channel", lambda *_, **__: gateway)
     async with Client("127.0.0.1:1") as client:
-        monkeypatch.setattr(client.tasks, "GetTask", gateway.get_task)
         assert await failed_attempts(client, gateway) == PATIENCE.max_attempts
         gateway.away = False
         assert (await client.get("a-task")).task_id == "a-task"
         assert await failed_attempts(client, gateway) == RETURN_PATIENCE.max_attempts
+
+
+async def test_call_with_its_own_timeout_is_made_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "open_channel", lambda *_, **__: gateway)
+    gateway.away = True
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(Unavailable):
+            await client.tasks.GetTask(api.GetTaskRequest(), timeout=1.0)
+    assert gateway.request_count == 1
+
+
+def test_retries_of_a_request_have_one_id() -> None:
+    request = api.SendMessageRequest(text="hello")
+    sent = with_request_id(request)
+    assert (sent.text, request.request_id) == ("hello", "")
+    assert sent.request_id != with_request_id(request).request_id
+    assert with_request_id(sent).request_id == sent.request_id
+
+
+class Pages:
+    """A list of 1,200 agents in pages of the size that a request has."""
+
+    def __init__(self) -> None:
+        self.sizes = list[int]()
+
+    async def list_agents(self, request: agent_pb.ListAgentsRequest) -> agent_pb.ListAgentsResponse:
+        self.sizes.append(request.page_size)
+        begin = int(request.page_token or 0)
+        end = min(begin + request.page_size, 1200)
+        agents = [agent_pb.Agent(name=str(number)) for number in range(begin, end)]
+        return agent_pb.ListAgentsResponse(agents=agents, next_page_token=str(end) if end < 1200 else "")
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes"), [(2000, [500, 500, 500]), (501, [500, 500]), (500, [500]), (7, [7]), (0, [500])]
+)
+async def test_list_is_read_by_pages(limit: int, sizes: list[int]) -> None:
+    listing: Any = Pages()
+    client, request = Client("127.0.0.1:1"), agent_pb.ListAgentsRequest()
+    listed = client.items(listing.list_agents, request, lambda page: page.agents, limit=limit)
+    assert [agent.name async for agent in listed] == [str(number) for number in range(min(limit, 1200))]
+    assert (listing.sizes, request) == (sizes, agent_pb.ListAgentsRequest())
 
 
 def test_retries_last_longer_than_the_backoff_of_a_channel() -> None:

@@ -25,10 +25,10 @@ from tenure.domain.compaction import (
     window_of,
 )
 from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.next_action import CallModel, CloseOut, next_action
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import CallModel, CloseOut, next_action
 from tests.support.examples import examples
 
 GOAL = "find out"

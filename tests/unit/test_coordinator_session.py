@@ -88,7 +88,7 @@ def test_unfinished_claim_uses_a_slot() -> None:
 def test_nothing_is_granted_while_the_lease_is_in_doubt() -> None:
     assert session().slots(NOW + TIMING.unheard_seconds).any == 4
     assert session().slots(NOW + TIMING.unheard_seconds + 0.1).any == 0
-    assert session(renewed_at=None).slots(NOW).any == 0  # re-attached: nobody knows how long the lease still lives
+    assert session(renewed_at=None).slots(NOW).any == 0  # re-attached: unknown how long the lease still lives
 
 
 def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone() -> None:

@@ -122,12 +122,12 @@ def test_stacks_that_start_at_once_choose_different_addresses(tmp_path: Path, mo
     port = int(choose_address("gateway", usual=False).rpartition(":")[2])
     monkeypatch.setitem(USUAL_PORTS, "gateway", port)
     stacks = [Stack(StackOptions(data_dir=tmp_path / name, usual_ports=True)) for name in ("one", "other")]
-    first, second = (stack._choose_address("gateway") for stack in stacks)
+    first, second = (stack.choose_address_of("gateway") for stack in stacks)
     assert first == f"127.0.0.1:{port}"
     assert second != first
     assert choose_address("gateway", usual=True) not in {first, second}
     for stack in stacks:
-        stack._held_addresses.close()
+        stack.held_addresses.close()
     assert choose_address("gateway", usual=True) == first
 
 
@@ -258,7 +258,7 @@ def test_the_ledger_and_the_workers_have_one_default_model(tmp_path: Path, expec
 
 
 class Latecomer(SimulatorProcess):
-    """Takes its address only when somebody has looked whether it serves."""
+    """Takes its address only when the test has looked whether it serves."""
 
     def __init__(self, folder: Path, address: str) -> None:
         super().__init__(Layout(folder), address, StackOptions(data_dir=folder))

@@ -51,7 +51,7 @@ async def return_at_once() -> None:
 
 
 async def cancel_itself() -> Any:
-    """As gRPC does: whoever reads from a call that was cancelled gets a CancelledError, though nobody cancelled it."""
+    """As gRPC does: a reader of a cancelled call gets a CancelledError, although it was not cancelled itself."""
     raise asyncio.CancelledError
 
 

@@ -22,7 +22,8 @@ from tenure.domain.budget import Budget
 from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
-from tenure.v1 import coordinator_service_pb2, ledger_pb2, task_pb2, tenant_service_pb2, tool_pb2
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import ledger_pb2, task_pb2, tenant_service_pb2, tool_pb2
 from tenure.wire.common import duration
 from tests.unit.golden_files import compare_with_golden
 
@@ -181,8 +182,8 @@ def test_facts_are_gathered_from_the_services() -> None:
     for number, entry in enumerate(entries):
         entry.record_time.FromSeconds(990 + number)
     claims = [
-        coordinator_service_pb2.Claim(epoch=7, remaining=duration(4)),
-        coordinator_service_pb2.Claim(epoch=6, remaining=duration(9)),
+        admin_pb.Claim(epoch=7, remaining=duration(4)),
+        admin_pb.Claim(epoch=6, remaining=duration(9)),
     ]
     started = tool_pb2.CallRecord(call_id="2.1", state=tool_pb2.CALL_STATE_STARTED)
     facts = gather_facts(task, entries, claims, [], [tool_pb2.CallTrail(record=started)], 0, now=1000.0)
@@ -217,7 +218,7 @@ def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
 
 def test_services_report_priorities_and_the_running_quota() -> None:
     low = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, spec=task_pb2.TaskSpec(priority=task_pb2.PRIORITY_LOW))
-    of_high = coordinator_service_pb2.Worker(worker_id="w", priorities=[task_pb2.PRIORITY_HIGH])
+    of_high = admin_pb.Worker(worker_id="w", priorities=[task_pb2.PRIORITY_HIGH])
     use = tenant_service_pb2.QuotaUse(
         quota=tenant_service_pb2.Quota(kind=tenant_service_pb2.QUOTA_KIND_RUNNING_TASKS, most=2), used=2
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import pytest
 from hypothesis import given
@@ -135,7 +135,8 @@ def test_a_task_stays_where_its_prompt_is_cached() -> None:
 
 
 def test_cold_tasks_are_forgotten() -> None:
-    warm = WarmCaches()
+    kept = OrderedDict[str, tuple[str, float]]()
+    warm = WarmCaches(kept)
     for number in range(1000):
         warm.keep(number, f"t{number}", "a")
-    assert len(warm._by_task) <= KEPT_SECONDS + 1
+    assert len(kept) <= KEPT_SECONDS + 1

@@ -181,7 +181,7 @@ def test_names_are_declared_once() -> None:
 
 
 async def test_gate_holds_the_process_until_its_answer(tmp_path: Path) -> None:
-    """It says where it is and with which task. A gate that nobody keeps is open."""
+    """It says where it is and with which task. A gate without a keeper is open."""
     questions: asyncio.Queue[bytes] = asyncio.Queue()
     answer = asyncio.Event()
 

@@ -12,10 +12,7 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.close_out import CallOpened, CallSettled, open_calls_after
 from tenure.domain.fold import ResumePoint, fold
-from tenure.domain.states import TaskState
-from tenure.domain.task import TaskSpec
-from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import (
+from tenure.domain.next_action import (
     CONTINUE_PROMPT,
     EMPTY_PROMPT,
     MAX_TRUNCATIONS,
@@ -26,6 +23,9 @@ from tenure.domain.turn import (
     JoinModelCall,
     next_action,
 )
+from tenure.domain.states import TaskState
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))

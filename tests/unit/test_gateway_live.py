@@ -108,7 +108,7 @@ async def all_texts(known: Coordinator) -> list[str]:
 async def test_a_worker_gone_from_its_address_is_looked_up_again() -> None:
     async with AsyncExitStack() as stack:
         bound = stack.enter_context(socket.socket())
-        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and nobody else gets the port
+        bound.bind(("127.0.0.1", 0))  # it does not listen, so it refuses, and no other process gets the port
         known = Coordinator(f"127.0.0.1:{bound.getsockname()[1]}", await serve(stack, Speaker(PROVEN, piece())))
         assert await texts(known, 1) == ["words"]
         assert known.request_count == 2

@@ -17,9 +17,8 @@ from tenure.cli.exit_codes import explain
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.runtime.rpc_client import PEER
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
-from tenure.v1 import coordinator_service_pb2 as coordinator
-from tenure.v1 import tool_service_pb2 as tools
 
 
 async def test_a_silent_service_is_named_without_its_address() -> None:
@@ -32,11 +31,9 @@ async def test_a_silent_service_is_named_without_its_address() -> None:
         ledger, coordinator_, tools_ = ([f"127.0.0.1:{port}"] for port in ports)
         async with Peers(ledger, coordinator_, tools_) as peers:
             calls: dict[str, Callable[[], Awaitable[object]]] = {
-                "the ledger": lambda: peers.checkpoint.ListQueues(checkpoint.CheckpointServiceListQueuesRequest()),
-                "the coordinator": lambda: peers.coordinator.ListWorkers(
-                    coordinator.CoordinatorServiceListWorkersRequest()
-                ),
-                "the tool service": lambda: peers.tools.ListSources(tools.ListSourcesRequest()),
+                "the ledger": lambda: peers.checkpoint.ListQueues(admin_pb.ListQueuesRequest()),
+                "the coordinator": lambda: peers.coordinator.ListWorkers(admin_pb.ListWorkersRequest()),
+                "the tool service": lambda: peers.tools.ListToolSources(admin_pb.ListToolSourcesRequest()),
             }
             for peer, call in calls.items():
                 with pytest.raises(Unavailable) as refusal:

@@ -244,7 +244,7 @@ class Ledger:
 
     async def GetTask(self, _request: Any) -> Any:
         task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, owner="worker-1", epoch=7)
-        return ledger.CheckpointServiceGetTaskResponse(task=task)
+        return api.GetTaskResponse(task=task)
 
     async def WatchEntries(self, _request: Any) -> AsyncIterator[ledger.WatchEntriesResponse]:
         entries: asyncio.Queue[ledger_pb2.Entry] = asyncio.Queue()

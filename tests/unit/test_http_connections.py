@@ -1,10 +1,10 @@
-"""The connections of the HTTP door: their limits, their handshakes, trusted proxies, and heads with two readings."""
+"""The connections of the HTTP server: their limits, their handshakes, trusted proxies, and heads with two readings."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,34 +12,41 @@ from unittest.mock import AsyncMock, Mock
 
 import httpx2
 import pytest
+from starlette.routing import BaseRoute
 
-from services.gateway.answer_links import AnswerPage
+from edges.answer_links.door import answer_routes
+from edges.answer_links.pages import AnswerPage
+from edges.gateway import http_edges
 from services.gateway.http import connections, server
-from services.gateway.http.origins import _is_this_machine
+from services.gateway.http.edge import Door, HttpEdge
+from services.gateway.http.origins import is_this_machine
 from services.gateway.http.settings import HttpSettings
 from tenure.runtime.certificate_files import CertificateFiles
+from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
 from tests.support.certificates import issue
 from tests.support.patience import CALL_SECONDS
 
+NO_PEERS: Any = None
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @asynccontextmanager
 async def http_server(
-    folder: Path, *, tls: MutualTlsSettings | None = None, pages: Any = None, **settings: Any
+    *, tls: MutualTlsSettings | None = None, edges: Sequence[HttpEdge] | None = None, **settings: Any
 ) -> AsyncGenerator[int]:
     """Opens an HTTP server in front of nothing. Yields its port."""
     async with server.http_door(
         HttpSettings(listen=Address("127.0.0.1:0"), **settings),
-        folder / "grpc",
+        RpcServer("127.0.0.1:0"),
         asyncio.Event(),
         None if tls is None else CertificateFiles(tls),
         tls or MutualTlsSettings(),
         is_authenticated=True,
         allow_insecure_network=False,
-        pages=pages,
+        peers=NO_PEERS,
+        edges=http_edges() if edges is None else edges,
     ) as address:
         yield int(address.rpartition(":")[2])
 
@@ -67,8 +74,8 @@ POST = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\n"
 CLOSE = b"Connection: close\r\n"
 
 
-async def test_an_address_has_a_limit_of_connections(tmp_path: Path) -> None:
-    async with http_server(tmp_path, address_connections=2) as port:
+async def test_an_address_has_a_limit_of_connections() -> None:
+    async with http_server(address_connections=2) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for reader, writer in held:  # both count, once they are answered
             writer.write(HEAD + b"\r\n")
@@ -82,9 +89,9 @@ async def test_an_address_has_a_limit_of_connections(tmp_path: Path) -> None:
         held[0][1].close()
 
 
-async def test_a_connection_beyond_the_limit_of_all_is_refused(tmp_path: Path) -> None:
-    """Those within it are served: before, everybody got 503."""
-    async with http_server(tmp_path, connections=1, trusted_proxies=("127.0.0.1",), address_connections=1) as port:
+async def test_a_connection_beyond_the_limit_of_all_is_refused() -> None:
+    """Those within it are served: before, all got 503."""
+    async with http_server(connections=1, trusted_proxies=("127.0.0.1",), address_connections=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(HEAD + b"\r\n")
@@ -95,19 +102,19 @@ async def test_a_connection_beyond_the_limit_of_all_is_refused(tmp_path: Path) -
         writer.close()
 
 
-async def test_a_trusted_proxy_has_no_limit_of_its_own(tmp_path: Path) -> None:
-    async with http_server(tmp_path, address_connections=1, trusted_proxies=("127.0.0.0/8",)) as port:
+async def test_a_trusted_proxy_has_no_limit_of_its_own() -> None:
+    async with http_server(address_connections=1, trusted_proxies=("127.0.0.0/8",)) as port:
         _, held = await asyncio.open_connection("127.0.0.1", port)
         assert b" 200 " in await answer(port, HEAD + CLOSE + b"\r\n")
         held.close()
 
 
 async def test_a_connection_without_a_handshake_ends(
-    tmp_path: Path, certificate: MutualTlsSettings, monkeypatch: pytest.MonkeyPatch
+    certificate: MutualTlsSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts from its first packet on, and counts no more when it has ended."""
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
-    async with http_server(tmp_path, tls=certificate, address_connections=1) as port:
+    async with http_server(tls=certificate, address_connections=1) as port:
         assert await answer(port, b"") == b""
         assert await answer(port, b"no handshake\r\n\r\n") != b"HTTP"
         assert await is_served(port, certificate)
@@ -129,13 +136,16 @@ async def is_served(port: int, certificate: MutualTlsSettings) -> bool:
     ("trusted", "address", "scheme"),
     [((), "127.0.0.1", "http"), (("127.0.0.1",), "203.0.113.5", "https")],
 )
-async def test_only_a_trusted_proxy_names_the_client(
-    tmp_path: Path, trusted: tuple[str, ...], address: str, scheme: str
-) -> None:
+async def test_only_a_trusted_proxy_names_the_client(trusted: tuple[str, ...], address: str, scheme: str) -> None:
     pages = Mock(show=AsyncMock(return_value=AnswerPage(200, "")))
+
+    @asynccontextmanager
+    async def opened(_door: Door) -> AsyncGenerator[Sequence[BaseRoute]]:
+        yield answer_routes(pages)
+
     headers = {"X-Forwarded-For": "198.51.100.1, 203.0.113.5", "X-Forwarded-Proto": "https", "Host": "a.example"}
     async with (
-        http_server(tmp_path, pages=pages, trusted_proxies=trusted) as port,
+        http_server(edges=[HttpEdge(opened=opened)], trusted_proxies=trusted) as port,
         httpx2.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as http,
     ):
         response = await http.get(f"http://127.0.0.1:{port}/a/token", headers=headers)
@@ -144,13 +154,11 @@ async def test_only_a_trusted_proxy_names_the_client(
 
 
 @pytest.mark.parametrize("host", ["gateway.example", "localhost"])
-async def test_pages_by_tls_are_not_opened_in_clear_text_again(
-    tmp_path: Path, certificate: MutualTlsSettings, host: str
-) -> None:
+async def test_pages_by_tls_are_not_opened_in_clear_text_again(certificate: MutualTlsSettings, host: str) -> None:
     """But a name that all programs of a machine share has no such promise."""
     context = ssl.create_default_context(cafile=str(certificate.ca_file))
     async with (
-        http_server(tmp_path, tls=certificate) as port,
+        http_server(tls=certificate) as port,
         httpx2.AsyncClient(verify=context, timeout=CALL_SECONDS, trust_env=False) as http,
     ):
         response = await http.get(f"https://localhost:{port}/console/", headers={"Host": f"{host}:{port}"})
@@ -176,16 +184,16 @@ def test_a_proxy_is_a_network(network: str) -> None:
         POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-async def test_a_head_with_two_readings_ends_its_connection(tmp_path: Path, raw: bytes) -> None:
-    async with http_server(tmp_path) as port:
+async def test_a_head_with_two_readings_ends_its_connection(raw: bytes) -> None:
+    async with http_server() as port:
         got = await answer(port, raw + HEAD + CLOSE + b"\r\n")
     assert got.startswith(b"HTTP/1.1 400 ")
     assert got.count(b"HTTP/1.1") == 1
 
 
-async def test_requests_that_follow_each_other_are_answered(tmp_path: Path) -> None:
+async def test_requests_that_follow_each_other_are_answered() -> None:
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: y\r\n\r\n"
-    async with http_server(tmp_path) as port:
+    async with http_server() as port:
         got = await answer(port, HEAD + b"\r\n" + chunked + HEAD + CLOSE + b"\r\n")
     assert got.count(b"HTTP/1.1") == 3
 
@@ -195,7 +203,7 @@ async def test_requests_that_follow_each_other_are_answered(tmp_path: Path) -> N
     ["localhost", "LocalHost:8480", "console.localhost:1", "127.0.0.1", "127.0.0.1:8480", "[::1]", "[::1]:8480"],
 )
 def test_this_machine_has_these_hosts(host: str) -> None:
-    assert _is_this_machine(host)
+    assert is_this_machine(host)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +214,4 @@ def test_this_machine_has_these_hosts(host: str) -> None:
     ],
 )
 def test_other_hosts_are_not_this_machine(host: str) -> None:
-    assert not _is_this_machine(host)
+    assert not is_this_machine(host)

@@ -1,4 +1,4 @@
-"""The HTTP door alone: its document, its bounds for slow and hostile clients, its origins, its sessions."""
+"""The HTTP server alone: its document, its bounds for slow and hostile clients, its origins, its sessions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import httpx2
 import pytest
 from jsonschema import Draft202012Validator
 
+from edges.console.door import ConsoleFiles
+from edges.gateway import http_edges
 from services.gateway.http import body, server
-from services.gateway.http.console_pages import ConsoleFiles
 from services.gateway.http.openapi import openapi_document
 from services.gateway.http.problems import problem_of
 from services.gateway.http.requests import SubmitBody, TasksQuery
@@ -29,29 +30,49 @@ from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.listening import CannotListen
+from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import MutualTlsSettings
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, add_TaskServiceServicer_to_server
 from tenure.wire.access import access_rules
 from tests.support.patience import CALL_SECONDS
 
 Open = Any
+NO_PEERS: Any = None
+ALL_ROUTES = [*ROUTES, *(route for edge in http_edges() for route in edge.api_routes)]
+
+
+class TasksWithoutLedger(TaskServiceServicer):
+    async def ListTasks(self, request: api.ListTasksRequest, context: Any) -> api.ListTasksResponse:
+        raise Unavailable("the ledger does not answer")
+
+    async def ReadFile(self, request: api.ReadFileRequest, context: Any) -> AsyncIterator[api.ReadFileResponse]:
+        if request.path:
+            raise Unavailable("the ledger does not answer")
+        yield api.ReadFileResponse()
 
 
 @pytest.fixture
-async def http_server(tmp_path: Path) -> AsyncIterator[Open]:
-    """Opens doors in front of nothing."""
+async def http_server() -> AsyncIterator[Open]:
+    """Opens doors in front of a gateway whose ledger does not answer."""
+    grpc_server = RpcServer("127.0.0.1:0")
+    servicer: Any = TasksWithoutLedger
+    grpc_server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, servicer())
     async with AsyncExitStack() as stack:
 
         async def opened(*, is_authenticated: bool = False, listen: str = "127.0.0.1:0", **settings: Any) -> str:
             address = await stack.enter_async_context(
                 server.http_door(
                     HttpSettings(listen=Address(listen), **settings),
-                    tmp_path / "grpc",
+                    grpc_server,
                     asyncio.Event(),
                     None,
                     MutualTlsSettings(),
                     is_authenticated=is_authenticated,
                     allow_insecure_network=False,
+                    peers=NO_PEERS,
+                    edges=http_edges(),
                 )
             )
             return f"http://{address}"
@@ -83,7 +104,7 @@ def references(value: Any) -> set[str]:
 
 
 def test_the_document_is_valid_and_has_every_route() -> None:
-    document = openapi_document(ROUTES)
+    document = openapi_document(ALL_ROUTES)
     validator = Draft202012Validator(json.loads(OPENAPI_SCHEMA.read_text()))
     assert [error.message for error in validator.iter_errors(document)] == []
     schemas = document["components"]["schemas"]
@@ -91,13 +112,13 @@ def test_the_document_is_valid_and_has_every_route() -> None:
         Draft202012Validator.check_schema(schema)
     assert references(document) == {f"#/components/schemas/{name}" for name in schemas}
     documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert documented == {(route.method, route.path.replace(":path", "")) for route in ROUTES}
+    assert documented == {(route.method, route.path.replace(":path", "")) for route in ALL_ROUTES}
     names = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))
 
 
 def test_the_document_declares_request_ids_and_problem_fields() -> None:
-    document = openapi_document(ROUTES)
+    document = openapi_document(ALL_ROUTES)
     declared = {
         operation["operationId"]
         for methods in document["paths"].values()
@@ -115,14 +136,15 @@ def test_the_document_declares_request_ids_and_problem_fields() -> None:
 def test_every_route_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
     told = set(re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]*)", page))
-    assert {(route.method, route.path.replace(":path", "")) for route in ROUTES} - told == set()
+    assert {(route.method, route.path.replace(":path", "")) for route in ALL_ROUTES} - told == set()
 
 
 def test_every_method_without_a_route_is_in_the_documentation() -> None:
     folder = Path(__file__).parents[2]
     called = {
         name
-        for file in (folder / "services/gateway/http").glob("*.py")
+        for place in ("services/gateway/http", "edges/a2a", "edges/chats")
+        for file in (folder / place).glob("*.py")
         for name in re.findall(r"stubs\.\w+\.([A-Z]\w+)", file.read_text())
     }
     called |= {"WatchTask", "WatchTasks"}  # of the streams, whose stub has another name
@@ -152,10 +174,10 @@ def test_a_submit_is_read() -> None:
             "source": {"kind": "CONVERSATION", "source_id": "c"},
         },
     )
-    assert (read.max_cost, read.timeout, read.priority) == (Decimal("0.1"), 60.0, Priority.HIGH)
-    assert (read.start_at, read.tools) == (datetime(2026, 11, 23, 6, tzinfo=UTC), ("x",))
-    assert read.policy is not None
-    assert read.policy.timeouts.queued.after_seconds == 5
+    options = read.options
+    assert (options["max_cost"], options["timeout"], options["priority"]) == (Decimal("0.1"), 60.0, Priority.HIGH)
+    assert (options["start_at"], options["tools"]) == (datetime(2026, 11, 23, 6, tzinfo=UTC), ("x",))
+    assert options["policy"].timeouts.queued.after_seconds == 5
 
 
 def test_all_violations_are_named() -> None:
@@ -311,7 +333,7 @@ async def test_a_file_may_have_any_name(http_server: Open, name: str) -> None:
     """It was listed, and could not be read: NO_SUCH_ROUTE."""
     async with client(await http_server()) as http:
         response = await http.get(f"/v1/tasks/x/files/{name}")
-    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")  # the gateway of this door is away
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
 
 
 async def test_a_head_that_is_too_large_is_refused(http_server: Open) -> None:
@@ -361,7 +383,7 @@ async def test_bodies_that_arrive_are_bounded_together(http_server: Open, monkey
     assert (response.status_code, response.json()["code"]) == (400, "BAD_JSON")
 
 
-async def test_http_without_its_server_is_refused(http_server: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_without_the_ledger_is_refused(http_server: Open) -> None:
     async with client(await http_server()) as http:
         response = await http.get("/v1/tasks")
         assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")

@@ -1,4 +1,4 @@
-"""Tenants share a lane: who waits gets the next place before a tenant that has more, and nobody waits for ever."""
+"""Tenants share a lane: who waits gets the next place before a tenant that has more, and no call waits for ever."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.models.work import _read_tool, read_prompt
+from services.models.work import read_prompt
 from services.worker.context_window import InputEstimate, likely_tokens
 from tenure.domain.text_tokens import text_tokens
 from tenure.model_providers.anthropic_models import AnthropicProvider, Prompt, marked
@@ -73,7 +73,7 @@ async def test_sent_text_is_the_prompt(has_texts: bool, is_repeated_soon: bool) 
         texts=MessageTexts().of(messages) if has_texts else (),
     )
     provider = AnthropicProvider(api_key="k", base_url=None, silence_seconds=1.0)
-    body = json.loads(provider._payload(request)["content"])
+    body = json.loads(provider.payload_of(request)["content"])
     await provider.close()
     prompt = Prompt(SYSTEM, TOOLS, messages)
     system, tools, sent = marked(prompt) if is_repeated_soon else prompt
@@ -84,7 +84,7 @@ async def test_sent_text_is_the_prompt(has_texts: bool, is_repeated_soon: bool) 
 
 async def test_an_empty_prompt_names_no_system_and_no_tools() -> None:
     provider = AnthropicProvider(api_key="k", base_url=None, silence_seconds=1.0)
-    body = json.loads(provider._payload(ModelRequest("m", history(0), 64))["content"])
+    body = json.loads(provider.payload_of(ModelRequest("m", history(0), 64))["content"])
     await provider.close()
     assert body.keys() == {"model", "max_tokens", "stream", "messages"}
 
@@ -100,7 +100,7 @@ async def test_a_marked_tool_leaves_the_kept_text_as_it_was() -> None:
     provider = AnthropicProvider(api_key="k", base_url=None, silence_seconds=1.0)
     tools = [TOOL, {**TOOL, "name": "last"}]
     request = ModelRequest("m", history(0), 64, tools=tools, is_repeated_soon=True)
-    bodies = [json.loads(provider._payload(request)["content"]) for _ in range(2)]
+    bodies = [json.loads(provider.payload_of(request)["content"]) for _ in range(2)]
     await provider.close()
     assert bodies[0] == bodies[1]
     assert bodies[0]["tools"] == [TOOL, {**tools[1], "cache_control": {"type": "ephemeral"}}]
@@ -118,9 +118,9 @@ def test_long_tools_are_read_and_written_anew_each_time() -> None:
     """Those that are kept must not fill the memory of a model runner."""
     texts = ToolTexts()
     schema = as_json({"type": "object", "description": "x" * MAX_KEPT_CHARACTERS})
-    before = _read_tool.cache_info().currsize
     prompt = model_service_pb2.Prompt(model="m", tools=[tool_pb2.ToolDefinition(name="t", input_schema_json=schema)])
     (tool,) = read_prompt(prompt).tools
     assert tool == {"name": "t", "description": "", "input_schema": json.loads(schema)}
     assert texts.of(tool) == as_json(tool)
-    assert (_read_tool.cache_info().currsize, len(texts._texts)) == (before, 0)
+    assert texts.of(tool) is not texts.of(tool)
+    assert read_prompt(prompt).tools[0] is not tool

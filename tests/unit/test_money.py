@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpoint.prices import PriceList, _listed, load_prices
+from services.checkpoint.prices import PriceList, listed_price, load_prices
 from tenure.domain.budget import (
     Prices,
     Rates,
@@ -95,9 +95,9 @@ def test_the_providers_prices_are_known_by_model_and_day() -> None:
 
 
 def test_long_name_has_no_price_and_is_not_kept() -> None:
-    before = _listed.cache_info().currsize
+    before = listed_price.cache_info().currsize
     assert PriceList().of("claude-opus-4-8" + "-" * 200, NOW) is None
-    assert _listed.cache_info().currsize == before
+    assert listed_price.cache_info().currsize == before
 
 
 FILE = """

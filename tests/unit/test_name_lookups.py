@@ -73,4 +73,6 @@ async def test_failure_is_kept_for_a_while(
             with pytest.raises(Unresolved, match=f"the name {name} cannot be resolved: [A-Z]"):
                 await made.addresses(name, 80)
         assert server.asked["none.test"] == times_asked
-        assert len(made._failures) == 2
+        with pytest.raises(Unresolved):
+            await made.addresses("first.test", 80)
+        assert server.asked["first.test"] == 2, "the oldest failure is forgotten"

@@ -9,7 +9,8 @@ import pytest
 from google.protobuf import descriptor_pool, message_factory
 from starlette.datastructures import QueryParams
 
-from services.gateway.http.a2a_list import TaskListQuery, _Position, _seal, _token
+from edges.a2a.listing import TaskListQuery, _Position, _seal, _token
+from services.gateway.client_fields import set_own_fields
 from services.gateway.page_tokens import SealedPages, validate_page
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import admin_service_pb2, task_pb2
@@ -46,6 +47,7 @@ async def sealed(service: str, method: Any, request: Any) -> str:
     async def handler(_request: Any, _context: Any) -> Any:
         return message(method.output_type, next_page_token="x")
 
+    set_own_fields(request)
     pages = SealedPages(Mock(**{method.name: handler}), service)
     return str((await getattr(pages, method.name)(request, None)).next_page_token)
 

@@ -1,4 +1,4 @@
-"""Endings that nobody has to carry out: from wherever a task stands, the moves to its end are all in the table."""
+"""Endings without a live owner: from wherever a task stands, the moves to its end are all in the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.close_out import (
-    NOBODY_DIED,
+    WITHOUT_CRASH,
     PendingEnding,
     ending_of_lost_claim,
     follow_up,
@@ -103,7 +103,7 @@ def test_an_operators_message_is_cut_to_the_tools_bound(tools: Any, limit_bytes:
 
 
 def test_claim_lost_with_etcd_is_not_a_crash() -> None:
-    assert Reason.CLAIM_LOST in NOBODY_DIED
+    assert Reason.CLAIM_LOST in WITHOUT_CRASH
     ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, OwnerDeaths(), Reason.CLAIM_LOST, "gone")
     assert ending is not None
     assert ending.to_state is TaskState.TIMED_OUT

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.checkpoint.commit.draft import BillRow, Move
+from services.checkpoint.commit.draft import Move
+from services.checkpoint.rows import BillRow
 from services.checkpoint.watch.announcement import Announcement
 from services.checkpoint.watch.ledger_metrics import count_announced, pickup_cause
 from tenure.domain.budget import TokenUsage

@@ -87,35 +87,6 @@ def test_every_error_is_a_tenure_error() -> None:
     assert all(issubclass(kind, tenure.TenureError) for kind in own)
 
 
-ENVIRONMENT = {
-    "TENURE_ADDRESS": "gateway.example",
-    "TENURE_API_KEY": "tnr_secret",
-    "TENURE_TENANT": "acme",
-    "TENURE_TLS_CA_FILE": "/etc/ca.pem",
-}
-
-
-def test_the_environment_is_used_where_no_argument_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    connection: Any = GatewayConnection(None, None, None, None)
-    assert (connection.address, connection._api_key, connection._tenant) == (
-        "gateway.example:8470",
-        "tnr_secret",
-        "acme",
-    )
-    assert connection._tls.ca_file == Path("/etc/ca.pem")
-    connection = GatewayConnection("127.0.0.1", "other", "shop", tls=False)
-    assert (connection.address, connection._api_key, connection._tenant) == ("127.0.0.1:8470", "other", "shop")
-    assert connection._tls is None
-    monkeypatch.delenv("TENURE_API_KEY")
-    key = tmp_path / "key"
-    monkeypatch.setenv("TENURE_API_KEY_FILE", str(key))
-    connection = GatewayConnection(None, None, None, None)
-    key.write_text("rotated\n")
-    assert connection._api_key() == "rotated"
-
-
 @pytest.mark.parametrize(
     ("given", "dialled"),
     [

@@ -22,12 +22,12 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.fold import fold
+from tenure.domain.next_action import CONTINUE_PROMPT, next_action
 from tenure.domain.replay import NOT_RECORDED, RecordedRun, divergences, messages_due
 from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import spawns_at_once
 from tenure.domain.task import REPLAY_LOOP, AgentSpec, TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import CONTINUE_PROMPT, next_action
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 SUBMIT: tuple[int, Body] = (0, Submitted(TaskSpec("Count")))

@@ -11,10 +11,10 @@ from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, WrongState
 from tenure.domain.fold import fold
+from tenure.domain.next_action import AskAgain, CallModel, CloseOut, next_action
 from tenure.domain.requeue import RequeueDecision, decide_grant, decide_requeue, refuse_limit_with_unread_grant
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.turn import AskAgain, CallModel, CloseOut, next_action
 
 AMPLE = (Budget(1000, 100, 0),)
 

@@ -10,6 +10,15 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.next_action import (
+    AskAgain,
+    CallModel,
+    CloseOut,
+    CorrectAnswer,
+    ValidateResult,
+    after_validation,
+    next_action,
+)
 from tenure.domain.result_schema import (
     MAX_PATTERN_BYTES,
     MAX_PATTERNS_BYTES,
@@ -25,15 +34,6 @@ from tenure.domain.result_schema import (
 )
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskPolicy, TaskSpec
-from tenure.domain.turn import (
-    AskAgain,
-    CallModel,
-    CloseOut,
-    CorrectAnswer,
-    ValidateResult,
-    after_validation,
-    next_action,
-)
 
 PRICE = json.dumps(
     {

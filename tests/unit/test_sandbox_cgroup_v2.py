@@ -85,7 +85,7 @@ class KernelV2:
         if self._is_ours(path):
             self._refuse_if_read_only()
             if not path.exists():
-                raise OSError(errno.EACCES, f"{path.name} is no file of this group")
+                raise OSError(errno.EACCES, f"{path.name} is not a file of this group")
             if path.name == "cgroup.procs":
                 return self._moved(path, text)
             if path.name == "cgroup.subtree_control":

@@ -40,7 +40,7 @@ class Filter:
 
     def action_for(self, call: str | int, *arguments: int, architecture: int | None = None) -> int:
         number = system_call_number(call) if isinstance(call, str) else call
-        assert number is not None, f"{call} is no system call here"
+        assert number is not None, f"{call} is not a system call here"
         own = _ARCHITECTURES[os.uname().machine] if architecture is None else architecture
         padded = (*arguments, *[0] * (6 - len(arguments)))
         verdict = self._run(struct.pack("=IIQ6Q", number, own, 0, *padded))

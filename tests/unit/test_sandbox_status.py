@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.tools.sandbox.limits import SandboxLimits
-from services.tools.sandbox.result import Evidence, SandboxStatus, explain, judge, last_line
+from services.tools.sandbox.result import Evidence, SandboxStatus, explain, last_line, run_status
 
 ENDED_WELL = Evidence(
     stopped=None, exit_code=0, oom_kills=0, refused_forks=0, cpu_ms=20, cpu_limit_ms=1000.0, last_output=""
@@ -16,7 +16,7 @@ ENDED_WELL = Evidence(
 
 
 def verdict(**changes: Any) -> SandboxStatus:
-    return judge(dataclasses.replace(ENDED_WELL, **changes))
+    return run_status(dataclasses.replace(ENDED_WELL, **changes))
 
 
 @pytest.mark.parametrize(

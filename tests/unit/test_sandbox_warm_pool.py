@@ -1,4 +1,4 @@
-"""Which places have a sandbox waiting. What waits here is no process: the rules are the pool's own."""
+"""Which places have a sandbox waiting. The waiting objects are not processes: the rules are the pool's own."""
 
 from __future__ import annotations
 

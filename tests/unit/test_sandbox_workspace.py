@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.tools.sandbox.permissions import _add_rights_by_name
+from services.tools.sandbox.permissions import add_rights_by_name
 from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure, take_over
 from services.tools.workspace.directories import Workspaces
 from tests.support.descriptors import open_below
@@ -176,7 +176,7 @@ def test_link_instead_of_a_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o500)
     (tmp_path / "link").symlink_to("theirs")
     with pytest.raises(OSError, match="link"):
-        _add_rights_by_name(str(tmp_path / "link"), None, 0o700)
+        add_rights_by_name(str(tmp_path / "link"), None, 0o700)
     assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o500
 
 
@@ -194,7 +194,7 @@ def test_link_made_during_the_walk_is_not_followed(tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", open_and_swap)
-        _add_rights_by_name(str(mine), None, 0o700)
+        add_rights_by_name(str(mine), None, 0o700)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (theirs, moved)] == [0o500, 0o700]
 
 

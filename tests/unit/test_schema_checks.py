@@ -22,7 +22,7 @@ from tenure.validators import schemas_in
 
 SPEC = task_pb2.TaskSpec(result_schema_json="{}")
 OVERRIDES = task_pb2.ForkOverrides(result_schema_json="{}")
-FORK = ledger.CheckpointServiceForkTaskRequest(overrides=OVERRIDES)
+FORK = api.ForkTaskRequest(overrides=OVERRIDES)
 
 
 def everything(*schemas: str) -> Any:
@@ -36,7 +36,7 @@ def checked() -> float:
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (api.SubmitTaskRequest(result_schema_json="{}"), "result_schema_json"),
+        (api.SubmitTaskRequest(spec=task_pb2.TaskSpec(result_schema_json="{}")), "spec.result_schema_json"),
         (api.ForkTaskRequest(overrides=OVERRIDES), "overrides.result_schema_json"),
         (ledger.CreateTaskRequest(spec=SPEC), "spec.result_schema_json"),
         (FORK, "overrides.result_schema_json"),
@@ -51,7 +51,7 @@ def test_nested_schema_of_a_request_is_checked(request_: Any, field: str) -> Non
 
 
 def test_a_request_without_a_schema_has_none() -> None:
-    assert schemas_in(api.SubmitTaskRequest(goal="g")) == []
+    assert schemas_in(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="g"))) == []
     assert schemas_in(api.GetTaskRequest(task_id="t")) == []
 
 

@@ -235,7 +235,7 @@ async def test_a_reset_forgets_the_script_of_each_model() -> None:
         model = ScriptedModel(simulator.url.removeprefix("http://"))
         for name in ("sim-shop", "sim-hello"):
             await asyncio.to_thread(partial(model.script, ["Refunded."], model=name))
-        assert "shop" in simulator._library.names
+        assert "shop" in simulator.library.names
         await asyncio.to_thread(model.reset)
-        assert "shop" not in simulator._library.names
-        assert simulator._library.find("sim-hello") == load_scenario(SHIPPED / "hello.yaml")
+        assert "shop" not in simulator.library.names
+        assert simulator.library.find("sim-hello") == load_scenario(SHIPPED / "hello.yaml")

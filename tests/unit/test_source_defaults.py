@@ -98,7 +98,7 @@ def test_a_task_without_source_is_manual() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[defaults.nightly]\n", "defaults.nightly: is no source"),
+        ("[defaults.nightly]\n", "defaults.nightly: is not a source"),
         ("[other]\n", "unknown key 'other'"),
         ("defaults = 3\n", "must be tables"),
         ("[defaults]\nmanual = 3\n", "must be a table"),

@@ -1,4 +1,4 @@
-"""Laws of our task group: whoever used one is as before, and its timeouts are timeouts."""
+"""Laws of our task group: its user is as before, and its timeouts are timeouts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_cancellation_from_outside_is_kept() -> None:
 
 
 async def test_an_outer_cancellation_behind_a_failure_counts() -> None:
-    """So that whoever goes on after the failure can see it."""
+    """So that the code after the failure can see it."""
     begun = asyncio.Event()
     counted = []
 

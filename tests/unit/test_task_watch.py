@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.checkpoint.commit.draft import NewEntryRow
+from services.checkpoint.rows import NewEntryRow
 from services.checkpoint.watch.appended_entries import AppendedEntries
 from services.checkpoint.watch.hub import MAX_BYTES, MAX_ENTRIES, Hub, TaskWatch
 from tests.support.patience import PATIENCE_SECONDS

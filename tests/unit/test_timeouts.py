@@ -142,8 +142,8 @@ def test_an_action_of_a_newer_release_is_the_phases_default() -> None:
 
 
 def submit_request(phase: Any, after: Any = None, action: Any = None) -> Any:
-    request = api.SubmitTaskRequest(goal="go")
-    response = getattr(request.policy.timeouts, phase.field)
+    request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go"))
+    response = getattr(request.spec.policy.timeouts, phase.field)
     if after is not None:
         response.after.CopyFrom(duration(after))
     if action is not None:
@@ -165,12 +165,12 @@ def test_invalid_action_of_a_phase_is_refused(phase: Any) -> None:
         if action in ACTIONS[phase]:
             validate(request)
         else:
-            assert refused(request) == [f"policy.timeouts.{phase.field}.action"]
+            assert refused(request) == [f"spec.policy.timeouts.{phase.field}.action"]
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_durations_are_bounded(phase: Any) -> None:
-    field = f"policy.timeouts.{phase.field}.after"
+    field = f"spec.policy.timeouts.{phase.field}.after"
     for after in (-1.0, 0.5, 31 * 86_400.0):
         assert refused(submit_request(phase, after)) == [field]
     if phase in NEED_DURATION:
@@ -179,10 +179,10 @@ def test_durations_are_bounded(phase: Any) -> None:
 
 def test_a_start_is_not_further_ahead_than_a_year() -> None:
     now = datetime.now(UTC)
-    validate(api.SubmitTaskRequest(goal="go", start_time=timestamp(now - timedelta(days=1))))
-    validate(api.SubmitTaskRequest(goal="go", start_time=timestamp(now + timedelta(days=300))))
+    validate(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", start_time=timestamp(now - timedelta(days=1)))))
+    validate(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", start_time=timestamp(now + timedelta(days=300)))))
     late = timestamp(now + timedelta(seconds=MAX_START_DELAY_SECONDS + 60))
-    assert refused(api.SubmitTaskRequest(goal="go", start_time=late)) == ["start_time"]
+    assert refused(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", start_time=late))) == ["spec.start_time"]
 
 
 def test_a_task_is_held_until_its_start_only() -> None:

@@ -1,4 +1,4 @@
-"""Names of tools at submit: what is refused, with which advice, and what is accepted because nobody can know."""
+"""Names of tools at submit: what is refused, with which advice, and what is accepted because it cannot be known."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ UNKNOWN = pb.CheckToolNamesResponse.UnknownTool(name="raed_file", nearest=["read
 async def test_a_submit_names_each_field_with_a_mistake() -> None:
     with pytest.raises(InvalidRequest) as refused:
         await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), SPEC)
-    assert [one.field for one in refused.value.violations] == ["agent.tools.names", "agent.approve_tools"]
+    assert [one.field for one in refused.value.violations] == ["spec.agent.tools.names", "spec.agent.approve_tools"]
     assert "did you mean read_file?" in refused.value.violations[0].description
 
 
@@ -113,7 +113,7 @@ async def test_an_approval_of_an_unknown_tool_is_refused(revision: int) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[unknown]), definition), spec)
     (violation,) = refused.value.violations
-    assert violation.field == "agent.approve_tools"
+    assert violation.field == "spec.agent.approve_tools"
     assert violation.description == "there is no tool 'do_wrok'; did you mean do_work or do_walk?"
     await check_tool_names(peers(pb.CheckToolNamesResponse(), definition), spec)
     definition.kind = agent_pb.AGENT_KIND_FUNCTION

@@ -10,10 +10,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from edges.mcp_client.calling import McpToolCaller
+from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent
 from services.tools.calls.effects import NeverBegan
 from services.tools.calls.runs import RunningCalls, Started, StopReason
-from services.tools.mcp.calling import McpToolCaller
-from services.tools.mcp.delivery_errors import AnswerLost, CallNotSent
 from services.tools.sending import AnswerLostError, AskedToWaitError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, RunTool, Tool, ToolAnswer, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.tools.servicer import _output_limit_bytes
+from services.tools.servicer import limit_of_output
 from services.tools.tool import Tool, ToolAnswer, define
 from tenure.domain.tools import EffectClass
 from tenure.v1 import tool_service_pb2
@@ -19,5 +19,5 @@ def test_an_operators_text_is_bounded_by_task_and_tool(of_task: int, of_tool: in
     """A call that was in doubt is settled by words that no tool has cut."""
     tool = Tool(define("pay", EffectClass.UNSAFE, "pays", {}, output_limit_bytes=of_tool), never)
     request = tool_service_pb2.ExecuteRequest(output_limit_bytes=of_task)
-    assert _output_limit_bytes(request, tool) == limit
-    assert _output_limit_bytes(request, None) == of_task
+    assert limit_of_output(request, tool) == limit
+    assert limit_of_output(request, None) == of_task

@@ -33,17 +33,17 @@ REGISTRY = ToolRegistry([tool("b"), tool("a")])
 
 
 def test_arguments_that_fit_are_handed_on() -> None:
-    assert REGISTRY.judge(ALL, "a", '{"count": 2}') == {"count": 2}
+    assert REGISTRY.check_call(ALL, "a", '{"count": 2}') == {"count": 2}
 
 
 def test_each_problem_has_its_path_and_a_bound() -> None:
-    judged = REGISTRY.judge(ALL, "a", '{"count": -1, "items": ["x", ' + ", ".join(["5"] * 20) + "]}")
-    assert isinstance(judged, Outcome)
-    assert judged.status is OutcomeStatus.INVALID_ARGUMENTS
-    assert "count: -1 is less than the minimum of 0" in judged.content
-    assert "items[1]: 5 is not of type 'string'" in judged.content
-    assert judged.content.endswith("and more.")
-    huge = REGISTRY.judge(ALL, "a", '{"count": "' + "x" * 100_000 + '"}')
+    checked = REGISTRY.check_call(ALL, "a", '{"count": -1, "items": ["x", ' + ", ".join(["5"] * 20) + "]}")
+    assert isinstance(checked, Outcome)
+    assert checked.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert "count: -1 is less than the minimum of 0" in checked.content
+    assert "items[1]: 5 is not of type 'string'" in checked.content
+    assert checked.content.endswith("and more.")
+    huge = REGISTRY.check_call(ALL, "a", '{"count": "' + "x" * 100_000 + '"}')
     assert isinstance(huge, Outcome)
     assert len(huge.content) < 1000
 
@@ -54,9 +54,9 @@ def test_a_forbidden_tool_differs_from_a_missing_one() -> None:
         (NONE, "z", "INVALID_ARGUMENTS"),
         (ALL, "z", "INVALID_ARGUMENTS"),
     ):
-        judged = REGISTRY.judge(claims, name, '{"count": 2}')
-        assert isinstance(judged, Outcome)
-        assert judged.status == status
+        checked = REGISTRY.check_call(claims, name, '{"count": 2}')
+        assert isinstance(checked, Outcome)
+        assert checked.status == status
     assert [definition.name for definition in REGISTRY.definitions(ALL)] == ["a", "b"]
     assert REGISTRY.definitions(NONE) == []
 
@@ -113,17 +113,17 @@ def test_a_call_of_an_unreached_source_is_deferred() -> None:
     registry = ToolRegistry([], clock=lambda: now)
     registry.expect("s")
     with pytest.raises(Unavailable):
-        registry.judge(ALL, "s__x", "{}")
-    assert isinstance(registry.judge(ALL, "t__x", "{}"), Outcome)
+        registry.check_call(ALL, "s__x", "{}")
+    assert isinstance(registry.check_call(ALL, "t__x", "{}"), Outcome)
     now += PATIENCE_SECONDS
-    judged = registry.judge(ALL, "s__x", "{}")
-    assert isinstance(judged, Outcome)
-    assert (judged.status, judged.detail) == (OutcomeStatus.FAILED, "UNREACHABLE")
+    checked = registry.check_call(ALL, "s__x", "{}")
+    assert isinstance(checked, Outcome)
+    assert (checked.status, checked.detail) == (OutcomeStatus.FAILED, "UNREACHABLE")
     registry.put("s", [tool("s__x")])
-    assert registry.judge(ALL, "s__x", '{"count": 1}') == {"count": 1}
-    judged = registry.judge(ALL, "s__y", "{}")
-    assert isinstance(judged, Outcome)
-    assert judged.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert registry.check_call(ALL, "s__x", '{"count": 1}') == {"count": 1}
+    checked = registry.check_call(ALL, "s__y", "{}")
+    assert isinstance(checked, Outcome)
+    assert checked.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
 def test_tools_of_some_tenants_do_not_exist_for_others() -> None:
@@ -132,15 +132,15 @@ def test_tools_of_some_tenants_do_not_exist_for_others() -> None:
     other = replace(acme, tenant="other")
     registry.expect("s", frozenset({"acme"}))
     with pytest.raises(Unavailable):
-        registry.judge(acme, "s__x", "{}")
-    unknown = registry.judge(other, "s__x", "{}")
+        registry.check_call(acme, "s__x", "{}")
+    unknown = registry.check_call(other, "s__x", "{}")
     assert isinstance(unknown, Outcome)
     assert unknown.status is OutcomeStatus.INVALID_ARGUMENTS
     registry.put("s", [tool("s__x")], frozenset({"acme"}))
     assert [definition.name for definition in registry.definitions(acme)] == ["s__x"]
     assert (registry.definitions(other), registry.unknown_names(other)) == ([], ["s__x"])
-    assert registry.judge(acme, "s__x", '{"count": 1}') == {"count": 1}
-    assert registry.judge(other, "s__x", '{"count": 1}') == unknown
+    assert registry.check_call(acme, "s__x", '{"count": 1}') == {"count": 1}
+    assert registry.check_call(other, "s__x", '{"count": 1}') == unknown
     assert registry.put("other", [tool("s__x")]) == ["s__x: there are two tools of this name"]
 
 
@@ -200,5 +200,5 @@ def test_a_source_s_patterns_are_not_matched_and_ours_are() -> None:
 
     registry = ToolRegistry([patterned("a")])
     assert registry.put("s", [patterned("s__a")]) == []
-    assert registry.judge(ALL, "s__a", '{"a": "x"}') == {"a": "x"}
-    assert isinstance(registry.judge(ALL, "a", '{"a": "x"}'), Outcome)
+    assert registry.check_call(ALL, "s__a", '{"a": "x"}') == {"a": "x"}
+    assert isinstance(registry.check_call(ALL, "a", '{"a": "x"}'), Outcome)

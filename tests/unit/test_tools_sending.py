@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.tools.providers.provider import read_refusal
+from edges.providers.provider import read_refusal
 from services.tools.sending import AnswerLostError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.errors import WrongState

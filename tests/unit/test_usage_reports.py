@@ -1,4 +1,4 @@
-"""Reports of usage are sent until the ledger takes or refuses them, and slow ones hold up nobody."""
+"""Reports of usage are sent until the ledger takes or refuses them, and slow ones hold up no other."""
 
 from __future__ import annotations
 

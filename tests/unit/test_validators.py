@@ -23,11 +23,8 @@ from tenure.v1 import tool_provider_service_pb2 as providers
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import (
     MAX_ARGUMENT_BYTES,
-    MAX_CHOICES,
     MAX_COMMIT_BYTES,
     MAX_GOAL_BYTES,
-    MAX_HOLDINGS,
-    MAX_SLOTS,
     validate,
 )
 
@@ -49,41 +46,36 @@ def commit(**changes: object) -> checkpoint.CommitRequest:
 
 
 def test_a_goal_is_all_a_submit_needs() -> None:
-    validate(tasks.SubmitTaskRequest(goal="find out"))
+    validate(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="find out")))
 
 
 def test_violations_are_reported_together() -> None:
     request = tasks.SubmitTaskRequest(
-        queue="no spaces",
-        agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["a b"]), max_output_tokens=-1),
-        limits=task_pb2.Limits(max_tokens=-1, timeout=Duration(seconds=90_000)),
-        labels={"": "x"},
+        spec=task_pb2.TaskSpec(
+            queue="no spaces",
+            agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["a b"]), max_output_tokens=-1),
+            limits=task_pb2.Limits(max_tokens=-1, timeout=Duration(seconds=90_000)),
+            labels={"": "x"},
+        )
     )
     assert fields(request) == {
-        "goal",
-        "queue",
-        "agent.tools.names[0]",
-        "agent.max_output_tokens",
-        "limits.max_tokens",
-        "limits.timeout",
-        "labels['']",
-    }
-
-
-def test_cap_leaves_space_for_overshoot() -> None:
-    validate(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12)))
-    assert fields(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12 + 1))) == {
-        "limits.max_tokens"
+        "spec.goal",
+        "spec.queue",
+        "spec.agent.tools.names[0]",
+        "spec.agent.max_output_tokens",
+        "spec.limits.max_tokens",
+        "spec.limits.timeout",
+        "spec.labels['']",
     }
 
 
 def test_result_schema_is_checked_in_every_request() -> None:
     """The schema's size only: what it says is checked apart, see test_schema_checks.py."""
     none, policy = " " * (16 * 1024 + 1), task_pb2.TaskPolicy(max_result_corrections=21)
-    request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
-    assert fields(request) == {"result_schema_json", "policy.max_result_corrections"}
+    request = tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", result_schema_json=none, policy=policy))
+    assert fields(request) == {"spec.result_schema_json", "spec.policy.max_result_corrections"}
     overrides = task_pb2.ForkOverrides(result_schema_json=none)
-    fork = tasks.ForkTaskRequest(task_id=str(uuid.uuid4()), overrides=overrides)
+    fork = tasks.ForkTaskRequest(request_id="f", task_id=str(uuid.uuid4()), actor="a", overrides=overrides)
     assert fields(fork) == {"overrides.result_schema_json"}
     failed = commit()
     failed.transition.to_state, failed.transition.reason = task_pb2.TASK_STATE_FAILED, "RESULT_INVALID"
@@ -92,10 +84,16 @@ def test_result_schema_is_checked_in_every_request() -> None:
 
 
 def test_control_work_needs_a_function_and_no_goal() -> None:
-    validate(tasks.SubmitTaskRequest(control=task_pb2.ControlWork(function="month_end", input_json='{"month": 10}')))
     validate(
         tasks.SubmitTaskRequest(
-            agent=task_pb2.AgentSpec(loop="control"), control=task_pb2.ControlWork(function="month_end")
+            spec=task_pb2.TaskSpec(control=task_pb2.ControlWork(function="month_end", input_json='{"month": 10}'))
+        )
+    )
+    validate(
+        tasks.SubmitTaskRequest(
+            spec=task_pb2.TaskSpec(
+                agent=task_pb2.AgentSpec(loop="control"), control=task_pb2.ControlWork(function="month_end")
+            )
         )
     )
 
@@ -116,18 +114,16 @@ def test_control_work_needs_a_function_and_no_goal() -> None:
     ],
 )
 def test_control_work_is_kept_within_its_bounds(control: dict[str, str] | None, loop: str, field: str) -> None:
-    request = tasks.SubmitTaskRequest(goal="go", agent=task_pb2.AgentSpec(loop=loop))
+    request = tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", agent=task_pb2.AgentSpec(loop=loop)))
     if control is not None:
-        request.control.CopyFrom(task_pb2.ControlWork(**control))
-    assert fields(request) == {field}
+        request.spec.control.CopyFrom(task_pb2.ControlWork(**control))
+    assert fields(request) == {f"spec.{field}"}
 
 
 def test_a_goal_is_counted_in_bytes() -> None:
-    assert fields(tasks.SubmitTaskRequest(goal="é" * (MAX_GOAL_BYTES // 2 + 1))) == {"goal"}
-
-
-def test_a_task_id_is_a_uuid() -> None:
-    assert fields(tasks.GetTaskRequest(task_id="42")) == {"task_id"}
+    assert fields(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="é" * (MAX_GOAL_BYTES // 2 + 1)))) == {
+        "spec.goal"
+    }
 
 
 def test_a_commit_needs_a_token_an_id_and_a_number() -> None:
@@ -156,36 +152,13 @@ def test_a_call_id_is_step_dot_index(call_id: str) -> None:
     assert fields(tools.ExecuteRequest(token=TOKEN, call_id=call_id, tool="t")) == {"call_id"}
 
 
-def test_a_trace_is_bounded_and_otherwise_not_looked_at() -> None:
-    call = tools.ExecuteRequest(token=TOKEN, call_id="1.0", tool="t", traceparent="no trace")
-    validate(call)
-    call.traceparent = "x" * 129
-    assert fields(call) == {"traceparent"}
-
-
-def test_pages_of_calls_are_bounded_everywhere() -> None:
-    bad: dict[str, Any] = {"task_id": "x", "after_call_id": "1" * 33, "page_size": 1001}
-    assert fields(tools.ListCallsRequest(**bad)) == set(bad)
-    assert fields(admin.AdminServiceListCallsRequest(**bad)) == set(bad)
-
-
-def test_pages_of_bills_are_bounded_everywhere() -> None:
-    bad: dict[str, Any] = {"task_id": "x", "after_step": -1, "after_attempt_number": -1, "page_size": 1001}
-    assert fields(checkpoint.ListBillsRequest(**bad)) == set(bad)
-    assert fields(admin.AdminServiceListBillsRequest(**bad)) == set(bad)
-
-
 def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
-    request = tasks.SubmitTaskRequest(goal="go")
-    request.priority = request.policy.on_lease_lost = request.policy.on_in_doubt = request.source.kind = 99  # type: ignore[assignment]  # as a newer client may send
-    assert fields(request) == {"priority", "policy.on_lease_lost", "policy.on_in_doubt", "source.kind"}
-
-
-def test_requests_of_coordinators_are_bounded() -> None:
-    running = checkpoint.ListRunningRequest(page_size=-1, after_task_id="x")
-    assert fields(running) == {"page_size", "after_task_id"}
-    lost = checkpoint.RequeueLostRequest(lost=[checkpoint.RequeueLostRequest.Lost(task_id="x")])
-    assert fields(lost) == {"lost[0].task_id"}
+    request = tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go"))
+    spec = request.spec
+    spec.priority = spec.policy.on_lease_lost = spec.policy.on_in_doubt = spec.source.kind = 99  # type: ignore[assignment]  # as a newer client may send
+    assert fields(request) == {
+        *("spec.priority", "spec.policy.on_lease_lost", "spec.policy.on_in_doubt", "spec.source.kind"),
+    }
 
 
 def test_a_request_that_may_be_a_repeat_is_checked_as_itself() -> None:
@@ -208,11 +181,6 @@ def test_a_grant_has_an_epoch_that_a_claim_can_have(epoch: int) -> None:
     assert "grant.epoch" in fields(checkpoint.RegisterLeaseRequest(grant=lease))
 
 
-@pytest.mark.parametrize("claim_id", ["", "a\0b", "x" * 65])
-def test_a_grant_has_a_claim_that_can_be_kept(claim_id: str) -> None:
-    assert fields(checkpoint.RegisterGrantsRequest(grants=[grant(claim_id=claim_id)])) == {"grants[0].claim_id"}
-
-
 def test_a_task_and_a_claim_are_in_one_grant_of_a_message() -> None:
     one = grant()
     twice = [grant(task_id=one.task_id.upper()), grant(claim_id=one.claim_id), one]
@@ -221,83 +189,17 @@ def test_a_task_and_a_claim_are_in_one_grant_of_a_message() -> None:
     validate(checkpoint.RegisterGrantsRequest(grants=[grant(), grant()]))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("holder", ""), ("holder", "\0"), ("request_id", "x" * 129), ("reason", "x" * 65), ("message", "x" * 1001)],
-)
-def test_the_texts_of_a_leases_grant_are_bounded(field: str, value: str) -> None:
-    texts: dict[str, Any] = {"holder": "h", "request_id": "r", "reason": "FIRST", "message": "", field: value}
-    lease = checkpoint.LeaseGrant(resource="a", epoch=(1 << 40) + 1, claim_id=str(uuid.uuid4()), **texts)
-    assert fields(checkpoint.RegisterLeaseRequest(grant=lease)) == {f"grant.{field}"}
-
-
 @pytest.mark.parametrize("expected", [-1, MAX_GENERATION, 2**63 - 1])
 def test_a_generation_that_cannot_be_left_is_refused(expected: int) -> None:
     assert fields(checkpoint.RaiseGenerationRequest(expected=expected)) == {"expected"}
-
-
-def test_the_reasons_of_a_raise_and_of_a_release_are_bounded() -> None:
-    assert fields(checkpoint.RaiseGenerationRequest(expected=1, reason="x" * 1001)) == {"reason"}
-    release = checkpoint.NoteLeaseReleaseRequest(
-        resource="a", claim_id=str(uuid.uuid4()), reason="x" * 65, message="x" * 1001
-    )
-    assert fields(release) == {"reason", "message"}
 
 
 def session_message(**message: object) -> coordinator.SessionRequest:
     return coordinator.SessionRequest(**message)  # type: ignore[arg-type]  # any of its messages
 
 
-def holdings(count: int, task_id: str = "t", claim_id: str = "c") -> list[coordinator.Holding]:
-    return [coordinator.Holding(task_id=task_id, claim_id=claim_id) for _ in range(count)]
-
-
 def hello_of(**fields: Any) -> coordinator.Hello:
     return coordinator.Hello(**{"worker_id": "w", "session_secret": bytes(32), **fields})
-
-
-def test_a_hello_is_bounded() -> None:
-    most = hello_of(queues=["q"] * MAX_CHOICES, holdings=holdings(MAX_HOLDINGS))
-    validate(session_message(hello=most))
-    beyond = coordinator.Hello(
-        session_secret=bytes(32),
-        session_id="s" * 65,
-        free_slots=-1,
-        queues=["q"] * (MAX_CHOICES + 1),
-        loops=["no spaces"],
-        priorities=[task_pb2.PRIORITY_HIGH] * (MAX_CHOICES + 1),
-        holdings=holdings(MAX_HOLDINGS + 1),
-    )
-    assert fields(session_message(hello=beyond)) == {
-        f"hello.{field}"
-        for field in ("worker_id", "session_id", "free_slots", "queues", "loops[0]", "priorities", "holdings")
-    }
-
-
-def test_an_unknown_priority_is_not_the_default() -> None:
-    hello = hello_of()
-    hello.priorities.append(99)  # type: ignore[arg-type]  # as a newer worker may send
-    assert fields(session_message(hello=hello)) == {"hello.priorities[0]"}
-
-
-def test_a_renewal_is_bounded() -> None:
-    validate(session_message(renew=coordinator.Renew(renew_number=1, free_slots=3, holdings=holdings(3))))
-    renew = coordinator.Renew(free_slots=MAX_SLOTS + 1, grants_read=-1, holdings=holdings(MAX_HOLDINGS + 1))
-    assert fields(session_message(renew=renew)) == {
-        "renew.renew_number",
-        "renew.free_slots",
-        "renew.grants_read",
-        "renew.holdings",
-    }
-    nameless = coordinator.Renew(renew_number=1, holdings=[*holdings(1), *holdings(1, task_id="", claim_id="c" * 65)])
-    assert fields(session_message(renew=nameless)) == {"renew.holdings[1].task_id", "renew.holdings[1].claim_id"}
-
-
-def test_slots_are_bounded() -> None:
-    assert fields(session_message(slots=coordinator.Slots(free_slots=-1, grants_read=-1))) == {
-        "slots.free_slots",
-        "slots.grants_read",
-    }
 
 
 @pytest.mark.parametrize("reason", list(ReleaseReason))
@@ -352,23 +254,6 @@ def test_resolution_is_bounded_in_every_request() -> None:
     assert fields(moved) == {f"transition.calls_in_doubt[0].{name}" for name in ("call_id", "call_attempt")}
 
 
-@pytest.mark.parametrize("count", [257, 10_000])
-def test_a_tool_allowlist_is_bounded_in_names(count: int) -> None:
-    names = [f"t{number}" for number in range(count)]
-    request = tasks.SubmitTaskRequest(goal="x", agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=names)))
-    assert fields(request) == {"agent.tools.names"}
-    del request.agent.tools.names[256:]
-    validate(request)
-
-
-def test_a_tool_allowlist_is_bounded_in_bytes() -> None:
-    fork = tasks.ForkTaskRequest(task_id=str(uuid.uuid4()))
-    fork.overrides.tools.names.extend(f"{number:064}" for number in range(256))
-    validate(fork)
-    fork.overrides.tools.names[0] = "x" * 65
-    assert fields(fork) == {"overrides.tools.names", "overrides.tools.names[0]"}
-
-
 @pytest.mark.parametrize("worker_id", ["", "a\0b", "a\x1fb", "\x1b[2J", "a b", "-a", "x" * 129, "\u202ea"])
 def test_a_worker_id_is_a_name(worker_id: str) -> None:
     """It goes into rows, into lists that \\x1f separates, and onto operators' terminals."""
@@ -385,20 +270,10 @@ def test_a_live_address_is_an_address() -> None:
     assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.live_address"}
 
 
-def test_a_session_secret_has_a_size() -> None:
-    for size in (32, 64):
-        validate(coordinator.SessionRequest(hello=hello_of(session_secret=b"x" * size)))
-    for size in (0, 1, 31, 65):
-        hello = hello_of(session_secret=b"x" * size)
-        assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.session_secret"}
-
-
 @pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (2**63 - 1, 0), (253_402_300_800, 0), (1, -1), (1, 10**9)])
 def test_an_impossible_time_is_refused_everywhere(seconds: int, nanos: int) -> None:
     """Python's own conversion raises ValueError: without the check that is an internal error."""
     time = Timestamp(seconds=seconds, nanos=nanos)
-    assert fields(admin.PruneTasksRequest(ended_before=time, reason="old")) == {"ended_before"}
-    by_ledger = checkpoint.CheckpointServicePruneTasksRequest(ended_before=time, reason="old", actor="a")
-    assert fields(by_ledger) == {"ended_before"}
+    assert fields(admin.PruneTasksRequest(ended_before=time, reason="old", actor="a")) == {"ended_before"}
     assert fields(tenants.GetTenantUsageRequest(end_time=time)) == {"end_time"}
-    assert fields(tasks.SubmitTaskRequest(goal="go", start_time=time)) == {"start_time"}
+    assert fields(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", start_time=time))) == {"spec.start_time"}

@@ -9,13 +9,18 @@ import pytest
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks
-from tenure.validators import MAX_GOAL_BYTES, validate
+from tenure.validators import validate
 
 TASK: Final = "018f0000-0000-7000-8000-000000000001"
 
 
+def fork(**fields: Any) -> tasks.ForkTaskRequest:
+    """A fork as the gateway completes it."""
+    return tasks.ForkTaskRequest(request_id="f", task_id=TASK, actor="a", **fields)
+
+
 def fork_with(**overrides: Any) -> tasks.ForkTaskRequest:
-    return tasks.ForkTaskRequest(task_id=TASK, overrides=task_pb2.ForkOverrides(**overrides))
+    return fork(overrides=task_pb2.ForkOverrides(**overrides))
 
 
 @pytest.mark.parametrize(
@@ -23,15 +28,9 @@ def fork_with(**overrides: Any) -> tasks.ForkTaskRequest:
     [
         (tasks.SendMessageRequest(task_id=TASK), "text"),
         (tasks.SendMessageRequest(task_id=TASK, text=" \n"), "text"),
-        (tasks.SendMessageRequest(task_id=TASK, text="x" * (MAX_GOAL_BYTES + 1)), "text"),
-        (tasks.SendMessageRequest(task_id="?", text="x"), "task_id"),
         (tasks.ForkTaskRequest(task_id=TASK, at_sequence=0), "at_sequence"),
-        (tasks.ForkTaskRequest(task_id=TASK, step=-1), "step"),
         (tasks.ForkTaskRequest(task_id=TASK, message=" "), "message"),
-        (fork_with(model="m" * 201), "overrides.model"),
         (fork_with(all_tools=True, tools=task_pb2.ToolAllowlist(names=["t"])), "overrides.all_tools"),
-        (fork_with(tools=task_pb2.ToolAllowlist(names=["no name"])), "overrides.tools.names[0]"),
-        (fork_with(limits=task_pb2.Limits(max_steps=-1)), "overrides.limits.max_steps"),
         (fork_with(source=task_pb2.Source(exclusive=True)), "overrides.source.exclusive"),
     ],
 )
@@ -42,5 +41,5 @@ def test_messages_and_forks_are_kept_within_their_bounds(request_: Any, field: s
 
 
 def test_a_fork_needs_no_more_than_a_task() -> None:
-    validate(tasks.ForkTaskRequest(task_id=TASK))
-    validate(tasks.ForkTaskRequest(task_id=TASK, step=0, overrides=task_pb2.ForkOverrides(model="")))
+    validate(fork())
+    validate(fork(step=0, overrides=task_pb2.ForkOverrides(model="")))

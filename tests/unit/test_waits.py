@@ -19,10 +19,10 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.fold import fold
+from tenure.domain.next_action import CallModel, ExecuteTools, next_action
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, TaskSpec
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
-from tenure.domain.turn import CallModel, ExecuteTools, next_action
 from tenure.domain.waiting_calls import move_to_wait, wait_of
 from tenure.domain.waits import (
     NO_ANSWER,

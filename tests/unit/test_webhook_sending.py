@@ -13,10 +13,13 @@ from typing import Any
 import httpcore2
 import pytest
 
+from edges.notifications.notifier import PeopleNotifier
+from services.checkpoint import row_lease
 from services.checkpoint.webhooks import sender_lease
-from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
-from services.checkpoint.webhooks.mail import NO_LINKS, SmtpSettings
+from services.checkpoint.webhooks.event_writer import SenderLeaseKey
+from services.checkpoint.webhooks.notifier import NO_LINKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, WebhookSettings, _beginning
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.outbound import EVERYWHERE, Networks
 from tenure.domain.webhooks import FailureKind, WebhookResponse
 from tenure.runtime.outbound_http import HttpResponse
@@ -27,7 +30,7 @@ from tests.support.patience import CALL_SECONDS
 
 async def send(url: Any, allowed: Sequence[str] = EVERYWHERE) -> Any:
     delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
-    policy = WebhookPolicy(Networks(allowed), SmtpSettings(), 1, 1, SecretBox(None))
+    policy = WebhookPolicy(Networks(allowed), SmtpSettings(), 1, 1, SecretBox(None), PeopleNotifier)
     async with Sender(policy, CALL_SECONDS, 2) as sender:
         return await sender.send(delivery)
 
@@ -66,7 +69,7 @@ async def test_a_body_that_outlasts_the_time_keeps_its_status(status: int, failu
     async def answered(*_: Any) -> AsyncGenerator[HttpResponse]:
         yield HttpResponse(status, {}, httpcore2.Response(status, content=endless()))
 
-    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1, 1, SecretBox(None))
+    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1, 1, SecretBox(None), PeopleNotifier)
     async with Sender(policy, 0.2, 2) as sender:
         sender._outgoing.send = answered  # type: ignore[method-assign,assignment]
         delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), "https://a.example/", b"x" * 24, None)
@@ -89,7 +92,7 @@ async def test_no_request_begins_that_outlives_its_lease(
 ) -> None:
     """Making the links of a message waits for the ledger, and the lease of 30 s goes on meanwhile."""
     now, asked = [1000.0], list[str]()
-    monkeypatch.setattr(sender_lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(row_lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def links_for(_: Any) -> Any:
         now[0] += links_seconds

@@ -27,7 +27,7 @@ class Tools:
 
 
 class Ledger:
-    """Opened after a person gave this word, which nobody has carried to the tools yet."""
+    """Opened after a person gave this word, which is not at the tools yet."""
 
     def __init__(self, decision: Decision) -> None:
         intent = facts.ToolIntent("1.0", "use-1", "pay", "{}")

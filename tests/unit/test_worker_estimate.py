@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 import re
-from typing import Any
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.input_estimate import samples
 from devstack.simulator.tokens import count_request, count_text
 from services.worker.context_window import InputEstimate, with_margin
 from tenure.domain.text_tokens import text_tokens
@@ -56,6 +60,37 @@ def test_count_of_the_provider_is_used(texts: list[Any], known: int) -> None:
     assert bound == counted or known < len(said)
 
 
+SIZE: Final = 20_000
+TEXTS: Final = {
+    "german": "Die Würde des Menschen ist unantastbar. Sie zu achten und zu schützen ist Verpflichtung. ",
+    "russian": "Все люди рождаются свободными и равными в своем достоинстве. ",  # noqa: RUF001  Russian letters
+    "chinese": "人人生而自由,在尊严和权利上一律平等。",
+    "japanese": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
+    "hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है। ",
+    "arabic": "يولد جميع الناس أحراراً متساوين في الكرامة والحقوق. ",
+    "thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ",
+}
+
+
+def samples() -> Iterator[tuple[str, str]]:
+    """Yields texts of many kinds with their names, the same in every run."""
+    dice = random.Random(1)
+    root = Path(__file__).parents[2]
+    yield "prose", "".join((root / name).read_text() for name in ("README.md", "ARCHITECTURE.md"))
+    yield "python", "".join(path.read_text() for path in sorted((root / "tenure" / "domain").glob("*.py"))[:15])
+    rows = [{"id": number, "name": f"item {number}", "price": dice.random(), "tags": ["a"]} for number in range(500)]
+    yield "json", json.dumps(rows, separators=(",", ":"))
+    yield "json, indented", json.dumps(rows, indent=2)
+    yield "numbers", "\n".join(",".join(str(dice.randint(0, 10**6)) for _ in range(8)) for _ in range(500))
+    yield "uuids", "\n".join(str(uuid.UUID(int=dice.getrandbits(128))) for _ in range(500))
+    yield "hex", dice.randbytes(SIZE // 2).hex()
+    yield "base64", base64.b64encode(dice.randbytes(SIZE)).decode()
+    yield "random letters", "".join(dice.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(SIZE))
+    yield "random ascii", "".join(chr(dice.randint(33, 126)) for _ in range(SIZE))
+    yield "emoji", "".join(dice.choice("😀🎉🚀🧪🤖🔥👩") for _ in range(SIZE // 8))
+    yield from ((name, text * (SIZE // len(text))) for name, text in TEXTS.items())
+
+
 KINDS = dict(samples())
 
 
@@ -64,7 +99,7 @@ def test_the_bound_stays_near(kind: Any) -> None:
     assert 1.0 <= text_tokens(KINDS[kind]) / count_text(KINDS[kind]) < 4.5
 
 
-# What Claude's published tokenizer makes of such text, in bytes for a token, measured by bench/input_estimate.py.
+# What Claude's published tokenizer makes of such text, in bytes for a token, measured in commit 790a6c75.
 DENSE = {"numbers": 1.97, "uuids": 1.48, "hex": 1.72, "base64": 1.42, "thai": 1.62, "arabic": 2.06, "chinese": 2.55}
 
 

@@ -19,11 +19,12 @@ from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate
 from tests.support.patience import PATIENCE_SECONDS
 
+NO_CHANNEL: Any = None
 sizes = st.lists(st.sampled_from([100, 127, 128, 16_384, MAX_FRAME_BYTES // 128, 900_000]), max_size=200)
 
 
 def frames_of(build: Callable[[list[Tagged]], Any], messages: Sequence[Any], first_tag: int) -> list[Any]:
-    client = FrameClient(FrameShape("test", lambda: None, build, lambda _: ()))
+    client = FrameClient(FrameShape("test", NO_CHANNEL, lambda: None, build, lambda _: ()))
     client._next_tag = first_tag
     for message in messages:
         client.send(message, lambda _: None)
@@ -58,7 +59,7 @@ async def test_a_worker_that_stops_warns_of_no_stream(
         raise Unavailable("over", reason=reason)
 
     running = asyncio.create_task(
-        FrameClient(FrameShape("test", connect, lambda _: ledger.CommitRequest(), lambda _: ())).run()
+        FrameClient(FrameShape("test", NO_CHANNEL, connect, lambda _: ledger.CommitRequest(), lambda _: ())).run()
     )
     async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()

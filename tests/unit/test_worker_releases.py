@@ -1,4 +1,4 @@
-"""What is no fault of a task is not held against it: the worker lets go of it, and no death is counted."""
+"""A fault that is not the task's does not count against it: the worker releases it, and no crash is counted."""
 
 from __future__ import annotations
 

@@ -176,6 +176,10 @@ def test_file_names_longer_than_any_path_stay_together(source: Path, copy: Calla
     assert len(inodes) == 1
 
 
+async def opened(file_requests: FileRequests, path: str) -> object:
+    return await anext(file_requests.read("default", "source", path, 0, ""))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
 def test_file_under_a_lease_is_reported(source: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
     former = signal.signal(signal.SIGIO, signal.SIG_IGN)  # how the kernel asks for a lease
@@ -186,7 +190,7 @@ def test_file_under_a_lease_is_reported(source: Path, copy: Callable[..., Path],
                 copy()
             file_requests = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
             with pytest.raises(WrongState, match="lease") as unread:
-                file_requests._open("default", "source", "leased", 0, "")
+                asyncio.run(opened(file_requests, "leased"))
     finally:
         signal.signal(signal.SIGIO, former)
     assert (refused.value.reason, unread.value.reason) == ("WORKSPACE_UNREADABLE", "WORKSPACE_UNREADABLE")
@@ -265,7 +269,7 @@ def test_a_directory_that_vanishes_ends_no_listing(
 def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -> None:
     file_requests = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
     with pytest.raises(InvalidRequest) as refused:
-        file_requests._open("default", "source", "x" * 300, 0, "")
+        asyncio.run(opened(file_requests, "x" * 300))
     assert refused.value.reason == "BAD_PATH"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from tenure.domain.agents import Routing, reference
 from tenure.domain.errors import NotFound
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
     from tenure.domain.agents import AgentKind
     from tenure.runtime.postgres import Connection
 
-AGENTS: Final = Queries.load("services.checkpoint", "sql/agents.sql")
-
 
 class AgentRow(NamedTuple):
-    """The columns of `lock`, `read` and `list`, in their order. `definition`: of the current revision, if read."""
+    """An agent. `definition`: of the current revision, if read."""
 
     tenant: str
     name: str
@@ -36,7 +35,7 @@ class AgentRow(NamedTuple):
     updated_at: datetime
     actor: str
     reason: str
-    definition: bytes
+    definition: Unlisted[bytes]
 
     @property
     def routing(self) -> Routing:
@@ -50,6 +49,9 @@ class AgentRow(NamedTuple):
 
 
 _agent_to_wire = writer(AgentRow, pb.Agent, skip="tenant definition kind")
+
+
+AGENTS: Final = Queries.load("services.checkpoint", "sql/agents.sql", {"agent": select_list(AgentRow, "a")})
 
 
 class RevisionRow(NamedTuple):
@@ -85,13 +87,13 @@ class RevisionRow(NamedTuple):
 
 def no_agent(name: str) -> NotFound:
     """Returns the error for an unknown agent."""
-    return NotFound(f"there is no agent {name}: tenure agents list shows them", reason="AGENT_NOT_FOUND")
+    return NotFound(f"agent {name} not found: tenure agents list shows the agents", reason="AGENT_NOT_FOUND")
 
 
 def no_revision(name: str, revision: int) -> NotFound:
     """Returns the error for an unknown revision."""
     return NotFound(
-        f"there is no {reference(name, revision)}: tenure agents show {name} lists its revisions",
+        f"{reference(name, revision)} not found: tenure agents show {name} lists its revisions",
         reason="AGENT_REVISION_NOT_FOUND",
         metadata={"agent": name, "revision": str(revision)},
     )

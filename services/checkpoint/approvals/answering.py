@@ -183,7 +183,7 @@ async def _is_repeat(connection: Connection, link: StoredLink, request_id: str) 
 def _record(
     link: StoredLink | None, request: pb.AnswerByLinkRequest, decision: Decision, reason: str = ""
 ) -> AuditRecord:
-    """Returns the audit record of an answer. `link` None: the token is that of no link, so nobody is named."""
+    """Returns the audit record of an answer. `link` None: no link has the token, so the record names no person."""
     target = f"shown_digest={request.shown_digest} link_id={request.link_id}"
     if link is not None:
         target = f"task_id={link.task_id} wait_id={link.wait_id} {target}"

@@ -26,8 +26,8 @@ from tenure.domain.approvals import (
     problem_of_public_url,
     read_link_token,
     takes_links,
+    wait_of,
 )
-from tenure.domain.notifications import wait_of
 from tenure.runtime import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import setting
@@ -36,7 +36,7 @@ from tenure.wire.common import moment
 from tenure.wire.task import wait_to_domain
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.mail import LinksByAddressee
+    from services.checkpoint.webhooks.notifier import LinksByAddressee
     from services.checkpoint.webhooks.sending import OutgoingDelivery
     from tenure.runtime.postgres import Connection, Pool
 

@@ -11,7 +11,7 @@ external_entries.py   entries of users and operators (AppendForeign), and what a
 operator_requests.py  requeue, budget grant, close-out and resolution by an operator
 close_out.py          pending endings and phase timeouts that the ledger carries out itself
 outputs.py            outputs of tasks: from the intent of record_output to the close-out
-task_row.py           the locked task row and the budget row of its root
+task_row.py           locks task rows and the budgets of their roots; the wait in a task row
 draft.py              the changes of one transaction to one task row
 writing.py            writes drafts to the database
 refused_writes.py     the record of writes that a fence refused
@@ -19,8 +19,7 @@ refused_writes.py     the record of writes that a fence refused
 Every write has the same order: lock the task row (task_row.py), decide (tenure/domain), change a draft (draft.py),
 write it (writing.py).
 
-What to touch when a task gets a column: a migration, the statement `lock` in sql/queries.sql, `TaskRow`, a column table
-of writing.py, and the statement `write` or `move`.
+What to touch when a task gets a column: a migration, and ../rows.py, which says which statements read and write it.
 What to touch when owners may write a new entry kind: ledger.proto, `services/checkpoint/entries.py` and
 tenure/wire/ledger.py; if it opens or settles a call, also `_calls` in prepared.py.
 """

@@ -81,7 +81,7 @@ class LedgerCommitter:
             schema=SCHEMA,
             options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
             prepare=prepare_connection,
-            keep_after_errors=True,  # a refused commit is no reason to prepare all statements again
+            keep_after_errors=True,  # a refused commit is not a reason to prepare all statements again
         )
         self._announce = announce
         self._on_stale = on_stale
@@ -93,7 +93,7 @@ class LedgerCommitter:
 
     @property
     def failing_seconds(self) -> float:
-        """For how long every write has failed. 0: the newest one succeeded, or nobody wrote lately."""
+        """For how long every write has failed. 0: the newest one succeeded, or there was no write lately."""
         now = monotonic()
         if not self._failing_since or now - self._failed_at > FORGOTTEN_SECONDS:
             return 0.0

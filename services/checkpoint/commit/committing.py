@@ -15,8 +15,9 @@ from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.external_entries import ExternalRange, read_external_entries
 from services.checkpoint.commit.outputs import open_output, write_outputs
-from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.tenants.quotas import NO_QUOTAS, CallQuotas, LimitedTenants
 from services.checkpoint.waits.budget_waits import end_budget_wait, with_figures
@@ -45,9 +46,9 @@ from tenure.wire.task import budget_request_to_domain, budget_request_to_wire, b
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.draft import NewEntryRow
     from services.checkpoint.commit.prepared import PreparedCommit, PreparedTransition
     from services.checkpoint.prices import PriceList
+    from services.checkpoint.rows import NewEntryRow
     from tenure.domain.budget import Budget, BudgetRequest, Granted, ReserveRequest
     from tenure.domain.waits import Wait
     from tenure.runtime.postgres import Connection
@@ -81,7 +82,7 @@ async def commit_batch(
             results.append(verdict)
         elif index in external.cut:
             message = (
-                f"too many external entries after sequence {commit.known_sequence}: read them with ListEntries and "
+                f"too many external entries after sequence {commit.known_sequence}: read them with ListTaskEntries and "
                 "commit again"
             )
             results.append(SequenceConflict(message, reason=TOO_MUCH_APPENDED))
@@ -103,7 +104,7 @@ async def commit_batch(
 def _decide(row: TaskRow | None, commit: PreparedCommit) -> CommitVerdict | TenureError:
     """Decides a commit: first the fence, then whether its entries fit the task row. Changes nothing."""
     if row is None or row.tenant != commit.tenant:
-        return NotFound(f"there is no task {commit.task_id}")
+        return NotFound(f"task {commit.task_id} not found")
     verdict = decide_commit(row.fence, commit.fence, commit.commit_number, commit.commit_id, commit.payload_hash)
     if verdict is not CommitVerdict.APPLY:
         return verdict
@@ -131,11 +132,11 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
 
 def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ...]) -> TenureError | None:
     if move.to_state not in MOVES[row.state]:
-        return InvalidRequest(violations=[("transition.to_state", "is no state that follows RUNNING")])
+        return InvalidRequest(violations=[("transition.to_state", "RUNNING cannot change to this state")])
     if move.wait is not None and move.wait.kind is WaitKind.BUDGET and calls:
         return InvalidRequest(violations=[("transition.wait", "a task with open calls cannot wait for budget")])
     if move.wait is not None and move.wait.kind not in WITHOUT_CALL and move.wait.call_id not in calls:
-        return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
+        return InvalidRequest(violations=[("transition.wait.call_id", "no open call has this id")])
     if any(call.call_id not in calls for call in move.in_doubt):
         return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
     refused = refuse_success(

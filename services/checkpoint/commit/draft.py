@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from services.checkpoint.commit.task_row import begin_wait
 from services.checkpoint.entries import KINDS
+from services.checkpoint.rows import BillRow, NewEntryRow
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost, crossed_warnings
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, decide_resolution
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from services.checkpoint.commit.task_row import BudgetRow, TaskRow
+    from services.checkpoint.rows import BudgetRow, TaskRow
     from tenure.domain.entries import OperatorRequest
     from tenure.domain.in_doubt import ResolveCall
     from tenure.domain.waits import Wait
@@ -79,21 +80,6 @@ LEDGER: str = "checkpoint"
 """The actor of entries that the ledger adds by itself."""
 
 
-class NewEntryRow(NamedTuple):
-    """An entry to insert."""
-
-    task_id: str
-    sequence: int
-    tenant: str
-    epoch: int
-    claim_id: str
-    attempt: int
-    step: int
-    kind: int
-    actor: str
-    body: bytes
-
-
 class Move(NamedTuple):
     """A transition as it is measured. `queued_seconds`: how long the task had been queued; None: it was not queued."""
 
@@ -103,23 +89,6 @@ class Move(NamedTuple):
     reason: str
     tenant: str
     queued_seconds: float | None
-
-
-class BillRow(NamedTuple):
-    """The bill of a settled model attempt."""
-
-    task_id: str
-    step: int
-    attempt_number: int
-    tenant: str
-    root_task_id: str
-    epoch: int
-    model: str
-    provider_request_id: str
-    lost: bool
-    nano_usd: int
-    unpriced: bool
-    usage: TokenUsage
 
 
 @dataclass(slots=True)

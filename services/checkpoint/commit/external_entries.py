@@ -14,12 +14,13 @@ from services.checkpoint.approvals.groups import members_for
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.operator_requests import conclude, intervene, root_of
-from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS, entry_of
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import read_task
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.submit.create import yielding_to_rivals
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits

@@ -26,7 +26,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from services.checkpoint.commit.task_row import BudgetRow, TaskRow
+    from services.checkpoint.rows import BudgetRow, TaskRow
     from tenure.domain.fencing import Claims
     from tenure.runtime.postgres import Connection, Pool
 
@@ -107,7 +107,7 @@ async def open_batch(
 
 def _decide(row: TaskRow | None, claims: Claims) -> OpenVerdict | TenureError:
     if row is None or row.tenant != claims.tenant:
-        return NotFound(f"there is no task {task_of(claims)}")
+        return NotFound(f"task {task_of(claims)} not found")
     try:
         return decide_open(row.fence, claims.fence)
     except TenureError as refusal:

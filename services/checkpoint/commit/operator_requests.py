@@ -22,7 +22,7 @@ from tenure.wire.ledger import operator_request_to_domain
 
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
-    from services.checkpoint.commit.task_row import TaskRow
+    from services.checkpoint.rows import TaskRow
     from tenure.domain.budget import Budget
     from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection
@@ -133,7 +133,7 @@ def _read(wanted: ledger_pb2.OperatorRequest) -> OperatorRequest:
     try:
         request = operator_request_to_domain(wanted)
     except ValueError:
-        raise InvalidRequest(violations=[("operator_request", "is of an unknown type")]) from None
+        raise InvalidRequest(violations=[("operator_request", "has an unknown type")]) from None
     if isinstance(request.act, OperatorCloseOut) and request.act.to_state not in CLOSED_OUT_AS:
         allowed = ", ".join(sorted(CLOSED_OUT_AS))
         raise InvalidRequest(violations=[("operator_request.close_out.to_state", f"must be one of {allowed}")])

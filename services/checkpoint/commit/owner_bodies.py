@@ -32,4 +32,4 @@ def problem_of_body(body: ledger_pb2.EntryBody) -> str:
 
 def _check_schema(name: str, schema_json: str) -> None:
     if not isinstance(storable_json(schema_json or "{}"), dict):
-        raise ValueError(f"the input_schema_json of the tool {name!r} is no JSON object")  # noqa: TRY004
+        raise ValueError(f"the input_schema_json of the tool {name!r} is not a JSON object")  # noqa: TRY004

@@ -127,12 +127,12 @@ def prepare(request: pb.CommitRequest, tokens: TokenChecker, *, validated: bool)
 
 
 def task_of(claims: Claims) -> str:
-    """Returns the token's task id. Raises InvalidRequest: a signed id that is no UUID would fail a whole batch."""
+    """Returns the token's task id. Raises InvalidRequest: a signed id that is not a UUID would fail a whole batch."""
     task_id = claims.task_id
     try:
         UUID(task_id)
     except ValueError:
-        raise InvalidRequest(violations=[("token", "its task_id is no UUID")]) from None
+        raise InvalidRequest(violations=[("token", "its task_id is not a UUID")]) from None
     return task_id
 
 
@@ -219,7 +219,7 @@ def _move(request: pb.CommitRequest) -> PreparedTransition | None:
     try:
         to_state = STATES.to_domain(transition.to_state)
     except ValueError:
-        raise InvalidRequest(violations=[("transition.to_state", "is no known state")]) from None
+        raise InvalidRequest(violations=[("transition.to_state", "unknown state")]) from None
     if transition.result and to_state not in TERMINAL:
         raise InvalidRequest(violations=[("transition.result", "is only for terminal states")])
     if to_state is TaskState.RETRY_SCHEDULED and not transition.HasField("retry_delay"):

@@ -73,7 +73,7 @@ def _state(number: int) -> str:
     try:
         state = STATES.to_domain(number)
     except ValueError:
-        raise InvalidRequest(violations=[("states", "must be known states")]) from None
+        raise InvalidRequest(violations=[("states", "contains an unknown state")]) from None
     if state in TERMINAL:
         raise InvalidRequest(violations=[("states", f"{state} is a terminal state; only live tasks are listed")])
     return state.value

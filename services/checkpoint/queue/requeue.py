@@ -14,7 +14,7 @@ from services.checkpoint.entries import KINDS
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, QUEUE, fetch_all
 from services.checkpoint.watch.announcement import Announcement, announcement_of
-from tenure.domain.close_out import NOBODY_DIED, PendingEnding, ending_of_lost_claim
+from tenure.domain.close_out import WITHOUT_CRASH, PendingEnding, ending_of_lost_claim
 from tenure.domain.halts import Pause, after_halt
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
@@ -26,7 +26,7 @@ from tenure.wire.task import reported_call_to_domain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.task_row import TaskRow
+    from services.checkpoint.rows import TaskRow
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -117,7 +117,7 @@ async def _count_halts(connection: Connection, rows: Sequence[TaskRow]) -> Count
 
 def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost, halts: int) -> None:
     row = draft.row
-    if lost.reason not in NOBODY_DIED:
+    if lost.reason not in WITHOUT_CRASH:
         row.count_death(row.owner)
     draft.reported = reported_call_to_domain(lost.heard_call) if lost.HasField("heard_call") else None
     if not row.model_outlives:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
-    from services.checkpoint.commit.task_row import TaskRow
     from services.checkpoint.queue.due import DueWork
+    from services.checkpoint.rows import TaskRow
     from tenure.runtime.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest
-from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.common import moment
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class TaskPruner:
 
 
 async def prune_for_operator(
-    pool: Pool, tenant: str, request: pb.CheckpointServicePruneTasksRequest
-) -> pb.CheckpointServicePruneTasksResponse:
+    pool: Pool, tenant: str, request: admin_pb.PruneTasksRequest
+) -> admin_pb.PruneTasksResponse:
     """Prunes tasks now, or only lists them (dry run). Raises NotFound or WrongState."""
     limit = request.limit or TASKS_A_BATCH
 
@@ -107,8 +107,8 @@ async def prune_for_operator(
         metrics.count("tenure_pruned_tasks_total", len(chosen), by="operator")
         _log.warning("an operator pruned tasks", extra=_log_fields(tenant, request, chosen))
     if request.WhichOneof("which") == "task_id":
-        return pb.CheckpointServicePruneTasksResponse(task_ids=[request.task_id])
-    return pb.CheckpointServicePruneTasksResponse(task_ids=chosen, more=more)
+        return admin_pb.PruneTasksResponse(task_ids=[request.task_id])
+    return admin_pb.PruneTasksResponse(task_ids=chosen, more=more)
 
 
 async def _due(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> _Due:
@@ -158,7 +158,7 @@ async def _after_prune() -> None:
     await failpoint("checkpoint.after_prune")
 
 
-def _log_fields(tenant: str, request: pb.CheckpointServicePruneTasksRequest, task_ids: list[str]) -> dict[str, object]:
+def _log_fields(tenant: str, request: admin_pb.PruneTasksRequest, task_ids: list[str]) -> dict[str, object]:
     return {
         "tenant": tenant,
         "actor": request.actor,

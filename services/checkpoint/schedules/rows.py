@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+from services.checkpoint.columns import Unlisted, Uuid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.schedules import RunOutcome, RunReason, Times, check_cron, read_zone, run_id_of
@@ -17,16 +18,14 @@ from tenure.wire.codec import writer
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
-SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql")
 RUNS_KEPT: Final = 100
 ACTIVE_AT_ONCE: Final = 100
 
 
 class ScheduleRow(NamedTuple):
-    """The columns of `find`, `lock`, `lock_due` and `list`, in their order. `now` is the database's time."""
+    """A schedule. `now` is the database's time, `waiting_runs` a count."""
 
-    now: datetime
-    schedule_id: str
+    schedule_id: Uuid
     tenant: str
     name: str
     request_hash: bytes
@@ -44,11 +43,12 @@ class ScheduleRow(NamedTuple):
     started_runs: int
     skipped_runs: int
     failed_runs: int
-    waiting_runs: int
     problem: str
     created_at: datetime
     updated_at: datetime
     revision: int
+    now: Unlisted[datetime]
+    waiting_runs: Unlisted[int]
 
     @property
     def times(self) -> Times:
@@ -85,6 +85,9 @@ _schedule_to_wire = writer(
     rename={"starts_at": "start_time", "ends_at": "end_time", "catch_up_seconds": "catch_up_window"},
     skip="now tenant request_hash",
 )
+
+
+SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql", {"schedule": select_list(ScheduleRow, "s")})
 
 
 class _Run(NamedTuple):
@@ -147,7 +150,7 @@ async def read_schedule(connection: Connection, tenant: str, id_or_name: str, *,
     statement = SCHEDULES.lock if lock else SCHEDULES.find
     row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
     if row is None:
-        raise NotFound(f"there is no schedule {id_or_name}", reason="SCHEDULE_NOT_FOUND")
+        raise NotFound(f"schedule {id_or_name} not found", reason="SCHEDULE_NOT_FOUND")
     return ScheduleRow(*row)
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
-from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from services.checkpoint.reads import read_task
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active
 from services.checkpoint.submit.create import CreateResult, create_in
 from services.checkpoint.watch.announcement import Announcement, announcement_of

@@ -22,23 +22,23 @@ select count(*) from agents where tenant = %(tenant)b;
 
 -- name: lock
 -- Locks an agent: its changes wait here for each other.
-select tenant, name, current_revision, ramp_revision, ramp_basis_points, newest_revision, created_at, updated_at, actor,
-       reason, ''::bytea
-  from agents where tenant = %(tenant)b and name = %(name)b
+select {agent}, ''::bytea
+  from agents a where a.tenant = %(tenant)b and a.name = %(name)b
    for no key update;
 
--- name: read
--- One agent, with the definition of its current revision.
-select a.tenant, a.name, a.current_revision, a.ramp_revision, a.ramp_basis_points, a.newest_revision, a.created_at,
-       a.updated_at, a.actor, a.reason, r.definition
+-- part: read
+-- The columns of AgentRow, with the definition of the current revision.
+select {agent}, r.definition
   from agents a join agent_revisions r on r.tenant = a.tenant and r.name = a.name and r.revision = a.current_revision
+
+-- name: read
+-- One agent.
+{read}
  where a.tenant = %(tenant)b and a.name = %(name)b;
 
 -- name: list
 -- A page of agents by name.
-select a.tenant, a.name, a.current_revision, a.ramp_revision, a.ramp_basis_points, a.newest_revision, a.created_at,
-       a.updated_at, a.actor, a.reason, r.definition
-  from agents a join agent_revisions r on r.tenant = a.tenant and r.name = a.name and r.revision = a.current_revision
+{read}
  where a.tenant = %(tenant)b and a.name > %(after)b
  order by a.name
  limit %(limit)b;

@@ -14,34 +14,33 @@ insert into api_keys (key_id, tenant, name, permissions, digest, creator, expire
 values (%(key_id)b, %(tenant)b, %(name)b, %(permissions)b::text[], %(digest)b, %(creator)b, %(expires_at)b::timestamptz)
 on conflict (key_id) do nothing;
 
+-- part: page
+-- Newest first.
+(%(all)b or (revoked_at is null and (expires_at is null or expires_at > clock_timestamp())))
+   and (%(before)b::timestamptz is null
+        or (created_at, key_id) < (%(before)b::timestamptz, %(before_id)b::text))
+ order by created_at desc, key_id desc
+ limit %(limit)b
+
+-- part: read
+-- The columns of ApiKeyRow. The time of the database decides whether a key has expired.
+select {api_key}, revoked_at is null and (expires_at is null or expires_at > clock_timestamp())
+  from api_keys k
+
 -- name: read
--- One key, also a revoked one. The time of the database decides whether it has expired.
-select key_id, tenant, name, permissions, creator, created_at, expires_at, revoked_at, digest,
-       revoked_at is null and (expires_at is null or expires_at > clock_timestamp())
-  from api_keys where key_id = %(key_id)b;
+-- One key, also a revoked one.
+{read} where key_id = %(key_id)b;
 
 -- name: list
 -- Keys of all tenants, newest first.
-select key_id, tenant, name, permissions, creator, created_at, expires_at, revoked_at, digest,
-       revoked_at is null and (expires_at is null or expires_at > clock_timestamp())
-  from api_keys
- where (%(all)b or (revoked_at is null and (expires_at is null or expires_at > clock_timestamp())))
-   and (%(before)b::timestamptz is null
-        or (created_at, key_id) < (%(before)b::timestamptz, %(before_id)b::text))
- order by created_at desc, key_id desc
- limit %(limit)b;
+{read}
+ where {page};
 
 -- name: list_of_tenant
 -- The same, of one tenant.
-select key_id, tenant, name, permissions, creator, created_at, expires_at, revoked_at, digest,
-       revoked_at is null and (expires_at is null or expires_at > clock_timestamp())
-  from api_keys
+{read}
  where tenant = %(tenant)b
-   and (%(all)b or (revoked_at is null and (expires_at is null or expires_at > clock_timestamp())))
-   and (%(before)b::timestamptz is null
-        or (created_at, key_id) < (%(before)b::timestamptz, %(before_id)b::text))
- order by created_at desc, key_id desc
- limit %(limit)b;
+   and {page};
 
 -- name: revoke
 -- A repeat changes nothing, also not the revoker.

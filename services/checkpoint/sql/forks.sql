@@ -40,24 +40,6 @@ insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, 
 select %(task_id)b::text::uuid, %(after)b + n.place, %(tenant)b, 0, '', 1, %(step)b, n.kind, n.actor, now(), n.body
   from unnest(%(kinds)b::bigint[], %(actors)b::text[], %(bodies)b::bytea[]) with ordinality as n(kind, actor, body, place);
 
--- name: list_forks
--- A page of ids of one task's forks, newest first: like `list_tasks`, by another index.
-select t.task_id::text, t.created_at::text
-  from tasks t
- where tenant = %(tenant)b
-   and forked_from_task_id = %(forked_from_task_id)b::text::uuid
-   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
-   and (%(queue)b::text = '' or queue = %(queue)b::text)
-   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-   and (%(source_kind)b::text = '' or source_kind = %(source_kind)b::text)
-   and (%(source_id)b::text = '' or source_id = %(source_id)b::text)
-   and (%(source_run_id)b::text = '' or source_run_id = %(source_run_id)b::text)
-   and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
-   and labels @> %(labels)b::text::jsonb
- order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
- limit %(page_size)b;
-
 -- name: prepare_fork
 -- The id that a fork will have. A repeat of the same request gets the same id.
 insert into prepared_forks as p (task_id, tenant, request_id, request_hash)

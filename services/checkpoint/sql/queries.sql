@@ -1,5 +1,5 @@
 -- The statements of the ledger. Lists are passed as arrays, one per column: one statement serves one row and a whole
--- batch.
+-- batch. Names in braces stand for the columns of ../rows.py.
 
 -- name: lock
 -- Locks tasks, then the budgets of their roots, both in the order of their ids, the one order for all writers. Reads
@@ -15,26 +15,7 @@ with held as materialized (
    order by b.root_task_id
      for no key update of b
 )
-select clock_timestamp() as locked_at,
-       held.task_id::text, held.tenant, held.root_task_id::text, held.max_steps, held.on_lease_lost,
-       held.state, held.reason, held.message, held.attempt,
-       held.epoch, held.claim_id, held.holds, held.owner, held.granted, held.granted_claim, held.claim_count, held.deaths,
-       held.dead_owners,
-       held.commit_number, held.last_commit_id, held.last_commit_hash, held.last_reply, held.last_base,
-       held.sequence, held.step, held.open_calls,
-       held.model_open, held.model_step, held.model_attempt, held.model_name, held.model_input, held.model_output,
-       held.model_outlives, held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
-       held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_result, held.ending_at,
-       held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_step_at, held.wait_correlation,
-       held.waiting_since,
-       held.has_result_schema,
-       held.policy, held.timeout_retries, held.queued_until,
-       held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
-       held.parent_task_id::text, held.sub_agents, held.calls_in_doubt, held.operator_wait, held.queued_at,
-       held.ledger_bytes,
-       money.max_tokens, money.used_tokens, money.reserved_tokens,
-       money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
-       money.warned_tokens, money.warned_nano_usd
+select {locked}, clock_timestamp() as locked_at, {locked_budget}
   from held join money using (root_task_id);
 
 -- name: lock_timeout
@@ -46,47 +27,25 @@ select set_config('lock_timeout', %(lock_timeout)b::text, true);
 -- travel as one array of two dimensions: n[i][1] is the first number of row i. Each array costs as much as many numbers.
 with advanced as (
   update tasks t
-     set sequence = n[i][1], step = n[i][2], deaths = n[i][3], commit_number = n[i][4], last_base = n[i][5],
-         model_open = n[i][6] = 1, model_step = n[i][7], model_attempt = n[i][8], model_input = n[i][9],
-         model_output = n[i][10], input_tokens = n[i][11], output_tokens = n[i][12],
-         cache_creation_input_tokens = n[i][13], cache_read_input_tokens = n[i][14], used_nano_usd = n[i][15],
-         model_nano_usd = n[i][16], model_outlives = n[i][17] = 1, ledger_bytes = n[i][18],
-         open_calls = string_to_array(c.open_calls, ','), last_commit_id = c.last_commit_id,
-         last_commit_hash = c.last_commit_hash, last_reply = c.last_reply, model_name = c.model_name,
-         model_prices = c.model_prices, updated_at = %(locked_at)b::timestamptz
+     set {steps.set}, updated_at = %(locked_at)b::timestamptz
     from (select %(numbers)b::bigint[] as n) as one,
-         unnest(%(task_id)b::text[]::uuid[], %(open_calls)b::text[], %(last_commit_id)b::text[],
-                %(last_commit_hash)b::bytea[], %(last_reply)b::bytea[], %(model_name)b::text[],
-                %(model_prices)b::bytea[])
-           with ordinality
-         as c(task_id, open_calls, last_commit_id, last_commit_hash, last_reply, model_name, model_prices, i)
+         unnest({steps.arrays}) with ordinality as c({steps.names}, i)
    where t.task_id = c.task_id
 ), appended as (
-  insert into entries (sequence, epoch, attempt, step, kind, task_id, tenant, claim_id, actor, body, recorded_at)
-  select n[i][1], n[i][2], n[i][3], n[i][4], n[i][5], e.task_id, e.tenant, e.claim_id, e.actor, e.body,
-         %(locked_at)b::timestamptz
+  insert into entries ({entries.columns}, recorded_at)
+  select {entries.values}, %(locked_at)b::timestamptz
     from (select %(entry_numbers)b::bigint[] as n) as one,
-         unnest(%(entry_task_id)b::text[]::uuid[], %(entry_tenant)b::text[], %(entry_claim_id)b::text[],
-                %(entry_actor)b::text[], %(entry_body)b::bytea[])
-           with ordinality as e(task_id, tenant, claim_id, actor, body, i)
+         unnest({entries.arrays}) with ordinality as c({entries.names}, i)
 ), billed as (
-  insert into token_usage (step, attempt_number, epoch, lost, nano_usd, unpriced, input_tokens, output_tokens,
-                           cache_creation_input_tokens, cache_read_input_tokens, task_id, tenant, root_task_id, model,
-                           provider_request_id, settled_at)
-  select n[i][1], n[i][2], n[i][3], n[i][4] = 1, n[i][5], n[i][6] = 1, n[i][7], n[i][8], n[i][9], n[i][10], u.task_id,
-         u.tenant, u.root_task_id, u.model, u.provider_request_id, %(locked_at)b::timestamptz
+  insert into token_usage ({bills.columns}, settled_at)
+  select {bills.values}, %(locked_at)b::timestamptz
     from (select %(bill_numbers)b::bigint[] as n) as one,
-         unnest(%(bill_task_id)b::text[]::uuid[], %(bill_tenant)b::text[], %(bill_root_task_id)b::text[]::uuid[],
-                %(bill_model)b::text[], %(bill_provider_request_id)b::text[])
-           with ordinality as u(task_id, tenant, root_task_id, model, provider_request_id, i)
+         unnest({bills.arrays}) with ordinality as c({bills.names}, i)
 )
 update budgets b
-   set max_tokens = n[i][1], used_tokens = n[i][2], reserved_tokens = n[i][3], max_nano_usd = n[i][4],
-       used_nano_usd = n[i][5], reserved_nano_usd = n[i][6], unpriced_calls = n[i][7], warned_tokens = n[i][8],
-       warned_nano_usd = n[i][9], beyond_tokens = b.beyond_tokens + n[i][10],
-       beyond_nano_usd = b.beyond_nano_usd + n[i][11]
+   set {budgets.set}
   from (select %(budget_numbers)b::bigint[] as n) as one,
-       unnest(%(budget_root_task_id)b::text[]::uuid[]) with ordinality as c(root_task_id, i)
+       unnest({budgets.arrays}) with ordinality as c({budgets.names}, i)
  where b.root_task_id = c.root_task_id;
 
 -- name: move
@@ -95,26 +54,15 @@ update budgets b
 -- A task's xid that no transaction of this cluster can have had yet came with a copy from another cluster.
 with moved as (
 update tasks t
-   set state = c.state, reason = c.reason, message = c.message,
+   set {moves.set},
        -- A new attempt has no result yet.
-       result = case when n[i][4] > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
+       result = case when {moves.attempt} > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
        result_json = coalesce(nullif(c.result_json, ''), t.result_json),
-       attempt = n[i][4], max_steps = n[i][5], own_max_tokens = n[i][6], own_max_nano_usd = n[i][7],
        deadline_at = coalesce(nullif(c.deadline_at, '')::timestamptz, t.deadline_at),
-       epoch = n[i][1], claim_id = c.claim_id, holds = n[i][2] = 1, owner = c.owner, claim_count = n[i][3],
-       ending_state = c.ending_state, ending_reason = c.ending_reason, ending_message = c.ending_message,
-       dead_owners = string_to_array(c.dead_owners, e'\x1f'),
-       ending_actor = c.ending_actor, ending_result = c.ending_result, ending_at = nullif(c.ending_at, '')::timestamptz,
-       next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
-       wait = c.wait, wait_deadline_at = nullif(c.wait_deadline_at, '')::timestamptz,
-       wait_step_at = nullif(c.wait_step_at, '')::timestamptz,
-       wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
-       timeout_retries = n[i][8], queued_until = nullif(c.queued_until, '')::timestamptz,
-       calls_in_doubt = string_to_array(c.calls_in_doubt, ','), operator_wait = c.operator_wait,
        starts_at = case when c.state = 'QUEUED' then t.starts_at end,
        queued_at = case when c.state = 'QUEUED' then case when t.state = 'QUEUED' then t.queued_at
                                                           else %(locked_at)b::timestamptz end end,
-       started_at = case when n[i][2] = 1 then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
+       started_at = case when {moves.holds} then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
        -- A pending ending keeps its reservation: else another coordinator would take it from the one that carries it
        -- out.
@@ -123,19 +71,9 @@ update tasks t
                                                         then t.change_xid end),
        updated_at = %(locked_at)b::timestamptz
   from (select %(numbers)b::bigint[] as n) as one,
-       unnest(
-         %(task_id)b::text[]::uuid[], %(state)b::text[], %(reason)b::text[], %(message)b::text[], %(result)b::bytea[],
-         %(claim_id)b::text[], %(owner)b::text[], %(ending_state)b::text[], %(ending_reason)b::text[],
-         %(ending_message)b::text[], %(ending_actor)b::text[], %(ending_at)b::text[], %(next_retry_at)b::text[],
-         %(ended)b::boolean[], %(dead_owners)b::text[], %(ending_result)b::bytea[], %(deadline_at)b::text[],
-         %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[], %(waiting_since)b::text[],
-         %(result_json)b::bytea[], %(queued_until)b::text[], %(calls_in_doubt)b::text[], %(wait_step_at)b::text[],
-         %(operator_wait)b::bytea[])
+       unnest({moves.arrays}, %(result)b::bytea[], %(result_json)b::bytea[], %(deadline_at)b::text[], %(ended)b::boolean[])
          with ordinality
-       as c(task_id, state, reason, message, result, claim_id, owner, ending_state, ending_reason, ending_message,
-            ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result, deadline_at, wait,
-            wait_deadline_at, wait_correlation, waiting_since, result_json, queued_until, calls_in_doubt, wait_step_at,
-            operator_wait, i)
+       as c({moves.names}, result, result_json, deadline_at, ended, i)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at,
@@ -192,21 +130,10 @@ update tasks
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
 -- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a later start run from
 -- that start, whether the client asked for it or a quota of the tenant delays the task.
-insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, parent_task_id, depth, spawn_call_id,
-                   spawn_index, own_max_tokens, own_max_nano_usd, queue, priority, loop, tools, labels, max_steps,
-                   on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
-                   policy, queued_until, starts_at, asked_start_at, queued_at, source_kind, source_id, source_run_id,
-                   agent, agent_revision)
-select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(root_task_id)b::text::uuid,
-       nullif(%(parent_task_id)b::text, '')::uuid, %(depth)b, %(spawn_call_id)b::text, %(spawn_index)b,
-       %(own_max_tokens)b, %(own_max_nano_usd)b, %(queue)b, %(priority)b, %(loop)b, %(tools)b::text[],
-       %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
-       %(reason)b, %(message)b, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
-       %(exclusive_source)b::text, %(has_result_schema)b::boolean,
-       %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
-       case when begin_at > now() then begin_at end, nullif(%(start_time)b::text, '')::timestamptz, begin_at,
-       %(source_kind)b::text, %(source_id)b::text, %(source_run_id)b::text, %(agent)b::text,
-       %(agent_revision)b::bigint::integer
+insert into tasks ({new.columns}, sequence, change_xid, deadline_at, queued_until, starts_at, asked_start_at, queued_at)
+select {new.values}, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
+       begin_at + make_interval(secs => %(queued_seconds)b::float8), case when begin_at > now() then begin_at end,
+       nullif(%(start_time)b::text, '')::timestamptz, begin_at
   from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),
                         nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
 on conflict do nothing
@@ -260,15 +187,10 @@ select o.task_id::text
 
 -- name: tasks_by_id
 -- Task rows in the order of the ids. The spec comes from the first entry, its only place.
-select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attempt, t.epoch, t.owner, t.step, t.sequence,
-       t.input_tokens, t.output_tokens, t.cache_creation_input_tokens, t.cache_read_input_tokens,
-       b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
-       t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
-       t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence,
-       t.result_json, t.used_nano_usd, b.max_nano_usd, b.used_nano_usd, b.reserved_nano_usd, b.unpriced_calls,
-       t.depth, t.spawn_call_id, t.spawn_index, t.calls_in_doubt, t.queue, t.priority,
+select {shown}, f.body,
        array(select o.body from task_outputs o where o.task_id = t.task_id and o.kind <> ''
-              order by split_part(o.call_id, '.', 1)::bigint, split_part(o.call_id, '.', 2)::bigint)
+              order by split_part(o.call_id, '.', 1)::bigint, split_part(o.call_id, '.', 2)::bigint),
+       {budget}
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)
@@ -276,102 +198,28 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
  where t.tenant = any(%(tenants)b::text[])
  order by asked.place;
 
--- name: list_tasks
--- A page of ids, newest first. The cursor is the position of the last row, so that new tasks do not shift pages.
-select t.task_id::text, t.created_at::text
-  from tasks t
- where tenant = %(tenant)b
-   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
-   and (%(queue)b::text = '' or queue = %(queue)b::text)
-   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-   and labels @> %(labels)b::text::jsonb
- order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
- limit %(page_size)b;
+-- part: entries_after
+-- The entries after one sequence up to another. Lengths are read from the rows' pointers, so that entries beyond the
+-- limit are not read.
+select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
+  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
+          from entries e
+         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
 
--- name: list_source_kind
--- Like `list_tasks`, of one kind of source, by another index.
-select t.task_id::text, t.created_at::text
-  from tasks t
- where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_kind <> ''
-   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
-   and (%(queue)b::text = '' or queue = %(queue)b::text)
-   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-   and labels @> %(labels)b::text::jsonb
- order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
- limit %(page_size)b;
-
--- name: list_source
--- Like `list_tasks`, of one source, by another index.
-select t.task_id::text, t.created_at::text
-  from tasks t
- where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_id = %(source_id)b::text
-   and source_id <> ''
-   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
-   and (%(queue)b::text = '' or queue = %(queue)b::text)
-   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-   and labels @> %(labels)b::text::jsonb
- order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
- limit %(page_size)b;
-
--- name: list_source_run
--- Like `list_tasks`, of one run of a source: one row at most, by the unique index.
-select t.task_id::text, t.created_at::text
-  from tasks t
- where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_id = %(source_id)b::text
-   and source_run_id = %(source_run_id)b::text and source_run_id <> ''
-   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
-   and (%(queue)b::text = '' or queue = %(queue)b::text)
-   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-   and labels @> %(labels)b::text::jsonb
- limit %(page_size)b;
-
--- name: list_waits
--- A page of ids of waiting tasks, by the deadline of the wait, by an index of its own. The cursor is the position of
--- the last row.
-select t.task_id::text, coalesce(wait_deadline_at, 'infinity')::text
-  from tasks t
- where tenant = %(tenant)b and waiting_since is not null
-   and (coalesce(wait_deadline_at, 'infinity'), task_id) >
-       (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
-   and (%(queue)b::text = '' or queue = %(queue)b::text)
-   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-   and (%(forked_from_task_id)b::text = '' or forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
-   and (%(source_kind)b::text = '' or source_kind = %(source_kind)b::text)
-   and (%(source_id)b::text = '' or source_id = %(source_id)b::text)
-   and (%(source_run_id)b::text = '' or source_run_id = %(source_run_id)b::text)
-   and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
-   and labels @> %(labels)b::text::jsonb
- order by coalesce(wait_deadline_at, 'infinity'), t.task_id -- not the text above: the index has the UUID
- limit %(page_size)b;
+-- part: page
+-- Limited by a sum of bytes, at least one.
+         order by e.sequence
+         limit %(page_size)b) p
+ where bytes_before < %(page_bytes)b
+ order by sequence
 
 -- name: page_of_entries
--- The entries after one sequence up to another, limited by a sum of bytes, at least one. Lengths are read from the
--- rows' pointers, so that entries beyond the limit are not read.
-select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
-  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
-          from entries e
-         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
-         order by e.sequence
-         limit %(page_size)b) p
- where bytes_before < %(page_bytes)b
- order by sequence;
+-- Entries of all kinds.
+{entries_after} {page};
 
 -- name: page_of_kinds
--- As page_of_entries, of some kinds. A statement of its own: the other one is read at each open.
-select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
-  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
-          from entries e
-         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
-           and e.kind = any(%(kinds)b::smallint[])
-         order by e.sequence
-         limit %(page_size)b) p
- where bytes_before < %(page_bytes)b
- order by sequence;
+-- Of some kinds. A statement of its own: the other one is read at each open.
+{entries_after} and e.kind = any(%(kinds)b::smallint[]) {page};
 
 -- name: foreign_entries
 -- Entries of several tasks at once: external entries for their owners, and the first pages of opened tasks. The caller
@@ -730,7 +578,7 @@ with page as (
    limit %(page_size)b
 )
 select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
        exists (select from changes c where c.tenant = %(tenant)b
                   and c.xid >= pg_snapshot_xmin(pg_current_snapshot())) as held_back,
        p.xid::text::bigint, p.position, p.task_id::text, p.sequence, p.state, p.reason, p.cancel_requested, p.changed_at,

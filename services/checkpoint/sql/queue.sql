@@ -235,12 +235,12 @@ select name
     ('schedules', exists (select from schedules where look_at <= now())),
     ('families', (select position from family_news order by position limit 1) is not null
                  or (select position from raised_budgets order by position limit 1) is not null),
-    ('webhooks', exists (select from webhooks where not paused and turn_until <= now()))
+    ('webhooks', exists (select from webhooks where not paused and leased_until <= now()))
   ) as work(name, is_due)
  where is_due;
 
 -- name: backlog
--- What waits for somebody, of all tenants. A delivery of a webhook that is paused, or held on purpose, is not overdue.
+-- What waits for a person, of all tenants. A delivery of a webhook that is paused, or held on purpose, is not overdue.
 with hooks as materialized (
   select w.pending, w.dead, w.paused,
          case when not w.paused and w.hold_until <= now()

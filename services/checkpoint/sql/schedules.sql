@@ -21,13 +21,14 @@ values (%(schedule_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(s
 -- The only clock that decides.
 select clock_timestamp();
 
+-- part: read
+-- The columns of ScheduleRow.
+select {schedule}, clock_timestamp(),
+       (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING')
+
 -- name: find
 -- One schedule of a tenant, by its id or its name.
-select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash, s.spec, s.cron, s.time_zone, s.overlap_policy,
-       s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor, s.next_due_at, s.started_runs,
-       s.skipped_runs, s.failed_runs,
-       (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING'),
-       s.problem, s.created_at, s.updated_at, s.revision
+{read}
   from schedules s
  where s.tenant = %(tenant)b
    and (s.schedule_id = nullif(%(schedule_id)b::text, '')::uuid or s.name = nullif(%(name)b::text, ''));
@@ -40,11 +41,7 @@ with held as materialized (
      and (s.schedule_id = nullif(%(schedule_id)b::text, '')::uuid or s.name = nullif(%(name)b::text, ''))
      for no key update
 )
-select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash, s.spec, s.cron, s.time_zone, s.overlap_policy,
-       s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor, s.next_due_at, s.started_runs,
-       s.skipped_runs, s.failed_runs,
-       (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING'),
-       s.problem, s.created_at, s.updated_at, s.revision
+{read}
   from held s;
 
 -- name: due
@@ -58,31 +55,19 @@ with held as materialized (
    where s.schedule_id = %(schedule_id)b::text::uuid and s.look_at <= clock_timestamp()
      for no key update skip locked
 )
-select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash, s.spec, s.cron, s.time_zone, s.overlap_policy,
-       s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor, s.next_due_at, s.started_runs,
-       s.skipped_runs, s.failed_runs,
-       (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING'),
-       s.problem, s.created_at, s.updated_at, s.revision
+{read}
   from held s;
 
 -- name: list
 -- A page by name, limited by a sum of bytes, at least one row.
-select moment, schedule_id, tenant, name, request_hash, spec, cron, time_zone, overlap_policy, catch_up_seconds, starts_at,
-       ends_at, paused, pause_reason, pause_actor, next_due_at, started_runs, skipped_runs, failed_runs, waiting, problem,
-       created_at, updated_at, revision
-  from (select clock_timestamp() as moment, s.schedule_id::text, s.tenant, s.name, s.request_hash, s.spec, s.cron, s.time_zone,
-               s.overlap_policy, s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor,
-               s.next_due_at, s.started_runs, s.skipped_runs, s.failed_runs,
-               (select count(*) from schedule_runs r
-                 where r.schedule_id = s.schedule_id and r.outcome = 'WAITING') as waiting,
-               s.problem, s.created_at, s.updated_at, s.revision,
-               sum(octet_length(s.spec)) over (order by s.name) - octet_length(s.spec) as bytes_before
+{read}
+  from (select s.*, sum(octet_length(s.spec)) over (order by s.name) - octet_length(s.spec) as bytes_before
           from schedules s
          where s.tenant = %(tenant)b and s.name > %(after_name)b
          order by s.name
-         limit %(page_size)b) p
- where bytes_before < %(page_bytes)b
- order by name;
+         limit %(page_size)b) s
+ where s.bytes_before < %(page_bytes)b
+ order by s.name;
 
 -- name: count_after
 -- How many rows follow from a page on: the page itself may be limited by its bytes.

@@ -9,7 +9,7 @@ select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint, now(),
        ('x' || left(pg_walfile_name(pg_current_wal_flush_lsn()), 8))::bit(32)::bigint;
 
 -- name: standby_position
--- How far the standby has applied the log; null for a server that is no standby. The timeline is that of its newest
+-- How far the standby has applied the log; null for a server that is not a standby. The timeline is that of its newest
 -- restart point, so it is never ahead of what the standby has applied.
 select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() end - '0/0'::pg_lsn)::bigint,
        (select system_identifier from pg_control_system()),

@@ -1,18 +1,16 @@
 -- Tenants: their quotas, their usage windows, and their bills.
 
+-- part: read
+-- The columns of TenantRow.
+select {tenant}, extract(epoch from clock_timestamp())::float8 from tenants t
+
 -- name: find
 -- A tenant's row. `tenant` '': the defaults.
-select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
-       updated_at, extract(epoch from clock_timestamp())::float8
-  from tenants where tenant = %(tenant)b;
+{read} where t.tenant = %(tenant)b;
 
 -- name: lock
 -- The same, locked: submits of a tenant with a rate quota are counted one after another, and so are updates.
-select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
-       updated_at, extract(epoch from clock_timestamp())::float8
-  from tenants where tenant = %(tenant)b
+{read} where t.tenant = %(tenant)b
    for no key update;
 
 -- name: note
@@ -57,11 +55,8 @@ update tenants t
 
 -- name: list
 -- A page by name.
-select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
-       updated_at, extract(epoch from clock_timestamp())::float8
-  from tenants where tenant > %(after)b
- order by tenant limit %(limit)b;
+{read} where t.tenant > %(after)b
+ order by t.tenant limit %(limit)b;
 
 -- name: limited
 -- The tenants with quotas for model calls: read every second by every replica, so by an index that has no others.
@@ -69,10 +64,7 @@ select tenant from tenants where max_tokens_per_hour is not null or max_nano_usd
 
 -- name: find_some
 -- Several tenants' rows.
-select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
-       updated_at, extract(epoch from clock_timestamp())::float8
-  from tenants where tenant = any(%(tenants)b::text[]);
+{read} where t.tenant = any(%(tenants)b::text[]);
 
 -- name: running
 -- How many tasks of a tenant are held, up to the quota, by the index of held tasks.
@@ -138,9 +130,8 @@ with held as materialized (
 update webhook_deliveries d set next_attempt_at = clock_timestamp()
   from held where d.webhook_id = held.webhook_id and d.next_attempt_at > now() and d.hold_reason = 'TENANT_QUOTA';
 
--- name: usage
--- Sums of a tenant's bills over time, by the requested grouping. Keys are compared byte by byte, because pages are cut
--- by them.
+-- part: sums
+-- Of bills, by the requested grouping. Keys are compared byte by byte, because pages are cut by them.
 select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count(*) filter (where simulated),
        coalesce(sum(nano_usd) filter (where simulated), 0)::bigint, count(*) filter (where unpriced and not simulated),
        sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint,
@@ -150,26 +141,25 @@ select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count
                case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
                          when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
                     collate "C" as key
+
+-- part: page
+-- By key.
+ where key > %(after)b
+ group by key order by key limit %(limit)b
+
+-- name: usage
+-- Sums of a tenant's bills over time.
+{sums}
           from token_usage u
          where tenant = %(tenant)b and settled_at >= %(begin_at)b and settled_at < %(end_at)b) keyed
- where key > %(after)b
- group by key order by key limit %(limit)b;
+{page};
 
 -- name: usage_of_root
 -- The same for one root, over all time: found by the root alone, few, and then checked for the tenant.
 with found as materialized (
   select * from token_usage where root_task_id = %(root_task_id)b::text::uuid
 )
-select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count(*) filter (where simulated),
-       coalesce(sum(nano_usd) filter (where simulated), 0)::bigint, count(*) filter (where unpriced and not simulated),
-       sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint,
-       sum(cache_read_input_tokens)::bigint
-  from (select u.*, starts_with(provider_request_id, %(simulated_request)b::text)
-                    or starts_with(model, %(simulated_model)b::text) as simulated,
-               case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
-                         when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
-                    collate "C" as key
+{sums}
           from found u
          where tenant = %(tenant)b) keyed
- where key > %(after)b
- group by key order by key limit %(limit)b;
+{page};

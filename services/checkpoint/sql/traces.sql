@@ -6,28 +6,23 @@ insert into trace_feed (feed_id, xid, position)
 select f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0 from change_feed f
 on conflict do nothing;
 
--- name: take_turn
+-- name: take_lease
 -- A row: this replica exports from now on.
 update trace_feed
-   set turn = turn + 1, turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b), holder = %(holder)b
- where one and turn_until <= clock_timestamp()
-returning turn;
+   set lease_number = lease_number + 1, leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)b),
+       holder = %(holder)b
+ where one and leased_until <= clock_timestamp()
+returning lease_number;
 
--- name: keep_turn
+-- name: keep_lease
 -- The fence, as in all following statements: no row means that another replica exports since.
-update trace_feed set turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
- where one and turn = %(turn)b
+update trace_feed set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)b)
+ where one and lease_number = %(lease)b
 returning feed_id::text, xid::text::bigint, position;
 
--- name: end_turn
+-- name: end_lease
 -- Another replica may begin at once.
-update trace_feed set turn_until = '-infinity' where one and turn = %(turn)b returning turn;
-
--- name: feed
--- Which feed there is, and up to where it was pruned.
-select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-  from change_feed f;
+update trace_feed set leased_until = '-infinity' where one and lease_number = %(lease)b returning lease_number;
 
 -- name: make_known_due
 -- A page of the tasks that traces know becomes due; the id of its last task, or NULL after the last page.
@@ -36,36 +31,41 @@ with page as materialized (
 ), made_due as (
   update traced_tasks c set is_due = true from page where c.task_id = page.task_id and not c.is_due
 )
-select (select max(task_id::text) from page) from trace_feed where one and turn = %(turn)b;
-
--- name: skip_gap
--- The changes after the cursor are gone: continues with the oldest.
-update trace_feed
-   set feed_id = %(feed_id)b::text::uuid, xid = %(xid)b::bigint::text::xid8, position = %(position)b, read_at = now()
- where one and turn = %(turn)b
-returning turn;
+select (select max(task_id::text) from page) from trace_feed where one and lease_number = %(lease)b;
 
 -- name: read_changes
--- The next page of all tenants, in the order of the feed: only below the oldest transaction that still runs.
-select c.xid::text::bigint, c.position, c.task_id::text from changes c
- where (c.xid, c.position) > (%(xid)b::bigint::text::xid8, %(position)b)
-   and c.xid < pg_snapshot_xmin(pg_current_snapshot())
- order by c.xid, c.position
- limit %(limit)b;
+-- The next page of all tenants, in the order of the feed, with the columns of changes_after.
+with page as (
+  select c.* from changes c
+   where (c.xid, c.position) > (%(xid)b::bigint::text::xid8, %(position)b::bigint)
+     and c.xid < pg_snapshot_xmin(pg_current_snapshot())
+   order by c.xid, c.position
+   limit %(page_size)b
+)
+select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       false as held_back,
+       p.xid::text::bigint, p.position, p.task_id::text, p.sequence, p.state, p.reason, p.cancel_requested, p.changed_at,
+       true as fits
+  from change_feed f
+  left join page p on true
+ order by p.xid, p.position;
 
 -- name: note_changes
--- Moves the cursor from where this turn read it, and makes the tasks due.
+-- Moves the cursor from where this replica read it, and makes the tasks due.
 with moved as (
   update trace_feed
-     set xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b, read_at = clock_timestamp()
-   where one and turn = %(turn)b and xid = %(xid)b::bigint::text::xid8 and position = %(position)b
-  returning turn
+     set feed_id = %(to_feed_id)b::text::uuid, xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b,
+         read_at = clock_timestamp()
+   where one and lease_number = %(lease)b and feed_id = %(feed_id)b::text::uuid
+     and xid = %(xid)b::bigint::text::xid8 and position = %(position)b
+  returning lease_number
 ), made_due as (
   insert into traced_tasks (task_id)
   select c.task_id::uuid from moved, unnest(%(task_ids)b::text[]) as c(task_id)
   on conflict (task_id) do update set is_due = true
 )
-select turn from moved;
+select lease_number from moved;
 
 -- name: due
 -- Tasks with entries that are not exported, and those that need not be looked at any more.
@@ -80,7 +80,7 @@ select c.task_id::text, c.sequence, coalesce(t.sequence, 0), t.root_task_id::tex
 -- A task that no worker has is not looked at again before its next change. While an export waited for the collector,
 -- changes were read that came after the entries that it has: these tasks stay due.
 with held as materialized (
-  select turn from trace_feed where one and turn = %(turn)b for no key update
+  select lease_number from trace_feed where one and lease_number = %(lease)b for no key update
 ), noted as (
   update traced_tasks c set sequence = e.sequence,
          is_due = e.is_due or exists (
@@ -89,13 +89,13 @@ with held as materialized (
          as e(task_id, sequence, is_due)
    where c.task_id = e.task_id
 )
-select turn from held;
+select lease_number from held;
 
 -- name: forget_pruned
 -- Their entries are gone.
 with held as materialized (
-  select turn from trace_feed where one and turn = %(turn)b for no key update
+  select lease_number from trace_feed where one and lease_number = %(lease)b for no key update
 ), forgotten as (
   delete from traced_tasks c using held where c.task_id = any(%(task_ids)b::text[]::uuid[])
 )
-select turn from held;
+select lease_number from held;

@@ -17,37 +17,27 @@ select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(kin
        %(event_types)b::text[], %(filter)b, %(secret)b, %(answer_links)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
   from change_feed f;
 
+-- part: read
+-- The columns of WebhookRow.
+select {webhook}, case when w.old_secret_until > clock_timestamp() then w.old_secret end
+  from webhooks w
+
 -- name: find
 -- One webhook of a tenant, by its id or its name.
-select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
-       case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
-       w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
-       w.answer_links
-  from webhooks w
+{read}
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''));
 
 -- name: lock
 -- The same, locked.
-select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
-       case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
-       w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
-       w.answer_links
-  from webhooks w
+{read}
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''))
    for no key update;
 
 -- name: list
 -- A page by name.
-select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
-       case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
-       w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses,
-       w.answer_links
-  from webhooks w
+{read}
  where w.tenant = %(tenant)b and w.name > %(after_name)b
  order by w.name
  limit %(page_size)b;
@@ -105,10 +95,10 @@ delete from webhooks where webhook_id = %(webhook_id)b::text::uuid;
 -- and so on. Work is: a due delivery, an unread change, or a cursor that grows old although nothing happened. `now()` is
 -- stable and so usable by the index, where thousands may wait for a later time.
 select due.webhook_id::text, due.tenant
-  from (select w.webhook_id, w.tenant, w.turn_until,
-               row_number() over (partition by w.tenant order by w.turn_until) as place
+  from (select w.webhook_id, w.tenant, w.leased_until,
+               row_number() over (partition by w.tenant order by w.leased_until) as place
           from webhooks w
-         where not w.paused and w.turn_until <= clock_timestamp()
+         where not w.paused and w.leased_until <= clock_timestamp()
            and (   (w.hold_until <= clock_timestamp()
                     and exists (select from webhook_deliveries d
                                  where d.webhook_id = w.webhook_id and d.next_attempt_at <= now()))
@@ -117,31 +107,44 @@ select due.webhook_id::text, due.tenant
                          or exists (select from changes c
                                      where c.tenant = w.tenant and (c.xid, c.position) > (w.xid, w.position)
                                        and c.xid < pg_snapshot_xmin(pg_current_snapshot())))))) due
- order by due.place, due.turn_until
+ order by due.place, due.leased_until
  limit %(limit)b;
 
--- name: take_turns
+-- name: take_leases
 -- Each webhook for one replica at a time. Another replica may have found the same.
 with due as materialized (
   select w.webhook_id from webhooks w
-   where w.webhook_id = any(%(webhook_ids)b::text[]::uuid[]) and not w.paused and w.turn_until <= clock_timestamp()
+   where w.webhook_id = any(%(webhook_ids)b::text[]::uuid[]) and not w.paused and w.leased_until <= clock_timestamp()
      for no key update of w skip locked
 )
-update webhooks w set turn = w.turn + 1, turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
+update webhooks w
+   set lease_number = w.lease_number + 1, leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)b)
   from due where w.webhook_id = due.webhook_id
-returning w.webhook_id::text, w.tenant, w.turn;
+returning w.webhook_id::text, w.tenant, w.lease_number;
 
--- name: keep_turn
+-- name: keep_lease
 -- The fence, as in all following statements: no row means that another replica took the sender lease since, or that the
 -- webhook is paused or deleted.
-update webhooks w set turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
- where w.webhook_id = %(webhook_id)b::text::uuid and w.turn = %(turn)b and not w.paused
+update webhooks w set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)b)
+ where w.webhook_id = %(webhook_id)b::text::uuid and w.lease_number = %(lease)b and not w.paused
 returning w.event_types, w.filter, w.feed_id::text, w.xid::text::bigint, w.position, w.pending,
           w.hold_until > clock_timestamp(), cardinality(w.email_addresses), w.name;
 
--- name: end_turn
--- The next sender lease may begin at once.
-update webhooks set turn_until = clock_timestamp() where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b;
+-- name: end_lease
+-- The next sender lease may begin at once. Keeps the newest of the received deliveries.
+with held as materialized (
+  select webhook_id from webhooks
+   where webhook_id = %(webhook_id)b::text::uuid and lease_number = %(lease)b
+     for no key update
+), forgotten as (
+  delete from webhook_deliveries d using held
+   where d.webhook_id = held.webhook_id and d.state = 'DELIVERED'
+     and d.ordinal < (select n.ordinal from webhook_deliveries n
+                       where n.webhook_id = %(webhook_id)b::text::uuid and n.state = 'DELIVERED'
+                       order by n.ordinal desc offset %(kept)b limit 1)
+)
+update webhooks w set leased_until = clock_timestamp() from held where w.webhook_id = held.webhook_id
+returning w.lease_number;
 
 -- name: move_cursor
 -- Moves the cursor from where this sender lease read it: a replica that was frozen during another's lease moves
@@ -149,7 +152,7 @@ update webhooks set turn_until = clock_timestamp() where webhook_id = %(webhook_
 update webhooks
    set feed_id = %(to_feed_id)b::text::uuid, xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b,
        read_at = clock_timestamp(), pending = pending + %(written)b
- where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and feed_id = %(feed_id)b::text::uuid
+ where webhook_id = %(webhook_id)b::text::uuid and lease_number = %(lease)b and feed_id = %(feed_id)b::text::uuid
    and xid = %(xid)b::bigint::text::xid8 and position = %(position)b
 returning read_at;
 
@@ -178,7 +181,7 @@ select w.webhook_id, %(reason)b, w.read_at,
        coalesce(case when %(reason)b::text = 'EXPIRED'
                      then (select changed_at from changes order by xid, position limit 1) end, now()),
        %(from_cursor)b, %(to_cursor)b
-  from webhooks w where w.webhook_id = %(webhook_id)b::text::uuid and w.turn = %(turn)b
+  from webhooks w where w.webhook_id = %(webhook_id)b::text::uuid and w.lease_number = %(lease)b
 returning from_at, to_at;
 
 -- name: forget_old_gaps
@@ -195,16 +198,16 @@ with held as materialized (
   select webhook_id, tenant, name, answer_links, kind, url, email_addresses, secret,
          case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhooks
-   where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and not paused and hold_until <= clock_timestamp()
+   where webhook_id = %(webhook_id)b::text::uuid and lease_number = %(lease)b and not paused and hold_until <= clock_timestamp()
      for no key update
 ), due as materialized (
   select d.webhook_id, d.ordinal from webhook_deliveries d join held using (webhook_id)
-   where d.next_attempt_at <= now() and d.sent_in_turn is distinct from %(turn)b
+   where d.next_attempt_at <= now() and d.sent_under_lease is distinct from %(lease)b
    order by d.next_attempt_at, d.ordinal
    limit %(limit)b
 )
 update webhook_deliveries d
-   set attempts = d.attempts + 1, last_attempt_at = clock_timestamp(), sent_in_turn = %(turn)b, hold_reason = ''
+   set attempts = d.attempts + 1, last_attempt_at = clock_timestamp(), sent_under_lease = %(lease)b, hold_reason = ''
   from due join held using (webhook_id)
  where d.webhook_id = due.webhook_id and d.ordinal = due.ordinal
 returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret,
@@ -215,19 +218,19 @@ returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at,
 -- The deliveries that `take_deliveries` would take, without the lock.
 select count(*) from (select from webhook_deliveries d
                        where d.webhook_id = %(webhook_id)b::text::uuid and d.next_attempt_at <= now()
-                         and d.sent_in_turn is distinct from %(turn)b limit %(limit)b) due;
+                         and d.sent_under_lease is distinct from %(lease)b limit %(limit)b) due;
 
 -- name: hold_deliveries
 -- The due deliveries wait for the tenant's quota. Nothing failed, so no attempt is counted.
 with held as materialized (
   select webhook_id from webhooks
-   where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and not paused
+   where webhook_id = %(webhook_id)b::text::uuid and lease_number = %(lease)b and not paused
      for no key update
 )
 update webhook_deliveries d
    set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), hold_reason = 'TENANT_QUOTA'
   from held
- where d.webhook_id = held.webhook_id and d.next_attempt_at <= now() and d.sent_in_turn is distinct from %(turn)b;
+ where d.webhook_id = held.webhook_id and d.next_attempt_at <= now() and d.sent_under_lease is distinct from %(lease)b;
 
 -- name: give_back
 -- Nothing was sent, so no attempt is counted, whichever sender lease has the delivery now.
@@ -235,27 +238,27 @@ with held as materialized (
   select webhook_id from webhooks where webhook_id = %(webhook_id)b::text::uuid for no key update
 )
 update webhook_deliveries d
-   set attempts = greatest(d.attempts - 1, 0), sent_in_turn = nullif(d.sent_in_turn, %(turn)b)
+   set attempts = greatest(d.attempts - 1, 0), sent_under_lease = nullif(d.sent_under_lease, %(lease)b)
   from held
  where d.webhook_id = held.webhook_id and d.ordinal = %(ordinal)b and d.state = 'PENDING';
 
 -- name: count_received
 -- The fence of a received delivery.
 update webhooks set pending = pending - 1, delivered = delivered + 1, last_delivered_at = clock_timestamp(), problem = ''
- where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b returning 1;
+ where webhook_id = %(webhook_id)b::text::uuid and lease_number = %(lease)b returning 1;
 
 -- name: count_failed
 -- The fence of a failed delivery.
 update webhooks
    set pending = pending - %(died)b, dead = dead + %(died)b, last_failed_at = clock_timestamp(), problem = %(problem)b,
        hold_until = greatest(hold_until, clock_timestamp() + make_interval(secs => %(hold_seconds)b))
- where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b
+ where webhook_id = %(webhook_id)b::text::uuid and lease_number = %(lease)b
 returning dead;
 
 -- name: end_delivery
 -- The delivery was received or given up. A received delivery needs its body no more.
 update webhook_deliveries
-   set state = %(state)b, next_attempt_at = null, sent_in_turn = null, last_status = %(status)b, last_error = %(error)b,
+   set state = %(state)b, next_attempt_at = null, sent_under_lease = null, last_status = %(status)b, last_error = %(error)b,
        accepted_addresses = %(accepted_addresses)b::text[], ended_at = clock_timestamp(),
        body = case when %(state)b::text = 'DELIVERED' then '' else body end
  where webhook_id = %(webhook_id)b::text::uuid and ordinal = %(ordinal)b
@@ -264,7 +267,7 @@ returning line;
 -- name: put_off_delivery
 -- The delivery failed and is sent again later.
 update webhook_deliveries
-   set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), sent_in_turn = null,
+   set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), sent_under_lease = null,
        last_status = %(status)b, last_error = %(error)b, accepted_addresses = %(accepted_addresses)b::text[]
  where webhook_id = %(webhook_id)b::text::uuid and ordinal = %(ordinal)b;
 
@@ -276,18 +279,9 @@ update webhook_deliveries d set next_attempt_at = clock_timestamp()
                      where n.webhook_id = %(webhook_id)b::text::uuid and n.line = %(line)b and n.state = 'PENDING'
                      order by n.ordinal limit 1);
 
--- name: forget_received
--- Keeps the newest. Runs at the end of a sender lease.
-delete from webhook_deliveries
- where webhook_id = %(webhook_id)b::text::uuid and state = 'DELIVERED'
-   and ordinal < (select ordinal from webhook_deliveries
-                   where webhook_id = %(webhook_id)b::text::uuid and state = 'DELIVERED'
-                   order by ordinal desc offset %(kept)b limit 1);
-
 -- name: deliveries
 -- A page, the newest first.
-select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses, d.hold_reason
+select {delivery}
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.ordinal < %(before)b
    and (cardinality(%(states)b::text[]) = 0 or d.state = any(%(states)b::text[]))
@@ -296,8 +290,7 @@ select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state
 
 -- name: delivery
 -- One delivery.
-select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses, d.hold_reason
+select {delivery}
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.delivery_id = %(delivery_id)b::text::uuid;
 
@@ -319,7 +312,7 @@ update webhook_deliveries d
 -- The next delivery of these lines that is not in flight loses its position: a replayed one may come before it.
 update webhook_deliveries d set next_attempt_at = null, hold_reason = ''
  where d.webhook_id = %(webhook_id)b::text::uuid and d.line = any(%(lines)b::text[])
-   and d.next_attempt_at is not null and d.sent_in_turn is null;
+   and d.next_attempt_at is not null and d.sent_under_lease is null;
 
 -- name: set_in_line
 -- Where no delivery is next, the first one becomes it.

@@ -49,6 +49,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import STATES
 from tenure.wire.task import source_to_domain, spec_to_domain
 
@@ -141,9 +142,7 @@ class _Cut(NamedTuple):
         return max((piece.step for piece in self.pieces), default=0)
 
 
-async def fork_task(
-    pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
-) -> CreateResult:
+async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, defaults: TaskDefaults) -> CreateResult:
     """Creates a fork, or returns the one that the request id created before.
 
     Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
@@ -175,7 +174,7 @@ async def fork_task(
 
 
 async def prepare_fork(
-    pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+    pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, defaults: TaskDefaults
 ) -> pb.PrepareForkResponse:
     """Returns the id that the fork will have, or the fork if it exists. Raises as fork_task does."""
     digest = digest_of(request)
@@ -195,7 +194,7 @@ async def prepare_fork(
 
 
 async def _planned(
-    connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+    connection: Connection, tenant: str, request: tasks_pb.ForkTaskRequest, defaults: TaskDefaults
 ) -> tuple[_Cut, task_pb2.TaskSpec]:
     """Returns the history that the fork takes over, and the fork's spec."""
     cut = await _cut(connection, tenant, request)
@@ -232,12 +231,12 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     return forked
 
 
-def new_source(request: pb.CheckpointServiceForkTaskRequest) -> Source:
-    """Returns the source that the request gives to the fork. Without one, the fork is no run of a source."""
+def new_source(request: tasks_pb.ForkTaskRequest) -> Source:
+    """Returns the source that the request gives to the fork. Without one, the fork is not a run of a source."""
     return source_to_domain(request.overrides.source)
 
 
-async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> _Cut:
+async def _cut(connection: Connection, tenant: str, request: tasks_pb.ForkTaskRequest) -> _Cut:
     ledger = await _pieces(connection, tenant, request.task_id)
     point = choose_point(
         ledger,
@@ -298,9 +297,7 @@ def _check_result(spec: task_pb2.TaskSpec) -> None:
         raise InvalidRequest(violations=[("overrides.result_schema_json", message)])
 
 
-def _check_has_something_to_do(
-    cut: _Cut, spec: task_pb2.TaskSpec, request: pb.CheckpointServiceForkTaskRequest
-) -> None:
+def _check_has_something_to_do(cut: _Cut, spec: task_pb2.TaskSpec, request: tasks_pb.ForkTaskRequest) -> None:
     """Raises WrongState when the history ends with a final answer, unless a message or a result schema asks for
     more.
     """
@@ -313,7 +310,7 @@ async def _write_ledger(
     connection: Connection,
     tenant: str,
     task_id: str,
-    request: pb.CheckpointServiceForkTaskRequest,
+    request: tasks_pb.ForkTaskRequest,
     cut: _Cut,
     spec: task_pb2.TaskSpec,
     start: StartDecision,
@@ -349,9 +346,7 @@ async def _write_ledger(
     await connection.execute(FORKS.begin_fork, {**parameters, **tail})
 
 
-def _begin(
-    request: pb.CheckpointServiceForkTaskRequest, start: StartDecision
-) -> list[tuple[str, ledger_pb2.EntryBody]]:
+def _begin(request: tasks_pb.ForkTaskRequest, start: StartDecision) -> list[tuple[str, ledger_pb2.EntryBody]]:
     """Returns the entries after the copy, with their actors."""
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.FORKED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
@@ -362,12 +357,13 @@ def _begin(
     return begin
 
 
-def digest_of(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
-    """Returns a digest of the request without its actor: a repeat may come through another identity of the same
-    caller.
+def digest_of(request: tasks_pb.ForkTaskRequest) -> bytes:
+    """Returns a digest of what the fork will be.
+
+    A repeat may come through another identity of the same caller. Files are not the ledger's.
     """
     canonical = type(request)()
     canonical.CopyFrom(request)
-    canonical.ClearField("actor")
-    canonical.ClearField("prepared_task_id")
+    for name in ("actor", "prepared_task_id", "without_files"):
+        canonical.ClearField(name)
     return hashlib.sha256(b"fork\0" + canonical.SerializeToString(deterministic=True)).digest()

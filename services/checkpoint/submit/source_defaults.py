@@ -118,7 +118,7 @@ def read_source_defaults(document: Mapping[str, Any], name: str) -> SourceDefaul
 def _problems(source: str, table: Any) -> Iterator[str]:
     names = [kind.lower() for kind in SourceKind]
     if source not in names:
-        yield f"is no source: use one of {', '.join(names)}"
+        yield f"is not a source: use one of {', '.join(names)}"
         return
     if not isinstance(table, dict):
         yield "must be a table"

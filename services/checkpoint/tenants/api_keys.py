@@ -6,6 +6,7 @@ import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.access import Permission, is_key_id, make_api_key, read_api_key
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
@@ -20,7 +21,6 @@ from tenure.wire.common import moment
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
-API_KEYS: Final = Queries.load("services.checkpoint", "sql/api_keys.sql")
 EVERY_TENANT: Final = ""
 """The tenant of a key that may act for any."""
 MAX_KEYS: Final = 1000
@@ -28,7 +28,7 @@ DEFAULT_KEYS: Final = 100
 
 
 class ApiKeyRow(NamedTuple):
-    """The columns of `read` and `list`, in their order."""
+    """A key. `is_valid`: neither revoked nor expired."""
 
     key_id: str
     tenant: str
@@ -39,7 +39,7 @@ class ApiKeyRow(NamedTuple):
     expires_at: datetime | None
     revoked_at: datetime | None
     digest: bytes
-    is_valid: bool
+    is_valid: Unlisted[bool]
 
     def message(self) -> pb.ApiKey:
         """Returns the key without its digest."""
@@ -47,6 +47,9 @@ class ApiKeyRow(NamedTuple):
 
 
 _key_to_wire = writer(ApiKeyRow, pb.ApiKey, rename={"expires_at": "expire_time"}, skip="digest is_valid")
+
+
+API_KEYS: Final = Queries.load("services.checkpoint", "sql/api_keys.sql", {"api_key": select_list(ApiKeyRow, "k")})
 
 
 async def create_key(pool: Pool, tenant: str, request: pb.CreateApiKeyRequest) -> pb.ApiKey:
@@ -153,7 +156,7 @@ async def _read(connection: Connection, key_id: str) -> ApiKeyRow:
 
 
 def _not_found(key_id: str) -> NotFound:
-    return NotFound(f"there is no API key {key_id}", reason="API_KEY_NOT_FOUND")
+    return NotFound(f"API key {key_id} not found", reason="API_KEY_NOT_FOUND")
 
 
 async def _check_room(connection: Connection, tenant: str) -> None:

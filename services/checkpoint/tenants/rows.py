@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import fetch_one
 from tenure.domain.budget import nano_usd_of
 from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy
@@ -15,7 +17,6 @@ from tenure.wire.tenant_service import quota_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from tenure.runtime.postgres import Connection
 
@@ -55,7 +56,7 @@ def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota | None], list[str]]:
 def _quota(name: str, fields: Mapping[str, Any]) -> tuple[QuotaKind, Quota | None]:
     kind = _NAMES.get(name)
     if kind is None:
-        raise ValueError(f"is no quota: use one of {', '.join(_NAMES)}")
+        raise ValueError(f"is not a quota: use one of {', '.join(_NAMES)}")
     if unknown := sorted(set(fields) - {"most", "policy"}):
         raise ValueError(f"{', '.join(unknown)} cannot be set here, only most and policy")
     if fields.get("most") == NO_LIMIT:
@@ -82,13 +83,12 @@ def _most(name: str, most: Any) -> int:
     return int(number)
 
 
-TENANTS: Final = Queries.load("services.checkpoint", "sql/tenants.sql")
 DEFAULTS: Final = ""
 """The name of the row with the installation's default quotas; no tenant can have it."""
 
 
 class TenantRow(NamedTuple):
-    """The columns of `find`, in their order. `now`: the database's time in seconds since the epoch."""
+    """A tenant's quotas. `now`: the database's time in seconds since the epoch."""
 
     tenant: str
     own: list[str]
@@ -106,7 +106,7 @@ class TenantRow(NamedTuple):
     money_policy: str
     created_at: datetime
     updated_at: datetime | None
-    now: float
+    now: Unlisted[float]
 
     @property
     def quotas(self) -> dict[QuotaKind, Quota]:
@@ -121,6 +121,9 @@ class TenantRow(NamedTuple):
         return {
             kind: Quota(kind, most, QuotaPolicy(policy)) for kind, (most, policy) in columns.items() if most is not None
         }
+
+
+TENANTS: Final = Queries.load("services.checkpoint", "sql/tenants.sql", {"tenant": select_list(TenantRow, "t")})
 
 
 async def read_tenant(connection: Connection, tenant: str, *, lock: bool = False) -> TenantRow | None:

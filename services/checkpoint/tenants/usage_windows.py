@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from services.checkpoint.commit.draft import BillRow
+    from services.checkpoint.rows import BillRow
     from services.checkpoint.tenants.rows import TenantRow
     from tenure.runtime.postgres import Connection
 

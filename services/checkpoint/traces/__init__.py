@@ -1,7 +1,7 @@
 """Traces: spans projected from the ledger (tenure/domain/traces.py), exported to an OpenTelemetry collector.
 
 settings.py     which collector, and whether content is exported
-turn.py         which replica exports, and up to where: the cursor in the change feed and in each ledger
+export_lease.py  which replica exports, and up to where: the cursor in the change feed and in each ledger
 projecting.py   the entries of one task to spans, page by page
 otlp.py         spans as OpenTelemetry has them, and the request to the collector
 grpc_exporter.py  the exporter of OpenTelemetry

@@ -1,4 +1,4 @@
-"""The duty that exports traces. Of several replicas, one has the turn.
+"""The duty that exports traces. Of several replicas, one has the lease.
 
 A span is exported before its entries count as exported, so a crash exports it again, with the same id. While the
 collector is unreachable, one batch waits in memory and everything else in the ledger. A batch that it refuses is halved
@@ -7,18 +7,23 @@ until the span is found that it does not take: that one is left out, so that it 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from services.checkpoint.traces.export_lease import (
+    LEASE_SECONDS,
+    NO_TASK,
+    DueTask,
+    Exported,
+    ExportLease,
+    settled,
+    take_lease,
+)
 from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, Sent, collector_at
 from services.checkpoint.traces.projecting import Projections
-from services.checkpoint.traces.turn import NO_TASK, TURN_SECONDS, DueTask, Exported, ExportTurn, settled, take_turn
 from tenure.domain import semconv
-from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.process import note_progress, rest
@@ -37,7 +42,6 @@ CONTENT_A_BATCH: Final = 1_000_000
 REFUSALS: Final = 4
 """How often the collector refuses a span alone before it is left out: it may have a fault that passes."""
 AGAIN: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=30.0)
-END_SECONDS: Final = 2.0
 
 
 class _Batch:
@@ -78,38 +82,36 @@ class TraceExporter:
         """Runs as a duty."""
         redact = self._settings.redact_function()
         while True:
-            turn = await take_turn(self._pool, self._holder)
-            if turn is None:
-                metrics.gauge("tenure_trace_export_lag_seconds", 0)  # the replica with the turn knows it
-                await rest(TURN_SECONDS / 3 * random.uniform(0.8, 1.2))
+            lease = await take_lease(self._pool, self._holder)
+            if lease is None:
+                metrics.gauge("tenure_trace_export_lag_seconds", 0)  # the replica with the lease knows it
+                await rest(LEASE_SECONDS / 3 * random.uniform(0.8, 1.2))
                 continue
             collector = collector_at(self._settings, redact)
             try:
-                await self._work(turn, collector)
+                await self._work(lease, collector)
             finally:
                 collector.close()
-                with suppress(TimeoutError, TenureError):  # the turn ends by itself
-                    async with asyncio.timeout(END_SECONDS):
-                        await turn.end()
+                await lease.end()
 
-    async def _work(self, turn: ExportTurn, collector: Collector) -> None:
+    async def _work(self, lease: ExportLease, collector: Collector) -> None:
         projections = Projections(self._pool, with_content=self._settings.content)
         self._complete_at = time.monotonic()
-        while not turn.is_lost():
+        while not lease.is_lost():
             began = time.monotonic()
-            await turn.read_changes()
-            has_spans = await self._look(turn, collector, projections)
-            if turn.is_lost():
+            await lease.read_changes()
+            has_spans = await self._look(lease, collector, projections)
+            if lease.is_lost():
                 break
             self._complete_at = began
             self._note_lag()
             if not has_spans:
                 await rest(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
 
-    async def _look(self, turn: ExportTurn, collector: Collector, projections: Projections) -> bool:
+    async def _look(self, lease: ExportLease, collector: Collector, projections: Projections) -> bool:
         """Exports what is due. Returns whether there were spans."""
         batch, after, has_spans = _Batch(), NO_TASK, False
-        while page := await turn.due(after, TASKS_A_PAGE):
+        while page := await lease.due(after, TASKS_A_PAGE):
             after = page[-1].task.task_id
             batch.exported |= settled(page)
             for due in page:
@@ -117,24 +119,24 @@ class TraceExporter:
                     batch.add(due, spans, reached)
                     has_spans = has_spans or bool(spans)
                     if batch.is_full:
-                        await self._flush(turn, collector, batch)
+                        await self._flush(lease, collector, batch)
                         batch = _Batch()
                     note_progress()  # a task may have many pages, which bring no span if they are exported already
-                    await turn.keep()
-                    if turn.is_lost():
+                    await lease.keep()
+                    if lease.is_lost():
                         return has_spans
             note_progress()
-            await turn.keep()
-        await self._flush(turn, collector, batch)
+            await lease.keep()
+        await self._flush(lease, collector, batch)
         return has_spans
 
-    async def _flush(self, turn: ExportTurn, collector: Collector, batch: _Batch) -> None:
+    async def _flush(self, lease: ExportLease, collector: Collector, batch: _Batch) -> None:
         """Exports a batch, however long it takes, and records it."""
         parts = [batch.spans] if batch.spans else []
         while parts:
             part = parts.pop()
-            is_taken = await self._send(turn, collector, part)
-            if turn.is_lost():
+            is_taken = await self._send(lease, collector, part)
+            if lease.is_lost():
                 return
             if is_taken:
                 self._exported.value += len(part)
@@ -144,11 +146,11 @@ class TraceExporter:
             else:
                 self._leave_out(part[0])
         if batch.exported:
-            await turn.note(batch.exported)
+            await lease.note(batch.exported)
         note_progress()
-        await turn.keep()
+        await lease.keep()
 
-    async def _send(self, turn: ExportTurn, collector: Collector, spans: list[TaskSpan]) -> bool:
+    async def _send(self, lease: ExportLease, collector: Collector, spans: list[TaskSpan]) -> bool:
         """Sends spans, however long it takes. Returns whether the collector took them; if not, it refuses them."""
         failures = refusals = 0
         while (sent := await collector.send(spans)) is not Sent.TAKEN:
@@ -156,14 +158,14 @@ class TraceExporter:
             self._failures.value += 1
             refusals += sent is Sent.REFUSED
             note_progress()
-            await turn.keep()
-            if turn.is_lost() or (sent is Sent.REFUSED and (len(spans) > 1 or refusals >= REFUSALS)):
+            await lease.keep()
+            if lease.is_lost() or (sent is Sent.REFUSED and (len(spans) > 1 or refusals >= REFUSALS)):
                 return False
             if failures == 1:
                 _log.warning("the collector does not take traces: they wait in the ledger")
             self._note_lag()
             await rest(AGAIN.wait_seconds(failures, random.random(), None))
-            await turn.read_changes()
+            await lease.read_changes()
         return True
 
     def _leave_out(self, span: TaskSpan) -> None:

@@ -14,7 +14,7 @@ from tenure.wire.ledger import entry_for_trace, record_nanoseconds
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from services.checkpoint.traces.turn import DueTask
+    from services.checkpoint.traces.export_lease import DueTask
     from tenure.runtime.postgres import Pool
 
 MAX_KEPT: Final = 2000

@@ -97,7 +97,7 @@ class TraceSettings:
             try:
                 self.redact_function()
             except (ImportError, AttributeError, TypeError, ValueError) as error:
-                yield f"{PREFIX}REDACT is no module:function that can be imported: {error}"
+                yield f"{PREFIX}REDACT does not name a module:function that can be imported: {error}"
 
     def _protocol_problems(self) -> Iterator[str]:
         if self.endpoint and self.protocol not in PROTOCOLS:

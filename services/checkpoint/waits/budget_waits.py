@@ -29,7 +29,7 @@ from tenure.wire.common import seconds
 from tenure.wire.task import budget_request_to_wire
 
 if TYPE_CHECKING:
-    from services.checkpoint.commit.task_row import TaskRow
+    from services.checkpoint.rows import TaskRow
     from tenure.runtime.postgres import Connection
 
 _RAISED: Final = "the budget of its tree was raised"

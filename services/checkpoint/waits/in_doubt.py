@@ -22,7 +22,7 @@ from tenure.wire.tool import calls_in_doubt_to_wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.task_row import TaskRow
+    from services.checkpoint.rows import TaskRow
     from tenure.domain.in_doubt import CallInDoubt
     from tenure.runtime.postgres import Connection, Pool
 

@@ -6,6 +6,6 @@ appended_entries.py  the entries that a transaction added to one task, kept for 
 notifications.py     passes announcements to the other replicas (NOTIFY and LISTEN), with polling as backstop
 hub.py               the watchers of this process, and the distribution of announcements to them
 task_stream.py       WatchEntries and WatchQueue: the streams of one task and of the queue
-change_feed.py       the change feed: cursors, pages and pruning
+change_feed.py       the change feed: cursors, FeedReader and pruning
 change_stream.py     WatchChanges: the stream of a tenant's changes
 """

@@ -11,7 +11,8 @@ from services.checkpoint.watch.appended_entries import AppendedEntries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.commit.draft import BillRow, Draft, Move
+    from services.checkpoint.commit.draft import Draft, Move
+    from services.checkpoint.rows import BillRow
 
 
 @dataclass(slots=True)

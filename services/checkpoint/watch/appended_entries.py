@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from services.checkpoint.commit.draft import NewEntryRow
+    from services.checkpoint.rows import NewEntryRow
     from tenure.v1 import ledger_pb2
 
 

@@ -16,7 +16,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.reads import filter_parameters
 from tenure.domain.errors import InvalidRequest, OutOfRange
+from tenure.domain.webhooks import GapReason
 from tenure.runtime import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.v1 import task_pb2
@@ -42,6 +44,10 @@ class ChangeCursor(NamedTuple):
     def encoded(self) -> str:
         plain_text = f"{_VERSION} {self.feed_id} {self.xid} {self.position}"
         return base64.urlsafe_b64encode(plain_text.encode()).decode().rstrip("=")
+
+    def to(self, behind: ChangeCursor) -> dict[str, Any]:
+        """Returns the parameters of a statement that moves a cursor from here."""
+        return {**self._asdict(), **{f"to_{name}": value for name, value in behind._asdict().items()}}
 
     @classmethod
     def decoded(cls, text: str) -> ChangeCursor:
@@ -102,42 +108,92 @@ class ChangePage:
     held_back: bool
 
 
+class FeedGap(NamedTuple):
+    """Changes after a cursor can no longer be read. `cursor`: the position behind them."""
+
+    reason: GapReason
+    cursor: ChangeCursor
+
+    def error(self) -> OutOfRange:
+        """Returns the error for a caller whose cursor it was."""
+        return OutOfRange(f"{_GAPS[self.reason]}: watch from now, and list the tasks", reason="CURSOR_EXPIRED")
+
+
+_GAPS: Final = {
+    GapReason.EXPIRED: "changes after the cursor were pruned",
+    GapReason.OTHER_FEED: "the cursor belongs to another change feed",
+    GapReason.PUT_BACK: "the cursor is ahead of this ledger, which was restored from a backup",
+}
+
+
+class _Feed(NamedTuple):
+    """The columns of `feed`, in their order: up to where it was pruned, and the transactions of the snapshot.
+
+    `horizon`: the oldest that runs. `newest`: no later one has begun.
+    """
+
+    feed_id: str
+    pruned_xid: int
+    pruned_position: int
+    horizon: int
+    newest: int
+
+    @property
+    def now(self) -> ChangeCursor:
+        return ChangeCursor(self.feed_id, self.horizon, 0)
+
+    def gap_after(self, cursor: ChangeCursor) -> FeedGap | None:
+        oldest = ChangeCursor(self.feed_id, self.pruned_xid, self.pruned_position)
+        if cursor.feed_id != self.feed_id:
+            return FeedGap(GapReason.OTHER_FEED, oldest)
+        if cursor.xid > self.newest:
+            return FeedGap(GapReason.PUT_BACK, self.now)
+        return FeedGap(GapReason.EXPIRED, oldest) if cursor < oldest else None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedReader:
+    """Reads the feed page by page. `statement`: one with the columns of `changes_after`."""
+
+    pool: Pool
+    statement: bytes
+    parameters: dict[str, Any]
+    page_size: int = CHANGES_A_PAGE
+
+    @classmethod
+    def of_tenant(cls, pool: Pool, tenant: str, task_filter: task_pb2.TaskFilter) -> FeedReader:
+        """Returns a reader of the changes of a tenant's tasks that match the filter."""
+        return cls(pool, QUERIES.changes_after, {"tenant": tenant, **filter_parameters(task_filter)})
+
+    async def read(self, cursor: ChangeCursor) -> ChangePage | FeedGap:
+        """Returns the page after the cursor, or the gap there."""
+        parameters = {**self.parameters, **cursor._asdict(), "page_size": self.page_size}
+        async with ledger_connection(self.pool) as connection:
+            rows = await fetch_all(connection, self.statement, parameters)
+        feed, held_back = _Feed(*rows[0][:5]), rows[0][5]
+        if (gap := feed.gap_after(cursor)) is not None:
+            return gap
+        change_rows = [row[6:] for row in rows if row[6] is not None]
+        changes = [
+            RecordedChange(ChangeCursor(feed.feed_id, row[0], row[1]), *row[2:-1]) for row in change_rows if row[-1]
+        ]
+        full = len(change_rows) == self.page_size
+        reached = ChangeCursor(feed.feed_id, *change_rows[-1][:2]) if full else max(cursor, feed.now)
+        return ChangePage(changes, reached, full, held_back)
+
+
 async def begin(pool: Pool, after_cursor: str) -> ChangeCursor:
     """Returns the cursor to read after: the given one, or now. Raises InvalidRequest or OutOfRange."""
     cursor = ChangeCursor.decoded(after_cursor) if after_cursor else None
     async with ledger_connection(pool) as connection:
         row = await fetch_one(connection, QUERIES.feed, {})
     assert row is not None, "the row is made with the table and never deleted"
-    feed_id, pruned_xid, pruned_position, horizon, newest = row
+    feed = _Feed(*row)
     if cursor is None:
-        return ChangeCursor(feed_id, horizon, 0)
-    if cursor.xid > newest:
-        raise OutOfRange(
-            "the cursor is ahead of this ledger, which was restored from a backup: watch from now, and list the tasks",
-            reason="CURSOR_EXPIRED",
-        )
-    _check_kept(cursor, feed_id, (pruned_xid, pruned_position))
+        return feed.now
+    if (gap := feed.gap_after(cursor)) is not None:
+        raise gap.error()
     return cursor
-
-
-async def read_changes(pool: Pool, tenant: str, wanted: dict[str, Any], cursor: ChangeCursor) -> ChangePage:
-    """Returns the next page. Raises OutOfRange (CURSOR_EXPIRED) when changes after the cursor were pruned."""
-    parameters = {
-        "tenant": tenant,
-        **wanted,
-        "xid": cursor.xid,
-        "position": cursor.position,
-        "page_size": CHANGES_A_PAGE,
-    }
-    async with ledger_connection(pool) as connection:
-        rows = await fetch_all(connection, QUERIES.changes_after, parameters)
-    feed_id, pruned_xid, pruned_position, horizon, held_back = rows[0][:5]
-    _check_kept(cursor, feed_id, (pruned_xid, pruned_position))
-    change_rows = [row[5:] for row in rows if row[5] is not None]
-    changes = [RecordedChange(ChangeCursor(feed_id, row[0], row[1]), *row[2:-1]) for row in change_rows if row[-1]]
-    full = len(change_rows) == CHANGES_A_PAGE
-    reached = ChangeCursor(feed_id, *change_rows[-1][:2]) if full else max(cursor, ChangeCursor(feed_id, horizon, 0))
-    return ChangePage(changes, reached, full, held_back)
 
 
 async def adopt_feed(pool: Pool) -> None:
@@ -151,17 +207,6 @@ async def adopt_feed(pool: Pool) -> None:
     if await in_ledger_transaction(pool, work) is not None:
         _log.warning(
             "the ledger was copied from another cluster: the change feed begins anew and old cursors are refused"
-        )
-
-
-def _check_kept(cursor: ChangeCursor, feed_id: str, pruned: tuple[int, int]) -> None:
-    if cursor.feed_id != feed_id:
-        raise OutOfRange(
-            "the cursor belongs to another change feed: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
-        )
-    if (cursor.xid, cursor.position) < pruned:
-        raise OutOfRange(
-            "changes after the cursor were pruned: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
         )
 
 

@@ -8,13 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.queries import ledger_connection
-from services.checkpoint.reads import filter_parameters, read_tasks
-from services.checkpoint.watch.change_feed import (
-    ChangePage,
-    RecordedChange,
-    begin,
-    read_changes,
-)
+from services.checkpoint.reads import read_tasks
+from services.checkpoint.watch.change_feed import ChangePage, FeedGap, FeedReader, RecordedChange, begin
 from tenure.runtime import metrics
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -52,7 +47,7 @@ class ChangeStream:
 
         Raises InvalidRequest, OutOfRange or Unavailable.
         """
-        wanted = filter_parameters(task_filter)
+        reader = FeedReader.of_tenant(self._pool, tenant, task_filter)
         with self._hub.watch_changes(tenant) as changed:
             cursor = await begin(self._pool, after_cursor)
             yield pb.WatchChangesResponse(cursor=cursor.encoded())
@@ -60,7 +55,9 @@ class ChangeStream:
             while True:
                 changed.clear()
                 self._reads.value += 1
-                page = await read_changes(self._pool, tenant, wanted, cursor)
+                page = await reader.read(cursor)
+                if isinstance(page, FeedGap):
+                    raise page.error()
                 async for answer in self._answers(tenant, page):
                     yield answer
                     sent_cursor, sent_at = page.cursor, time.monotonic()

@@ -12,7 +12,8 @@ from tenure.runtime import metrics
 from tenure.runtime.model_labels import model_labels
 
 if TYPE_CHECKING:
-    from services.checkpoint.commit.draft import BillRow, Move
+    from services.checkpoint.commit.draft import Move
+    from services.checkpoint.rows import BillRow
     from services.checkpoint.watch.announcement import Announcement
 
 NANO: Final = 1e-9

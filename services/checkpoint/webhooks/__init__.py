@@ -2,10 +2,11 @@
 
 servicer.py      WebhookService: create, pause, resume, rotate and delete webhooks
 sender_lease.py  the duty that takes sender leases; one lease reads the feed, sends and records
-feed_reader.py   turns changes into deliveries, or records a webhook gap
-sending.py       one attempt: a signed request, a message to Slack or an e-mail; the settings of webhooks
+event_writer.py  reads changes and writes deliveries, or records a webhook gap
+sending.py       one attempt: a signed request, or what the notifier makes of it; the settings of webhooks
 email_quota.py   takes due e-mails as far as the tenant's quota allows; the others wait
-mail.py          one e-mail to an SMTP server, and its settings
+notifier.py      what edges do for the webhooks of people: e-mail and Slack (edges/notifications)
+smtp_settings.py the SMTP server, and where e-mail may go
 deliveries.py    records the results of attempts; lists, tests, replays and discards deliveries
 rows.py          the rows of webhooks and deliveries
 sealing.py       encrypts the secrets of webhooks again, after their key changed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import uuid_utils
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.webhooks.feed_reader import WebhookEvent, write_events
+from services.checkpoint.webhooks.event_writer import WebhookEvent, write_events
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
 from tenure.domain.errors import LimitReached, NotFound, WrongState
 from tenure.domain.webhooks import (
@@ -25,7 +25,7 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import DELIVERY_STATES
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
+    from services.checkpoint.webhooks.event_writer import SenderLeaseKey
     from services.checkpoint.webhooks.sending import OutgoingDelivery
     from tenure.runtime.postgres import Connection, Pool
 
@@ -218,7 +218,7 @@ async def _read(connection: Connection, webhook_id: str, delivery_id: str) -> De
     parameters = {"webhook_id": webhook_id, "delivery_id": delivery_id}
     row = await fetch_one(connection, WEBHOOKS.delivery, parameters)
     if row is None:
-        raise NotFound(f"there is no delivery {delivery_id} of this webhook", reason="DELIVERY_NOT_FOUND")
+        raise NotFound(f"delivery {delivery_id} of this webhook not found", reason="DELIVERY_NOT_FOUND")
     return DeliveryRow(*row)
 
 

@@ -20,7 +20,7 @@ from tenure.runtime import metrics
 
 if TYPE_CHECKING:
     from services.checkpoint.tenants.rows import TenantRow
-    from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
+    from services.checkpoint.webhooks.event_writer import SenderLeaseKey
     from tenure.domain.quotas import QuotaUse
     from tenure.runtime.postgres import Connection
 
@@ -41,7 +41,7 @@ async def take_emails(
     due: int = counted[0] if counted is not None else 0
     if not due:
         return []
-    # All senders of the tenant take their turns here. The tenant's row is locked before the webhook's.
+    # All senders of the tenant wait here for each other. The tenant's row is locked before the webhook's.
     tenant = await ensured(connection, lease_key.tenant, lock=True)
     use = await read_use(connection, tenant, _KIND, recipients)
     allowed = due if use is None else min(due, deliveries_allowed(use, recipients))

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from services.checkpoint.columns import Unlisted, Uuid, Xid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.outbound import origin_only
@@ -21,16 +22,15 @@ if TYPE_CHECKING:
 
     from tenure.runtime.postgres import Connection
 
-WEBHOOKS: Final = Queries.load("services.checkpoint", "sql/webhooks.sql")
 GAPS_SHOWN: Final = 10
 NO_TASK: Final = "webhook/"
 """The prefix of the lines of deliveries that concern no task."""
 
 
 class WebhookRow(NamedTuple):
-    """The columns of `find`, `lock` and `list`, in their order."""
+    """A webhook. `old_secret`: None after the overlap."""
 
-    webhook_id: str
+    webhook_id: Uuid
     tenant: str
     name: str
     request_hash: bytes
@@ -38,17 +38,16 @@ class WebhookRow(NamedTuple):
     event_types: list[str]
     filter: bytes
     secret: bytes
-    old_secret: bytes | None
     old_secret_until: datetime | None
     paused: bool
     pause_code: str
     pause_reason: str
     pause_actor: str
-    feed_id: str
-    xid: int
+    feed_id: Uuid
+    xid: Xid
     position: int
     read_at: datetime
-    turn: int
+    lease_number: int
     pending: int
     dead: int
     delivered: int
@@ -60,6 +59,7 @@ class WebhookRow(NamedTuple):
     kind: str
     email_addresses: list[str]
     answer_links: bool
+    old_secret: Unlisted[bytes | None]
 
     def webhook(self, gaps: Sequence[pb.WebhookGap], held: int) -> pb.Webhook:
         """Returns the webhook as callers see it, without its secrets."""
@@ -81,15 +81,15 @@ _webhook_to_wire = writer(
         "dead": "dead_deliveries",
         "old_secret_until": "old_secret_until_time",
     },
-    skip="tenant request_hash secret old_secret feed_id xid position read_at turn gaps held_deliveries",
+    skip="tenant request_hash secret old_secret feed_id xid position read_at lease_number gaps held_deliveries",
 )
 
 
 class DeliveryRow(NamedTuple):
-    """The columns of `deliveries` and `delivery`, in their order."""
+    """A delivery."""
 
     ordinal: int
-    delivery_id: str
+    delivery_id: Uuid
     event_type: str
     line: str
     sequence: int
@@ -117,12 +117,19 @@ _delivery_to_wire = writer(
 )
 
 
+WEBHOOKS: Final = Queries.load(
+    "services.checkpoint",
+    "sql/webhooks.sql",
+    {"webhook": select_list(WebhookRow, "w"), "delivery": select_list(DeliveryRow, "d")},
+)
+
+
 async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, lock: bool = False) -> WebhookRow:
     """Returns a webhook by id or name. Raises NotFound, also for another tenant's webhook."""
     statement = WEBHOOKS.lock if lock else WEBHOOKS.find
     row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
     if row is None:
-        raise NotFound(f"there is no webhook {id_or_name}", reason="WEBHOOK_NOT_FOUND")
+        raise NotFound(f"webhook {id_or_name} not found", reason="WEBHOOK_NOT_FOUND")
     return WebhookRow(*row)
 
 

@@ -1,8 +1,8 @@
 """Sender leases: a replica reads the feed for one webhook, sends its due deliveries and records the results.
 
-A sender lease is in the webhook's row, by the database's time, with a number that only grows (column `turn`). Every
-write compares the number, and no request begins that might still run when the lease expires. A process that was frozen
-in the middle of a request may finish it late: the endpoint recognises a repeat by its webhook-id.
+A sender lease is the row lease (row_lease.py) of the webhook's row. No request begins that might still run when the
+lease expires. A process that was frozen in the middle of a request may finish it late: the endpoint recognises a repeat
+by its webhook-id.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import fetch_all, in_ledger_transaction
+from services.checkpoint.row_lease import RowLease
 from services.checkpoint.watch.change_feed import ChangeCursor
 from services.checkpoint.webhooks.deliveries import give_back, record
 from services.checkpoint.webhooks.email_quota import take_deliveries, take_emails
-from services.checkpoint.webhooks.feed_reader import FeedReader, SenderLeaseKey
+from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKey
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
-from tenure.domain.errors import OutOfRange, TenureError
+from tenure.domain.errors import TenureError
 from tenure.domain.sender_leases import chosen, surplus
 from tenure.domain.webhooks import MAX_RECEIVED_KEPT, decide_delivery
 from tenure.runtime import metrics
@@ -42,11 +43,10 @@ LONGEST_LEASE_SECONDS: Final = 60.0
 SHORTEST_LEASE_SECONDS: Final = 2.0
 """The shortest time until a sender lease takes no more deliveries because other webhooks wait for one."""
 READ_INTERVAL_SECONDS: Final = 0.5
-END_SECONDS: Final = 2.0
 
 
 class _LeaseState(NamedTuple):
-    """The columns of `keep_turn`, in their order."""
+    """The columns of `keep_lease`, in their order."""
 
     event_types: list[str]
     filter: bytes
@@ -84,7 +84,8 @@ class SenderLease:
         self._taken_at, self._ends_at = taken_at, taken_at + LONGEST_LEASE_SECONDS
         self.ends_early = False
         self._read_at = 0.0
-        self._trust(taken_at)
+        lease_seconds = dependencies.settings.lease_seconds
+        self._lease = RowLease(dependencies.pool, WEBHOOKS, lease_key.key, lease_seconds, taken_at)
 
     @property
     def tenant(self) -> str:
@@ -104,14 +105,13 @@ class SenderLease:
         except asyncio.CancelledError:
             # The process drains: end the lease, so that another replica need not wait until it expires. That replica
             # sends the interrupted deliveries again.
-            with suppress(TimeoutError, TenureError):  # the lease expires by itself
-                async with asyncio.timeout(END_SECONDS):
-                    await self._end()
+            await self._lease.end(kept=MAX_RECEIVED_KEPT)
             raise
-        await self._end()
+        await self._lease.end(kept=MAX_RECEIVED_KEPT)
 
     async def _work(self, sending: TaskGroup) -> None:
-        while (status := await self._keep()) is not None:
+        while (kept := await self._lease.keep()) is not None:
+            status = _LeaseState(*kept)
             self._attempt_ended.clear()
             more = await self._read(status)
             due = [] if status.held else await self._take(status.recipients)
@@ -123,25 +123,9 @@ class SenderLease:
             if not more:
                 await self._pause()
 
-    async def _keep(self) -> _LeaseState | None:
-        """Renews the lease. None: another replica has it, or the webhook is paused or deleted."""
-        asked_at = time.monotonic()
-        parameters = {**self._lease_key.key, "turn_seconds": self._dependencies.settings.turn_seconds}
-        renewed = await in_ledger_transaction(
-            self._dependencies.pool, lambda connection: fetch_one(connection, WEBHOOKS.keep_turn, parameters)
-        )
-        if renewed is None:
-            return None
-        self._trust(asked_at)
-        return _LeaseState(*renewed)
-
-    def _trust(self, asked_at: float) -> None:
-        """Computes until when a request may begin, so that it ends before the lease does."""
-        longest_seconds = self._dependencies.sender.longest_seconds
-        self._trusted_until = asked_at + self._dependencies.settings.turn_seconds - longest_seconds
-
     def _is_trusted(self) -> bool:
-        return time.monotonic() <= self._trusted_until
+        """Whether a request may begin, so that it ends before the lease does."""
+        return self._lease.left_seconds() >= self._dependencies.sender.longest_seconds
 
     async def _read(self, status: _LeaseState) -> bool:
         """Reads changes; returns whether there may be more at once. With too many pending deliveries the feed keeps the
@@ -151,11 +135,8 @@ class SenderLease:
         if status.pending >= self._dependencies.settings.max_pending or now < self._read_at:
             return False
         wanted = task_pb2.TaskFilter.FromString(status.filter)
-        try:
-            reader = FeedReader(self._dependencies.pool, self._lease_key, status.name, status.event_types, wanted)
-            more = await reader.read_on(status.cursor)
-        except OutOfRange:
-            return True  # changes were just pruned: the next read finds the gap
+        writer = EventWriter(self._dependencies.pool, self._lease_key, status.name, status.event_types, wanted)
+        more = await writer.read_on(status.cursor)
         self._read_at = 0.0 if more else now + READ_INTERVAL_SECONDS
         return more
 
@@ -196,14 +177,6 @@ class SenderLease:
         with suppress(TimeoutError):  # there may be something to read
             async with asyncio.timeout(READ_INTERVAL_SECONDS):
                 await self._attempt_ended.wait()
-
-    async def _end(self) -> None:
-        async def work(connection: Connection) -> None:
-            parameters = {"webhook_id": self._lease_key.webhook_id, "kept": MAX_RECEIVED_KEPT}
-            await connection.execute(WEBHOOKS.forget_received, parameters)
-            await connection.execute(WEBHOOKS.end_turn, self._lease_key.key)
-
-        await in_ledger_transaction(self._dependencies.pool, work)
 
 
 # The duty that finds webhooks with work. Any number of replicas may run it; one replica holds a webhook's lease.
@@ -272,8 +245,8 @@ class WebhookDispatcher:
             due = await fetch_all(connection, WEBHOOKS.due_webhooks, wanted)
             indexes = chosen([tenant for _, tenant in due], held, MAX_LEASES - len(held))
             webhook_ids = [due[index][0] for index in indexes]
-            parameters = {"webhook_ids": webhook_ids, "turn_seconds": self._settings.turn_seconds}
-            rows = await fetch_all(connection, WEBHOOKS.take_turns, parameters) if webhook_ids else []
+            parameters = {"webhook_ids": webhook_ids, "lease_seconds": self._settings.lease_seconds}
+            rows = await fetch_all(connection, WEBHOOKS.take_leases, parameters) if webhook_ids else []
             return [SenderLeaseKey(*row) for row in rows], len(due) - len(indexes)
 
         return await in_ledger_transaction(self._pool, work)

@@ -11,19 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
-from services.checkpoint.webhooks.mail import (
-    NO_LINKS,
-    LinksByAddressee,
-    MailSender,
-    OutgoingMail,
-    SmtpSettings,
-    printable,
-)
+from services.checkpoint.webhooks.notifier import NO_LINKS, LinksByAddressee, Notifier, OpenNotifier
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
+from tenure.domain.approvals import AnswerLink, body_with_links, without_tokens
 from tenure.domain.errors import Unavailable
-from tenure.domain.notifications import AnswerLink, body_with_links, notification_of
 from tenure.domain.outbound import Networks, UrlRefused, parse_url
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.slack import slack_message
+from tenure.domain.visible_text import one_line
 from tenure.domain.webhooks import RETRY, WebhookKind, WebhookResponse, http_failure, retry_after_seconds
 from tenure.runtime import metrics
 from tenure.runtime.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
@@ -49,7 +43,7 @@ class WebhookSettings:
     allowed_networks: tuple[str, ...] = setting("private networks that webhooks may reach, as 10.1.0.0/16", default=())
     allow_insecure: bool = setting("accept http:// URLs of other machines: others can read events", default=False)
     request_timeout_seconds: float = setting("how long an endpoint may take", default=10.0, minimum=0.1, maximum=60)
-    turn_seconds: float = setting("how long a sender lease lasts", default=30.0, minimum=0.5, maximum=300)
+    lease_seconds: float = setting("how long a sender lease lasts", default=30.0, minimum=0.5, maximum=300)
     max_requests: int = setting("most requests to one endpoint at once", default=8, minimum=1, maximum=64)
     max_attempts: int = setting("how often a delivery is sent", default=RETRY.max_attempts, minimum=1, maximum=100)
     first_retry_seconds: float = setting("longest wait after one failure", default=RETRY.initial_seconds, minimum=0.01)
@@ -64,8 +58,8 @@ class WebhookSettings:
 
     def problems(self) -> Iterator[str]:
         """Yields violated relations between the settings."""
-        if self.turn_seconds < 2 * self.request_timeout_seconds:
-            yield f"{PREFIX}TURN_SECONDS must be at least twice {PREFIX}REQUEST_TIMEOUT_SECONDS"
+        if self.lease_seconds < 2 * self.request_timeout_seconds:
+            yield f"{PREFIX}LEASE_SECONDS must be at least twice {PREFIX}REQUEST_TIMEOUT_SECONDS"
         try:
             Networks(self.allowed_networks)
         except ValueError as error:
@@ -80,12 +74,14 @@ class WebhookPolicy(NamedTuple):
     most_webhooks: int
     most_pending: int
     secrets: SecretBox
+    open_notifier: OpenNotifier
     allow_insecure: bool = False
     has_links: bool = False
 
 
 _log: Final = logging.getLogger(__name__)
 MAX_READ_BYTES: Final = 4096
+MAX_PROBLEM_CHARACTERS: Final = 300
 BODY_SECONDS: Final = 1.0
 KEPT_ALIVE_SECONDS: Final = 4.0
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
@@ -134,11 +130,13 @@ def secret_owner(tenant: str, webhook_id: str) -> str:
     return f"{tenant}|{webhook_id}"
 
 
-def request_of(delivery: OutgoingDelivery, links: tuple[AnswerLink, ...] = ()) -> tuple[list[tuple[str, str]], bytes]:
-    """Returns the headers and the body of the request for a delivery that is no e-mail."""
+def request_of(
+    delivery: OutgoingDelivery, notifier: Notifier, links: tuple[AnswerLink, ...] = ()
+) -> tuple[list[tuple[str, str]], bytes]:
+    """Returns the headers and the body of the request for a delivery that is not an e-mail."""
     if delivery.kind == WebhookKind.SLACK:
         headers = [("content-type", "application/json"), ("user-agent", _USER_AGENT)]
-        return headers, slack_message(notification_of(delivery.body, links)).encode()
+        return headers, notifier.slack_message(delivery.body, links)
     sent = delivery._replace(body=body_with_links(delivery.body, links))
     return headers_of(sent), sent.body.encode()
 
@@ -156,13 +154,21 @@ def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
     ]
 
 
+def printable(text: str) -> str:
+    """Returns the text on one line, with characters that Postgres and terminals can show, and without tokens of links,
+    which an endpoint may repeat.
+    """
+    return one_line(without_tokens(text), MAX_PROBLEM_CHARACTERS)
+
+
 class Sender:
     """The connections of a process to all webhooks. It uses no proxy, keeps no cookies and follows no redirect."""
 
     def __init__(self, policy: WebhookPolicy, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._secrets = policy.secrets
-        self._mail = MailSender(policy.smtp)
+        self._email_seconds = policy.smtp.longest_seconds
+        self._notifier = policy.open_notifier(policy.smtp)
         self._outgoing = Outgoing(
             CheckedNetworkBackend(policy.networks, "webhooks"),
             most_connections=most_connections,
@@ -178,13 +184,13 @@ class Sender:
     @property
     def longest_seconds(self) -> float:
         """The longest time that `send` takes."""
-        return max(self._timeout_seconds, self._mail.longest_seconds)
+        return max(self._timeout_seconds, self._email_seconds)
 
     async def send(self, delivery: OutgoingDelivery, links: LinksByAddressee = NO_LINKS) -> WebhookResponse:
         """Sends a delivery. Returns a response within `longest_seconds` in every case, and raises nothing."""
         try:
             if delivery.kind == WebhookKind.EMAIL:
-                answer = await self._mail.send(_mail_of(delivery, links))
+                answer = await self._notifier.send_email(delivery, links)
             else:
                 own_links = next(iter(links.values()), ())
                 answer = await self._request(delivery.opened(self._secrets), own_links)
@@ -210,7 +216,7 @@ class Sender:
         self, delivery: OutgoingDelivery, links: tuple[AnswerLink, ...], heads: list[WebhookResponse]
     ) -> WebhookResponse:
         """Returns the answer. `heads` gets it as soon as its head is there, without the words of its body."""
-        url, (headers, body) = parse_url(delivery.url), request_of(delivery, links)
+        url, (headers, body) = parse_url(delivery.url), request_of(delivery, self._notifier, links)
         async with self._outgoing.send("POST", url, headers, body) as response:
             heads.append(_answer(delivery, response, ""))
             message = await _beginning(response)
@@ -225,11 +231,6 @@ def _answer(delivery: OutgoingDelivery, response: Response, message: str) -> Web
     problem = printable(f"HTTP {response.status}: {message}".removesuffix(": "))
     failure = http_failure(WebhookKind(delivery.kind), response.status)
     return WebhookResponse(response.status, problem, retry_after, failure)
-
-
-def _mail_of(delivery: OutgoingDelivery, links: LinksByAddressee) -> OutgoingMail:
-    recipients = tuple(delivery.email_addresses)
-    return OutgoingMail(delivery.delivery_id, delivery.body, recipients, delivery.remaining_addresses, links)
 
 
 async def _beginning(response: Response) -> str:

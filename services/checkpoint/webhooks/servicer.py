@@ -184,7 +184,7 @@ def _check_target(request: pb.CreateWebhookRequest, policy: WebhookPolicy) -> No
         return
     host = urlsplit(request.url).hostname or ""
     if not policy.networks.may_reach_host(host):
-        raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
+        raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is not a public address")])
     if is_clear_text(request.url) and request.answer_links:
         rule = "must begin with https:// where answer links are sent: who reads a link can answer"
         raise InvalidRequest(violations=[("url", rule)])

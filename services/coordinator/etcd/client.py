@@ -184,7 +184,7 @@ class EtcdClient:
     async def keep_alive(self, lease: int, *, timeout_seconds: float | None = None) -> int:
         """Renews a lease once and returns its TTL in seconds. Raises LeaseExpired, EtcdUnavailable and EtcdUnclear.
 
-        An answer is no proof of ownership: old releases of etcd may answer for a lease that was just revoked.
+        An answer does not prove ownership: old releases of etcd may answer for a lease that was just revoked.
         """
         return await self._keep_alive.renew(lease, timeout_seconds=self._timeout(timeout_seconds))
 

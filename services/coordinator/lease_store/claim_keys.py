@@ -69,7 +69,7 @@ class ClaimRefusal(Enum):
     SESSION_GONE = auto()  # the session ended, or is attached to another coordinator by now
     GENERATION = auto()  # etcd is at another generation
     UNCLEAR = auto()  # the outcome is unknown: the claim may still appear, so it is neither granted nor lost
-    NOT_SENT = auto()  # etcd stopped answering before this claim's turn
+    NOT_SENT = auto()  # etcd stopped answering before this claim was sent
     TOO_LARGE = auto()  # its record exceeds the maximum request: the claim can never be made
 
 
@@ -217,7 +217,7 @@ def _claimed(wanted: NewClaim, result: TxnResult) -> ClaimResult:
         return ClaimResult(wanted, HeldClaim(wanted.task_id, wanted.record, result.revision, wanted.session.lease))
     by_key = {each.key: each for each in result.key_values}
     taken = by_key.get(claim_key(wanted.task_id))
-    if taken is not None:  # also by a value that is no claim: the session is not to blame, and has other claims
+    if taken is not None:  # also by a value that is not a claim: the session is not to blame, and has other claims
         return ClaimResult(wanted, None, ClaimRefusal.TAKEN, read_claim(taken))
     generation = by_key.get(GENERATION_KEY)
     if generation is None or generation.value != write_generation(wanted.record.generation):

@@ -1,7 +1,8 @@
-"""The HTTP door of the gateway: JSON and server-sent events, for callers without gRPC.
+"""The HTTP server of the gateway: JSON and server-sent events, for callers without gRPC.
 
-Each request becomes a call of the gateway's own gRPC server, over a Unix socket, with the caller's credentials. So
-authentication, access, limits, validation and audit exist once. The answer is the public JSON (docs/json.md).
+Each request becomes a call of the gateway's own gRPC server, in process, with the caller's credentials and through the
+same interceptor. So authentication, access, limits, validation and audit exist once. The answer is the public JSON
+(docs/json.md).
 
 settings.py      the settings
 server.py        the server: uvicorn in the event loop of the gateway, its TLS, its bounds for slow clients
@@ -15,15 +16,8 @@ shapes.py        dataclasses from JSON and from query strings, and as JSON Schem
 call.py          one request as a caller of the gRPC server
 tasks.py         handlers for tasks; operations.py: for everything else
 event_stream.py  server-sent events; streams.py: those of a task, and those of the changes of all tasks
-conversation.py  conversations as tasks; chat_turn.py, chat_text.py: a turn as a stream
-ai_chat.py       chats of the AI SDK; ag_ui.py: runs of AG-UI
-a2a.py           agents of A2A; a2a_shapes.py: tasks in its words; a2a_list.py: their list; a2a_history.py: messages
+edge.py          what an edge adds: routes (see edges/)
 body.py          the JSON of requests; json_text.py: of answers
-local_socket.py  the socket to the gateway's own server
-console_pages.py serves console/
 problems.py      errors as application/problem+json
 sessions.py      the session of a browser: an API key in a cookie
-mcp_door.py      the Model Context Protocol at /mcp
-answer_routes.py the pages of answer links, for people without an account
-console/         the pages of the console
 """

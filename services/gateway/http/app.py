@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -16,15 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.http.a2a import A2aDoor
 from services.gateway.http.answers import HealthStatus
 from services.gateway.http.body import json_body
 from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
-from services.gateway.http.console_pages import console_pages
 from services.gateway.http.forwarded import Forwarded
 from services.gateway.http.json_text import json_bytes
 from services.gateway.http.openapi import openapi_document
@@ -56,7 +53,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class HttpApp:
-    """Makes the application. `stubs`: of the gateway's own server. `stopping`: set while the gateway drains."""
+    """Makes the application. `stubs`: of the gateway's own server. `stopping`: set while the gateway drains.
+
+    `edge_routes`: of edges, for the table of routes.
+    """
 
     def __init__(
         self,
@@ -66,14 +66,15 @@ class HttpApp:
         *,
         is_authenticated: bool,
         any_name: bool,
+        edge_routes: Iterable[ApiRoute] = (),
     ) -> None:
         self._stubs, self._stopping = stubs, stopping
-        self._a2a = A2aDoor(stubs, self._check, is_authenticated=is_authenticated)
         self._origins = Origins(settings.cors_origins, any_name=is_authenticated or any_name)
         self._cors_origins, self._proxies = settings.cors_origins, settings.proxies
-        self._document = json_bytes(openapi_document(ROUTES))
+        self._routes = (*ROUTES, *edge_routes)
+        self._document = json_bytes(openapi_document(self._routes))
 
-    def asgi(self, more_routes: Sequence[Route] = ()) -> ASGIApp:
+    def asgi(self, more_routes: Iterable[BaseRoute] = ()) -> ASGIApp:
         """Returns the application (ASGI). `more_routes`: with checks and errors of their own."""
         cors = Middleware(
             CORSMiddleware,
@@ -85,7 +86,7 @@ class HttpApp:
         )
         handlers: dict[Any, Any] = {HTTPException: _on_http_exception}
         app = Starlette(
-            routes=[*map(self._api_route, ROUTES), *self._own_routes(), *more_routes],
+            routes=[*map(self._api_route, self._routes), *self._own_routes(), *more_routes],
             middleware=[
                 Middleware(Forwarded, trusted=self._proxies),
                 Middleware(SafeHeaders),
@@ -101,23 +102,17 @@ class HttpApp:
             route.method, Route(route.path, self.endpoint(partial(self._answer, route)), methods=[route.method])
         )
 
-    def _own_routes(self) -> list[Route | Mount]:
+    def _own_routes(self) -> list[Route]:
         return [
             Route("/openapi.json", self.endpoint(self._openapi), methods=["GET"]),
             Route("/healthz", self.endpoint(self._health), methods=["GET"]),
             Route(SESSION_PATH, self.endpoint(self._begin_session), methods=["POST"]),
             Route(SESSION_PATH, self.endpoint(self._end_session), methods=["DELETE"]),
-            Route("/", self.endpoint(_to_console), methods=["GET"]),
-            *self._a2a.routes(),
-            *console_pages(Path(__file__).parent / "console"),
         ]
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raises HttpRefusal for a head that is too large, and for a request that a page of another origin caused."""
         _check_head(request)
-        self._origins.check(request)
-
-    def check_origin(self, request: Request) -> None:
-        """Raises HttpRefusal for a request that a page of another origin caused."""
         self._origins.check(request)
 
     def endpoint(self, answer: Endpoint) -> Endpoint:
@@ -125,10 +120,10 @@ class HttpApp:
 
         async def checked(request: Request) -> Response:
             try:
-                self._check(request)
+                self.check(request)
                 return await answer(request)
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client is gone
             except (TenureError, PeerFailed) as error:
                 return problem_response(error)
             except Exception as error:  # noqa: BLE001  a bug, which the log has with its stack
@@ -162,7 +157,7 @@ class HttpApp:
         """Verifies the key by a call, and sets the cookie."""
         body = read_json(SessionBody, await json_body(request))
         if not is_cookie_text(body.api_key):
-            raise Unauthenticated("the text is no API key and no token", reason="API_KEY_INVALID")
+            raise Unauthenticated("the text is neither an API key nor a token", reason="API_KEY_INVALID")
         call = HttpCall(request, self._stubs, key=body.api_key)
         response = json_response(await caller(call, NoQuery(), None))
         begin_session(request, response, body.api_key)
@@ -175,13 +170,13 @@ class HttpApp:
 
 
 def only(method: str, route: Route) -> Route:
-    """Takes back HEAD, which Starlette adds to each GET: nobody reads a stream of events without its body."""
+    """Removes the HEAD method that Starlette adds to each GET: a stream of events without its body has no use."""
     route.methods = {method}
     return route
 
 
 def json_response(value: PublicValue, status: int = HTTPStatus.OK) -> Response:
-    """Returns a public value as an answer that nobody keeps."""
+    """Returns a public value as an answer that no cache keeps."""
     return Response(json_bytes(value.to_json()), status, NO_STORE, "application/json")
 
 
@@ -203,10 +198,6 @@ def _check_head(request: Request) -> None:
 async def _body_of(route: ApiRoute, request: Request) -> Any:
     value = await json_body(request)
     return value if route.prepare is None else route.prepare(value)
-
-
-async def _to_console(_request: Request) -> Response:
-    return RedirectResponse("/console/", HTTPStatus.TEMPORARY_REDIRECT)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -1,13 +1,12 @@
-"""One HTTP request as a caller of the gateway's own gRPC server."""
+"""One HTTP request as a caller of the gateway's own gRPC server, in process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,8 +16,10 @@ from services.gateway.http.body import may_be_large
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.sessions import key_of_session
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.request_context import PEER_KEY, TENANT_KEY, TRACEPARENT_KEY
-from tenure.runtime.rpc_client import AUTHORIZATION, TenureChannel, open_channel
+from tenure.runtime.in_process import PEER_KEY
+from tenure.runtime.request_context import TENANT_KEY, TRACEPARENT_KEY
+from tenure.runtime.rpc_client import AUTHORIZATION
+from tenure.runtime.rpc_server import RpcServer
 from tenure.v1 import admin_service_pb2
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
@@ -28,34 +29,41 @@ from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
+if TYPE_CHECKING:  # these names exist for type checkers only
+    from grpc.aio import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
+
+    from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
+    from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
+    from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+    from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
+    from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
+
 TENANT_HEADER: Final = "tenure-tenant"
 TENANT_PARAMETER: Final = "tenant"
 REQUEST_ID_HEADER: Final = "idempotency-key"
 CALL_SECONDS: Final = 30.0
 MAX_AUTHORIZATION: Final = 6144
-"""Characters; gRPC refuses more than 8 KiB of metadata."""
+"""Characters, as by gRPC, which refuses more than 8 KiB of metadata."""
 T = TypeVar("T")
+CallRequest = TypeVar("CallRequest")
+Answer = TypeVar("Answer")
 
 
 class Stubs:
-    """The stubs of the gateway's services, over its own Unix socket. `asks_for_keys`: the gateway authenticates."""
+    """The stubs of the gateway's services, in process. `asks_for_keys`: the gateway authenticates."""
 
-    def __init__(self, channel: TenureChannel, *, asks_for_keys: bool) -> None:
+    def __init__(self, server: RpcServer, *, asks_for_keys: bool) -> None:
+        channel: Any = server.in_process(CALL_SECONDS)
         self.asks_for_keys = asks_for_keys
-        self.tasks: Any = TaskServiceStub(channel)
-        self.admin: Any = AdminServiceStub(channel)
-        self.leases: Any = LeaseServiceStub(channel)
-        self.schedules: Any = ScheduleServiceStub(channel)
-        self.tenants: Any = TenantServiceStub(channel)
-        self.webhooks: Any = WebhookServiceStub(channel)
-        self.audit: Any = AuditServiceStub(channel)
-
-
-@asynccontextmanager
-async def open_stubs(socket: Path, *, asks_for_keys: bool) -> AsyncGenerator[Stubs]:
-    """Opens the stubs. The callers name the tenant, if they do."""
-    async with open_channel(f"unix:{socket}", default_timeout_seconds=CALL_SECONDS, tenant="") as channel:
-        yield Stubs(channel, asks_for_keys=asks_for_keys)
+        self.tasks: TaskServiceAsyncStub = TaskServiceStub(channel)
+        self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
+        self.leases: LeaseServiceAsyncStub = LeaseServiceStub(channel)
+        self.schedules: ScheduleServiceAsyncStub = ScheduleServiceStub(channel)
+        self.tenants: TenantServiceAsyncStub = TenantServiceStub(channel)
+        self.webhooks: WebhookServiceAsyncStub = WebhookServiceStub(channel)
+        self.audit: AuditServiceAsyncStub = AuditServiceStub(channel)
 
 
 class HttpCall:
@@ -80,19 +88,24 @@ class HttpCall:
         if self.stubs.asks_for_keys and may_be_large(self.request):
             await self.one(self.stubs.admin.GetCaller, admin_service_pb2.GetCallerRequest())
 
-    async def one(self, method: Callable[..., Any], message: Any, *, timeout: float | None = None) -> Any:
+    async def one(
+        self,
+        method: UnaryUnaryMultiCallable[CallRequest, Answer],
+        message: CallRequest,
+        *,
+        timeout: float | None = None,
+    ) -> Answer:
         """Returns the answer of a unary method."""
         return await method(message, metadata=self.metadata, timeout=timeout)
 
-    async def many(self, method: Callable[..., Any], message: Any) -> AsyncGenerator[Any]:
+    async def many(
+        self, method: UnaryStreamMultiCallable[CallRequest, Answer], message: CallRequest
+    ) -> AsyncGenerator[Answer]:
         """Yields the messages of a stream, and ends the call with the generator."""
-        stream = method(message, metadata=self.metadata)
-        try:
-            async with aclosing(aiter(stream)) as messages:
-                async for one in messages:
-                    yield one
-        finally:
-            stream.cancel()
+        answers: Any = method(message, metadata=self.metadata)
+        async with aclosing(answers):
+            async for one in answers:
+                yield one
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns the result of a long work, and cancels the work, with its calls, when the client leaves.

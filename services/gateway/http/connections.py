@@ -116,7 +116,7 @@ class Acceptor:
                     handshake = asyncio.create_task(self._begin(connection, end))
                     self._handshakes.add(handshake)
                     handshake.add_done_callback(self._handshakes.discard)
-                await asyncio.sleep(0)  # accepting at once does not suspend, and other work has its turn, too
+                await asyncio.sleep(0)  # accepting at once does not suspend, and other work must run, too
 
     async def _begin(self, connection: socket.socket, end: Callable[[], None]) -> None:
         """Gives a connection its protocol, after the handshake."""

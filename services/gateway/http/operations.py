@@ -8,14 +8,14 @@ from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
 from services.gateway.http.tasks import submit_of
-from services.gateway.tasks import spec_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
 from tenure.sdk import operations_info as info
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import task_info
-from tenure.sdk.submit_request import ARGUMENTS
+from tenure.sdk.submit_options import argument_of
+from tenure.sdk.submit_request import is_given
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import audit_service_pb2 as audit_pb
@@ -29,8 +29,11 @@ from tenure.wire.common import OVERLAP_POLICIES, duration, optional_timestamp
 from tenure.wire.tool import decision_to_wire
 
 _DAY_SECONDS = 24 * 3600
-_TASK_FIELDS = {f"spec.{field}": f"task.{argument}" for field, argument in ARGUMENTS.items()} | {"spec": "task"}
-"""The fields of a schedule's task as its requests name them."""
+
+
+def _field_of(field: str) -> str:
+    """Returns what the body of a request calls a field: `task.max_cost` for `spec.limits.max_nano_usd`."""
+    return f"task.{argument_of(field)}" if field.startswith("spec.") else field
 
 
 async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.KnownCaller:
@@ -44,17 +47,15 @@ async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Kn
 
 def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
     """Returns what a schedule submits. The schedule sets the source of its tasks, and when they start."""
-    own = {"start_at": body.start_at, "source": body.source, "request_id": body.request_id or None}
-    violations = [(f"task.{name}", "is set by the schedule") for name, value in own.items() if value is not None]
+    own = (name for name in ("start_at", "source", "request_id") if is_given(body.options[name]))
+    violations = [(f"task.{name}", "is set by the schedule") for name in own]
     if violations:
         raise InvalidRequest(violations=violations)
     try:
-        spec = spec_of(submit_of(body))
+        return submit_of(body).spec
     except InvalidRequest as error:
         in_task = [(f"task.{violation.field}", violation.description) for violation in error.violations]
         raise InvalidRequest(violations=in_task) from None
-    spec.ClearField("source")
-    return spec
 
 
 async def create_schedule(call: HttpCall, _query: req.NoQuery, body: req.ScheduleBody) -> info.ScheduleInfo:
@@ -68,7 +69,7 @@ async def create_schedule(call: HttpCall, _query: req.NoQuery, body: req.Schedul
         start_time=optional_timestamp(body.start_at),
         end_time=optional_timestamp(body.end_at),
     )
-    with api_errors("", _TASK_FIELDS):
+    with api_errors("", _field_of):
         created = await call.one(call.stubs.schedules.CreateSchedule, request)
     return convert.schedule_info(created.schedule)
 
@@ -99,7 +100,7 @@ async def update_schedule(call: HttpCall, _query: req.NoQuery, body: req.Schedul
     )
     if body.overlap_policy is not None:
         request.overlap_policy = OVERLAP_POLICIES.to_wire(body.overlap_policy)
-    with api_errors("", _TASK_FIELDS):
+    with api_errors("", _field_of):
         updated = await call.one(call.stubs.schedules.UpdateSchedule, request)
     return convert.schedule_info(updated.schedule)
 
@@ -207,7 +208,7 @@ async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.
 
 
 async def in_doubt(call: HttpCall, query: req.InDoubtQuery, _body: None) -> answers.InDoubtPage:
-    request = admin.AdminServiceListInDoubtCallsRequest(
+    request = admin.ListInDoubtCallsRequest(
         task_id=query.task_id, all=query.all, page_size=query.page_size, page_token=query.page_token
     )
     page = await call.one(call.stubs.admin.ListInDoubtCalls, request)
@@ -237,7 +238,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 
 
 async def tools(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.ToolList:
-    listed = await call.one(call.stubs.admin.ListTools, admin.AdminServiceListToolsRequest())
+    listed = await call.one(call.stubs.admin.ListTools, admin.ListOfferedToolsRequest())
     return answers.ToolList(tuple(map(convert.tool_info, listed.tools)))
 
 

@@ -33,7 +33,7 @@ class Origins:
 
     def check(self, request: Request) -> None:
         """Raises HttpRefusal for a request that a page of another origin caused."""
-        if not self._any_name and not _is_this_machine(request.headers.get("host", "")):
+        if not self._any_name and not is_this_machine(request.headers.get("host", "")):
             raise HttpRefusal(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "OTHER_HOST",
@@ -55,7 +55,7 @@ def _own(request: Request) -> str:
     return f"{request.url.scheme}://{request.headers.get('host', '')}"
 
 
-def _is_this_machine(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
     """Whether the host is this machine's: an IP address or localhost, with or without a port."""
     if is_local_name(host):
         return True

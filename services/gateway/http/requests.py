@@ -1,23 +1,27 @@
 """The contents of requests besides the path: the fields of their bodies, and the parameters of their query strings.
 
-The fields of a submit are the arguments of `client.submit(…)`.
+The fields of a submit are the arguments of `client.submit(…)`: tenure/sdk/submit_options.py describes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from services.gateway.http.shapes import given
 from tenure.domain.audit import Decision
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.task import Priority, Source
 from tenure.domain.webhooks import DeliveryState
+from tenure.sdk.option_values import Money, Seconds
+from tenure.sdk.submit_options import OPTIONS, default_of
+
+T = TypeVar("T")
 
 # Tasks.
 
@@ -35,9 +39,31 @@ class Page:
     page_token: str = given("of the previous page; empty: the first page", "")
 
 
+_JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
+    Iterable[str]: (tuple[str, ...], ""),
+    Iterable[str] | None: (tuple[str, ...] | None, ""),
+    Money | None: (Decimal | None, ""),
+    Seconds | None: (float | None, ", in seconds"),
+    Priority | str | None: (Priority | None, ""),
+    Mapping[str, str] | None: (Mapping[str, str], ""),
+}
+"""The types of options that have another form in JSON than in Python, each with what its text adds."""
+
+
+def _with_options(body: type[T]) -> type[T]:
+    """Declares a field for each option of a submit."""
+    for name, (hint, option) in OPTIONS.items():
+        json_type, unit = _JSON_TYPES.get(hint, (hint, ""))
+        default: Any = {"default_factory": dict} if json_type == Mapping[str, str] else {"default": default_of(hint)}
+        body.__annotations__[name] = json_type
+        setattr(body, name, field(metadata={"text": f"{option.text}{unit}"}, **default))
+    return body
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@_with_options
 class SubmitBody:
-    """A task to submit. An omitted field has the default of the installation."""
+    """A task to submit: these fields, and the options of tenure/sdk/submit_options.py."""
 
     goal: str = given("the first message to the agent; at most 256 KiB", "")
     agent: str = given(
@@ -49,24 +75,16 @@ class SubmitBody:
     function: str = given(
         "a control function that runs instead of an agent, by its name or its revision; with `input`", ""
     )
-    model: str = given("the id of the model", "")
-    system: str = given("the system prompt; at most 256 KiB", "")
-    tools: tuple[str, ...] | None = given("the tools that the agent may use; null: all of the tenant's", None)
-    approve_tools: tuple[str, ...] = given("tools whose calls wait for a person's approval", ())
     result: Any = given("a JSON Schema of the result; null: any text", None)
-    max_cost: Decimal | None = given("the cap for all model calls of the task's tree, in US dollars", None)
-    no_max_cost: bool = given("no cap in money, not even the default one", False)
-    max_tokens: int | None = given("the same cap in tokens", None)
-    max_steps: int | None = given("the most steps", None)
-    max_output_tokens: int | None = given("the most output of one model call", None)
-    timeout: float | None = given("seconds from the submit, or from start_at, to the end", None)
-    start_at: datetime | None = given("the earliest start", None)
-    queue: str = given("only workers of this queue take the task", "")
-    priority: Priority | None = given("HIGH, NORMAL or LOW", None)
-    labels: Mapping[str, str] = field(default_factory=dict, metadata={"text": "your own labels, at most 32"})
-    source: Source | None = given("who submitted it", None)
-    policy: TaskPolicy | None = given("reactions to failures, calls in doubt, caps and timeouts", None)
-    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options, by name."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+    def changed(self, **values: Any) -> SubmitBody:
+        """Returns the body with other values of these fields and options."""
+        return replace(self, **values)
 
 
 class Order(StrEnum):

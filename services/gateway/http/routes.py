@@ -1,4 +1,4 @@
-"""The table of all routes: the application and /openapi.json are made of it."""
+"""The table of the routes: the application and /openapi.json are made of it, and of the routes of edges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from services.gateway.http import ag_ui, ai_chat, answers, operations, streams, tasks
+from services.gateway.http import answers, operations, streams, tasks
 from services.gateway.http import requests as req
 from tenure.sdk import events
 from tenure.sdk import operations_info as info
@@ -73,7 +73,6 @@ _WEBHOOK: Final = "/v1/webhooks/{webhook}"
 _SCHEDULES: Final[dict[str, Any]] = {"group": "schedules"}
 _WEBHOOKS: Final[dict[str, Any]] = {"group": "webhooks"}
 _OPERATIONS: Final[dict[str, Any]] = {"group": "operations"}
-_CHATS: Final[dict[str, Any]] = {"group": "chats"}
 _TENANTS: Final[dict[str, Any]] = {"group": "tenants"}
 
 TASK_EVENTS: Final = tuple(
@@ -302,26 +301,6 @@ ROUTES: Final = (
         query=req.AuditQuery,
         name="list_audit_records",
         **_TENANTS,
-    ),
-    _route(
-        *("POST", "/v1/ai/chat", ai_chat.chat, Bytes("text/event-stream")),
-        "Begin a turn of a chat of the AI SDK, and stream it",
-        body=ai_chat.ChatBody,
-        prepare=ai_chat.chat_body,
-        **_CHATS,
-    ),
-    _route(
-        *("GET", "/v1/ai/chat/{chat_id}/stream", ai_chat.resume_chat, Bytes("text/event-stream")),
-        "Stream the running turn of a chat again, from its beginning",
-        **_CHATS,
-    ),
-    _route(
-        *("POST", "/v1/ag-ui", ag_ui.run, Bytes("text/event-stream")),
-        "Run an agent by AG-UI",
-        body=ag_ui.RunBody,
-        prepare=ag_ui.run_body,
-        name="run_ag_ui",
-        **_CHATS,
     ),
     _route("GET", "/v1/me", operations.caller, answers.KnownCaller, "Who the caller is", name="get_caller", **_TENANTS),
 )

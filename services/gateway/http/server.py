@@ -6,34 +6,34 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
+from itertools import chain
 from typing import Any, Final
 
 import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.gateway.answer_links import AnswerPages
-from services.gateway.http.answer_routes import answer_routes
 from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
-from services.gateway.http.call import open_stubs
+from services.gateway.http.call import Stubs
 from services.gateway.http.connections import Acceptor, ConnectionLimits
-from services.gateway.http.mcp_door import mcp_routes
+from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.settings import HttpSettings
+from services.gateway.peers import Peers
 from tenure.domain.errors import TenureError
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.h11_patterns import StrictLines, read_in_one_pass
 from tenure.runtime.listening import CannotListen
+from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.settings import Address, ConfigurationError
 from tenure.runtime.tls import MutualTlsSettings
 
 _log: Final = logging.getLogger(__name__)
 MAX_READ_BYTES: Final = 16 * 1024
-"""The limit of one read. A client can cut these bytes into thousands of chunks, which one turn of the loop parses."""
+"""The limit of one read. A client can cut these bytes into thousands of chunks, which the loop parses at once."""
 HEAD_SECONDS: Final = 20.0
 """How long a connection may take for the head of a request."""
 TAKE_SECONDS: Final = 60.0
@@ -51,29 +51,38 @@ _CLEAR_TEXT: Final = (
 @asynccontextmanager
 async def http_door(
     settings: HttpSettings,
-    local: Path,
+    grpc_server: RpcServer,
     stopping: asyncio.Event,
     files: CertificateFiles | None,
     tls: MutualTlsSettings,
     *,
     is_authenticated: bool,
     allow_insecure_network: bool,
-    pages: AnswerPages | None = None,
+    peers: Peers,
+    edges: Sequence[HttpEdge] = (),
 ) -> AsyncGenerator[str]:
-    """Serves HTTP. Open it after the gateway's gRPC server, which listens on `local`. Yields the bound address.
+    """Serves HTTP, by calls of the gateway's gRPC server in process. Yields the bound address.
 
     Raises ConfigurationError and CannotListen.
     """
     address = settings.listen
-    assert address is not None, "without an address there is no door"
+    assert address is not None, "the HTTP server needs an address"
     if files is None and not is_loopback_host(address.host) and not allow_insecure_network:
         raise ConfigurationError([_CLEAR_TEXT.format(address)])
     read_in_one_pass()
     async with AsyncExitStack() as opened:
-        stubs = await opened.enter_async_context(open_stubs(local, asks_for_keys=is_authenticated))
-        made = HttpApp(stubs, settings, stopping, is_authenticated=is_authenticated, any_name=allow_insecure_network)
-        mcp = await opened.enter_async_context(mcp_routes(stubs, settings, made.check_origin))
-        app = made.asgi([*mcp, *(answer_routes(pages) if pages is not None else ())])
+        stubs = Stubs(grpc_server, asks_for_keys=is_authenticated)
+        made = HttpApp(
+            stubs,
+            settings,
+            stopping,
+            is_authenticated=is_authenticated,
+            any_name=allow_insecure_network,
+            edge_routes=[route for edge in edges for route in edge.api_routes],
+        )
+        door = Door(stubs, peers, settings, made.check, is_authenticated)
+        routes = [await opened.enter_async_context(edge.opened(door)) for edge in edges]
+        app = made.asgi(chain.from_iterable(routes))
         listener = _listener(address)
         config = uvicorn.Config(
             app,
@@ -127,7 +136,7 @@ class _Server(uvicorn.Server):
         self._listener, self._limits = listener, limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to accept. Uvicorn bounds no handshake, and refuses requests of everybody at its limit."""
+        """Begins to accept. Uvicorn bounds no handshake, and at its limit refuses the requests of all clients."""
         assert sockets is None, "the listener is known"
         acceptor: Any = Acceptor(self._listener, self._protocol, self.config.ssl, self._limits)
         self.servers = [acceptor]

@@ -1,4 +1,4 @@
-"""The settings of the HTTP door."""
+"""The settings of the HTTP server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure.runtime.settings import Address, setting
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """The settings of the HTTP door, under TENURE_GATEWAY_HTTP_."""
+    """The settings of the HTTP server, under TENURE_GATEWAY_HTTP_."""
 
     listen: Address | None = setting("the address to serve HTTP on; empty: no HTTP", default=None)
     mcp_max_cost: float = setting(
@@ -37,7 +37,7 @@ class HttpSettings:
         """Yields the relations that do not hold."""
         for origin in self.cors_origins:
             if not _is_origin(origin):
-                yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is no origin; write for example https://a.example"
+                yield f"TENURE_GATEWAY_HTTP_CORS_ORIGINS: {origin} is not an origin; write for example https://a.example"
         for network in self.trusted_proxies:
             try:
                 read_networks([network])

@@ -57,7 +57,7 @@ def sequence_of(call: HttpCall, after_sequence: int) -> int:
 
 
 class EventWatch:
-    """The events of a task, across restarts of the connection to the gateway's own server.
+    """The events of a task, across failures of the gateway's own watch.
 
     `state`: after the last event that was yielded. `sequence`: of the last entry. `newest`: the sequence of the task
     when the stream begins: live text that comes before that entry waits for it.

@@ -15,64 +15,44 @@ from services.gateway.http.call import HttpCall
 from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
-from tenure.sdk.submit_request import (
-    ARGUMENTS,
-    agent_of,
-    agent_of_reference,
-    control_of,
-    json_text,
-    limits_of,
-    nano_usd,
-    source_of,
-    submit_request,
-)
+from tenure.sdk.option_values import json_text, nano_usd
+from tenure.sdk.submit_options import OPTIONS, argument_of
+from tenure.sdk.submit_request import function_request, is_given, set_field, submit_request
 from tenure.sdk.task_filter import task_filter
 from tenure.sdk.task_info import TaskInfo, TaskPage
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
-from tenure.wire.task import allowlist_to_wire
 
 FORK_SECONDS: Final = 150.0
 _WAIT_MARGIN_SECONDS: Final = 15.0
 _WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
 _THIS_GATEWAY: Final = "this address"
+_OVERRIDES: Final = ("model", "system", "tools", "max_cost", "max_tokens", "max_steps", "timeout", "source")
+"""The options of a submit in which a fork may differ."""
 
 
 def submit_of(body: req.SubmitBody, request_id: str = "") -> api.SubmitTaskRequest:
     """Returns the request of a submit. Raises InvalidRequest."""
-    if body.function and (body.agent or body.tools is not None or body.system or body.result is not None):
+    options = {"request_id": request_id} | {name: value for name, value in body.options.items() if is_given(value)}
+    if not body.function:
+        schema_json = "" if body.result is None else json_text("result", body.result)
+        return submit_request(body.goal, options, agent=body.agent, input=body.input, result_schema_json=schema_json)
+    if body.agent or body.result is not None or options.keys() & {"tools", "system"}:
         raise InvalidRequest(violations=[("function", "cannot have agent, tools, system and result beside it")])
-    limits = limits_of(body.max_cost, body.no_max_cost, body.max_tokens, body.max_steps)
-    argument = "function" if body.function else "agent"
-    name, agent_revision = agent_of_reference(argument, body.function or body.agent)
-    if body.function:
-        control: task_pb2.ControlWork | None = task_pb2.ControlWork(
-            function=name, input_json=json_text("input", body.input)
-        )
-    else:
-        control = control_of(name, body.goal, body.input, body.model, body.system, body.tools, body.max_output_tokens)
-    return submit_request(
-        body.goal,
-        agent=agent_of(body.model, body.system, body.tools, body.approve_tools, body.max_output_tokens),
-        control=control,
-        agent_revision=agent_revision,
-        limits=limits,
-        timeout=body.timeout,
-        start_at=body.start_at,
-        queue=body.queue,
-        priority=body.priority,
-        labels=body.labels,
-        source=body.source,
-        policy=body.policy,
-        result_schema_json="" if body.result is None else json_text("result", body.result),
-        request_id=body.request_id or request_id,
-    )
+    return function_request(body.function, body.input, body.goal, options)
 
 
 async def submit(call: HttpCall, _query: req.NoQuery, body: req.SubmitBody) -> TaskInfo:
-    with api_errors(_THIS_GATEWAY, ARGUMENTS):
-        return await _task(call, call.stubs.tasks.SubmitTask, submit_of(body, call.request_id))
+    return task_info(await submitted(call, body, call.request_id))
+
+
+async def submitted(call: HttpCall, body: req.SubmitBody, request_id: str) -> task_pb2.Task:
+    """Submits a task. A refusal names the fields of the body."""
+    with api_errors(_THIS_GATEWAY, argument_of):
+        answer = await call.one(call.stubs.tasks.SubmitTask, submit_of(body, request_id))
+    task: task_pb2.Task = answer.task
+    return task
 
 
 async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> TaskPage:
@@ -138,17 +118,11 @@ async def send(call: HttpCall, _query: req.NoQuery, body: req.MessageBody) -> Ta
 
 
 async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
-    limits = limits_of(body.max_cost, False, body.max_tokens, body.max_steps)
-    if body.timeout is not None:
-        limits.timeout.CopyFrom(duration(body.timeout))
-    overrides = task_pb2.ForkOverrides(
-        model=body.model,
-        system=body.system,
-        tools=None if body.tools is None else allowlist_to_wire(body.tools),
-        all_tools=body.all_tools,
-        limits=limits,
-        source=source_of(body.source),
-    )
+    overrides = task_pb2.ForkOverrides(all_tools=body.all_tools)
+    for name in _OVERRIDES:
+        if (value := getattr(body, name)) is not None:
+            _, option = OPTIONS[name]
+            set_field(overrides, option.path.removeprefix("agent."), option.to_wire(name, value), name)
     if body.result is not None:
         overrides.result_schema_json = "" if body.result == "" else json_text("result", body.result)
     request = api.ForkTaskRequest(

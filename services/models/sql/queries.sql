@@ -111,7 +111,7 @@ select task_id, tenant, step, attempt_number, sent_at from generations
  where task_id > %(after)b::uuid and step > 0 order by task_id limit %(most)b::int;
 
 -- name: sweep_generations
--- Deletes rows that nothing has changed for days, some at a time. Such a row fences and answers nobody any more. The row
+-- Deletes rows that nothing has changed for days, some at a time. Such a row no longer fences or answers a call. The row
 -- of a call whose runner is not forgotten stays: without it the next owner would begin the call again.
 delete from generations where task_id in (
   select task_id from generations g

@@ -17,16 +17,15 @@ from tenure.domain.fencing import Claims, describe_epoch
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime import metrics
 from tenure.runtime.postgres import Connection, Pool, connection
-from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, timestamp
 from tenure.wire.tool import usage_to_wire
 
 DEFAULT_CALLS: Final = 200
 
 
-async def list_calls(
-    pool: Pool, tenant: str, request: tool_service_pb2.ListCallsRequest
-) -> tool_service_pb2.ListCallsResponse:
+async def list_calls(pool: Pool, tenant: str, request: admin_pb.ListCallsRequest) -> admin_pb.ListCallsResponse:
     """Returns one page of a task's call records and the task's fence.
 
     The query asks for one row more than the page has, to learn whether there is a next page.
@@ -38,7 +37,7 @@ async def list_calls(
         page = {**task, **selection, "limit": page_size + 1}
         rows = await (await postgres.execute(QUERIES.call_log, page)).fetchall()
         fence = await (await postgres.execute(QUERIES.read_fence, task)).fetchone()
-    return tool_service_pb2.ListCallsResponse(
+    return admin_pb.ListCallsResponse(
         calls=[_logged_call(row) for row in rows[:page_size]],
         fence=None if fence is None or not fence[0] else _fence(fence),
         more=len(rows) > page_size,

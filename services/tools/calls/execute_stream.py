@@ -32,7 +32,7 @@ _LIMIT: Final = f"a stream carries at most {MAX_IN_FLIGHT} calls at once, each w
 
 
 class Leaver(Protocol):
-    """A request whose events somebody reads."""
+    """A request whose events a caller reads."""
 
     def leave(self) -> None:
         """Reads no more events. The call goes on."""
@@ -125,7 +125,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
             return
         try:
             message = tagged_event(call.tag, event)
-        except Exception as error:  # noqa: BLE001  an event that is no message must not end the run that reports it
+        except Exception as error:  # noqa: BLE001  an event that is not a message must not end the run that reports it
             self.refuse(call, error)
             return
         if isinstance(event, Outcome):

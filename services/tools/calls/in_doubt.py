@@ -13,7 +13,8 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.tools import EffectClass
 from tenure.runtime.postgres import Pool, connection
-from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_pb2
 from tenure.validators import CALL_ID
 from tenure.wire.common import EFFECT_CLASSES, timestamp
 
@@ -23,14 +24,14 @@ _FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000", "")
 
 
 async def list_in_doubt(
-    pool: Pool, tenant: str, request: tool_service_pb2.ListInDoubtCallsRequest
-) -> tool_service_pb2.ListInDoubtCallsResponse:
+    pool: Pool, tenant: str, request: admin_pb.ListInDoubtCallsRequest
+) -> admin_pb.ListInDoubtCallsResponse:
     """Returns one page, the oldest doubt first, or the named calls that are in doubt. Raises InvalidRequest.
 
     The query asks for one row more than the page has, to learn whether there is a next page.
     """
     if request.calls:
-        return tool_service_pb2.ListInDoubtCallsResponse(calls=await _named(pool, tenant, request.calls))
+        return admin_pb.ListInDoubtCallsResponse(calls=await _named(pool, tenant, request.calls))
     doubted_at, task_id, call_id = _read_token(request.page_token)
     page_size = request.page_size or DEFAULT_PAGE
     parameters: dict[str, Any] = {
@@ -47,14 +48,14 @@ async def list_in_doubt(
     async with connection(pool) as postgres:
         rows = await (await postgres.execute(statement, parameters)).fetchall()
     page = rows[:page_size]
-    return tool_service_pb2.ListInDoubtCallsResponse(
-        calls=[_call(row) for row in page], next_page_token=_write_token(page[-1]) if len(rows) > page_size else ""
+    return admin_pb.ListInDoubtCallsResponse(
+        calls=[_listed(row) for row in page], next_page_token=_write_token(page[-1]) if len(rows) > page_size else ""
     )
 
 
 async def _named(
-    pool: Pool, tenant: str, calls: Sequence[tool_service_pb2.ListInDoubtCallsRequest.CallName]
-) -> list[tool_pb2.InDoubtCall]:
+    pool: Pool, tenant: str, calls: Sequence[admin_pb.ListInDoubtCallsRequest.CallName]
+) -> list[admin_pb.ListInDoubtCallsResponse.Listed]:
     parameters = {
         "tenant": tenant,
         "task_ids": [UUID(call.task_id) for call in calls],
@@ -63,10 +64,10 @@ async def _named(
     }
     async with connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.named_calls_in_doubt, parameters)).fetchall()
-    return [_call(row) for row in rows]
+    return [_listed(row) for row in rows]
 
 
-def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:
+def _listed(row: tuple[Any, ...]) -> admin_pb.ListInDoubtCallsResponse.Listed:
     task_id, call_id, tool, effect_class, arguments, size, call_attempt, *rest = row
     started_at, doubted_at, runner_id, instance, gone, note, acts_elsewhere = rest
     call = tool_pb2.InDoubtCall(
@@ -87,7 +88,7 @@ def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:
     )
     if started_at is not None:
         call.start_time.CopyFrom(timestamp(started_at))
-    return call
+    return admin_pb.ListInDoubtCallsResponse.Listed(call=call)
 
 
 def _write_token(row: tuple[Any, ...]) -> str:

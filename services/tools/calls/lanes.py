@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 
 class Lane:
-    """Gives each free place to the waiting tenant with the fewest calls in the lane, in turn among equals.
+    """Gives each free place to the waiting tenant with the fewest calls in the lane, the longest waiting of equals.
 
     So a tenant whose calls are slow delays the next call of another one until a place is free, and no longer.
     """
@@ -27,12 +27,12 @@ class Lane:
         if not self.is_full:
             self._running[tenant] += 1
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it got its place just then
+            if waiter.done() and not waiter.cancelled():  # it got its place just then
                 self.release(tenant)
             raise
 
@@ -44,13 +44,13 @@ class Lane:
 
     def _give_place(self) -> None:
         tenant = min(self._waiting, key=lambda one: self._running[one])
-        turns = self._waiting.pop(tenant)
-        turn = turns.popleft()
-        if not turn.done():  # a call that was cancelled waits no more
+        waiters = self._waiting.pop(tenant)
+        waiter = waiters.popleft()
+        if not waiter.done():  # a call that was cancelled waits no more
             self._running[tenant] += 1
-            turn.set_result(None)
-        if turns:
-            self._waiting[tenant] = turns  # behind the others
+            waiter.set_result(None)
+        if waiters:
+            self._waiting[tenant] = waiters  # behind the others
 
     def shrink(self) -> None:
         """Takes a place out of the lane, when one is given back. The last one stays: its calls fail with the reason."""

@@ -194,7 +194,7 @@ class Runner:
         task.add_done_callback(lambda _: calls.subtract((tenant,)) if calls[tenant] > 1 else calls.pop(tenant))
 
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
-        """Runs one attempt to its end, and gives the end to all listeners."""
+        """Runs one attempt to its end, and sends the result to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
         claims = run.request.claims
         log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}

@@ -20,15 +20,16 @@ import uuid_utils.compat as uuids
 from services.tools.runners.identity import ProcessIdentity
 from services.tools.runners.proof import FormerLives, prove_former
 from services.tools.statements import QUERIES
-from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import DEFAULT_MARGIN_SECONDS, TrustWindow
 from tenure.runtime import metrics
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.process import note_progress, rest
+from tenure.runtime.postgres import Connection
+from tenure.runtime.process import rest
+from tenure.runtime.runner_row import AGAIN_SECONDS, keep_renewed, record_end
 
 _log: Final = logging.getLogger(__name__)
-_AGAIN_SECONDS: Final = 0.2
 _NOT_KNOWN: Final = ProcessIdentity(machine_id="", boot_id="", namespaces="", pid=0, start_ticks=0)
 
 
@@ -97,32 +98,29 @@ class Liveness:
         runner_id, self._runner_id = self._runner_id, None
         if runner_id is not None:
             self._former.add(runner_id)
-        try:
-            async with asyncio.timeout(self._times.interval_seconds), self._kept.use() as postgres:
-                if runner_id is not None:
-                    await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
-                await prove_former(postgres, self._former)
-        except (TryLater, TimeoutError) as error:
-            _log.warning("could not record the end of this runner, so it counts as alive until its TTL: %s", error)
+
+        async def end(postgres: Connection) -> None:
+            if runner_id is not None:
+                await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
+            await prove_former(postgres, self._former)
+
+        await record_end(self._kept, self._times.interval_seconds, end)
 
     async def renew(self) -> None:
         """Renews this life, or begins a new life after a lapse, as a duty."""
-        while True:
-            note_progress()
-            try:
-                await (self._begin() if self._runner_id is None else self._renew(self._runner_id))
-            except TryLater as error:
-                _log.warning("could not renew this runner: %s", error)
-                await asyncio.sleep(_AGAIN_SECONDS)
-            else:
-                await asyncio.sleep(self._times.interval_seconds)
+
+        async def renew() -> bool:
+            await (self._begin() if self._runner_id is None else self._renew(self._runner_id))
+            return True
+
+        await keep_renewed(renew, self._times.interval_seconds)
 
     async def watch(self) -> None:
         """Ends the life at the moment its trust window closes, as a duty of its own: a renewal may hang."""
         while True:
             runner_id, left_seconds = self._runner_id, self._window.ends_at - _now()
             if runner_id is None:
-                await rest(_AGAIN_SECONDS)
+                await rest(AGAIN_SECONDS)
             elif left_seconds > 0:
                 await rest(left_seconds)
             else:

@@ -37,7 +37,7 @@ mount_helper.py        a process that mounts a workspace into a warm sandbox
 mount_helper_client.py its client in the service
 
 What to touch when:
-- a program gets a new limit: limits.py; cgroups.py or `rlimits` in command.py; `judge` and `explain` in result.py
+- a program gets a new limit: limits.py; cgroups.py or `rlimits` in command.py; `run_status` and `explain` in result.py
 - programs may see another host path: command.py, and placement.py if other uids cannot reach the path
 - there is a new way out to close: a probe in self_test.py, an abuse in tests/fault/abuses.py, then the layer itself
 - a run can end in a new way: SandboxStatus in result.py, and the table in docs/sandbox.md

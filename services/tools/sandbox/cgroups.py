@@ -297,7 +297,7 @@ def _number(path: Path) -> int | None:
 
 
 def _kill_group(directory: Path) -> None:
-    """Kills a v2 group. A missing group is no error: services that start at the same time sweep the same groups."""
+    """Kills a v2 group. A missing group is not an error: services that start at the same time sweep the same groups."""
     try:
         (directory / "cgroup.kill").write_text("1")
     except OSError as error:

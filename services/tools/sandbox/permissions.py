@@ -27,7 +27,7 @@ def open_directory(name: str, parent: int | None, rights: int) -> int:
     try:
         descriptor = os.open(name, DIRECTORY, dir_fd=parent)
     except PermissionError:
-        _add_rights_by_name(name, parent, rights)
+        add_rights_by_name(name, parent, rights)
         descriptor = os.open(name, DIRECTORY, dir_fd=parent)
     try:
         _add_rights(descriptor, rights)
@@ -37,7 +37,7 @@ def open_directory(name: str, parent: int | None, rights: int) -> int:
     return descriptor
 
 
-def _add_rights_by_name(name: str, parent: int | None, rights: int) -> None:
+def add_rights_by_name(name: str, parent: int | None, rights: int) -> None:
     if sys.platform != "linux":  # no program runs on other systems
         os.chmod(name, rights, dir_fd=parent)
         return

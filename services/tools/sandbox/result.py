@@ -115,7 +115,7 @@ class SandboxResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The facts from which `judge` decides the status of a run. Counters are None where no cgroup counts them.
+    """The facts from which `run_status` decides the status of a run. Counters are None where no cgroup counts them.
 
     `stopped`: the status with which the supervisor ended the run, or None. `last_output`: the last line of stderr.
     """
@@ -129,7 +129,7 @@ class Evidence:
     last_output: str
 
 
-def judge(evidence: Evidence) -> SandboxStatus:
+def run_status(evidence: Evidence) -> SandboxStatus:
     """Returns the status of a run: the supervisor's reason first, then success, then the kernel's counters.
 
     A program that reached a limit, handled the error and exited with 0 is OK. Without counters, the last line of the

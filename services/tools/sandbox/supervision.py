@@ -25,7 +25,15 @@ from services.tools.sandbox.limits import SandboxLimits, SandboxUnavailable
 from services.tools.sandbox.mount_helper_client import MountHelperClient
 from services.tools.sandbox.process import MAX_PRIVATE_FILES, SandboxedProcess, remove_cgroup
 from services.tools.sandbox.reaper_client import ReaperClient
-from services.tools.sandbox.result import Evidence, KeptOutput, SandboxResult, SandboxStatus, explain, judge, last_line
+from services.tools.sandbox.result import (
+    Evidence,
+    KeptOutput,
+    SandboxResult,
+    SandboxStatus,
+    explain,
+    last_line,
+    run_status,
+)
 from services.tools.sandbox.unlinked_files import NO_UNLINKED_FILES, unlinked_files_of
 from services.tools.sandbox.workspace import Usage, measure
 from tenure.runtime.task_group import TaskGroup
@@ -303,7 +311,7 @@ class RunSupervisor:
             cpu_limit_ms=1000 * self._limits.cpu_seconds,
             last_output=last_line(errors),
         )
-        status = SandboxStatus.SANDBOX_ERROR if self.left_behind else judge(evidence)
+        status = SandboxStatus.SANDBOX_ERROR if self.left_behind else run_status(evidence)
         return SandboxResult(
             status=status,
             exit_code=exit_code,

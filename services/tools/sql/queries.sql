@@ -246,10 +246,14 @@ select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.cl
    and (cardinality(%(call_ids)b::text[]) = 0 or c.call_id = any(%(call_ids)b::text[]))
  order by c.call_id collate "C" limit %(limit)b::int;
 
--- name: calls_in_doubt
--- One page of a tenant's calls in doubt, the oldest doubt first.
+-- part: doubt
+-- A call in doubt, with the beginning of its arguments.
 select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
        call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
+
+-- name: calls_in_doubt
+-- One page of a tenant's calls in doubt, the oldest doubt first.
+{doubt}
   from doubts
  where tenant = %(tenant)b::text
    and (doubted_at, task_id, call_id) > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
@@ -258,16 +262,14 @@ select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(mo
 -- name: calls_in_doubt_of_task
 -- One page of a task's calls in doubt. It searches by the task, because most calls in doubt belong to other tasks.
 with of_task as materialized (select * from doubts where tenant = %(tenant)b::text and task_id = %(task_id)b::uuid)
-select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
-       call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
+{doubt}
   from of_task
  where (doubted_at, task_id, call_id) > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
  order by doubted_at, task_id, call_id limit %(limit)b::int;
 
 -- name: named_calls_in_doubt
 -- Those of the named calls of a tenant that are in doubt.
-select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
-       call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
+{doubt}
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id) join doubts using (task_id, call_id)
  where tenant = %(tenant)b::text;
 

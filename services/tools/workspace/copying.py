@@ -157,7 +157,7 @@ def _put_in_place(name: str, task_id: str, parent: int) -> bool:
 
 
 class _Copying:
-    """One copy in progress. `target`: its top directory, which nobody else can enter."""
+    """One copy in progress. `target`: its top directory, which no other process can enter."""
 
     def __init__(self, target: int, bounds: Bounds, stopped: Event) -> None:
         self._target, self._bounds, self._stopped = target, bounds, stopped

@@ -154,7 +154,7 @@ def give_to_owner(descriptor: int, workspace: int) -> None:
 
 
 def _make_directory(name: str, parent: int) -> None:
-    with suppress(FileExistsError):  # if it is no directory, opening it as one fails next
+    with suppress(FileExistsError):  # if it is not a directory, opening it as one fails next
         os.mkdir(name, 0o755, dir_fd=parent)
 
 

@@ -36,6 +36,7 @@ from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongSt
 from tenure.domain.kept_content import KeptContent, kept_path
 from tenure.domain.outputs import FileDigest
 from tenure.runtime.failpoints import failpoint
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
 
@@ -203,7 +204,7 @@ def _reporting_errors(path: str) -> Iterator[None]:
             raise InvalidRequest(violations=[("path", refused.message)], reason="BAD_PATH") from refused
         raise WrongState(refused.message, reason=refused.detail) from refused
     except FileNotFoundError as error:
-        raise NotFound(f"there is no {path!r} in the workspace", reason="FILE_NOT_FOUND") from error
+        raise NotFound(f"{path!r} not found in the workspace", reason="FILE_NOT_FOUND") from error
     except PermissionError as error:
         message = f"{path!r} is closed to the tool service: a program of the task must open it (chmod)"
         raise WrongState(message, reason="WORKSPACE_UNREADABLE") from error
@@ -232,26 +233,26 @@ _KINDS: Final = {
 }
 
 
-def list_response(contents: Contents, bounds: Bounds) -> pb.ToolServiceListFilesResponse:
+def list_response(contents: Contents, bounds: Bounds) -> tasks_pb.ListFilesResponse:
     """Returns the message for a page."""
-    return pb.ToolServiceListFilesResponse(
+    return tasks_pb.ListFilesResponse(
         files=[_file(listed) for listed in contents.page.files],
         next_page_token=contents.page.next_token,
         usage=None if contents.usage is None else _usage(contents.usage, bounds),
     )
 
 
-def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileResponse:
+def read_response(path: str, part: OpenFile | bytes) -> tasks_pb.ReadFileResponse:
     """Returns the message for a part of a file, or for its header."""
     if isinstance(part, bytes):
-        return pb.ToolServiceReadFileResponse(content=part)
+        return tasks_pb.ReadFileResponse(content=part)
     header = workspace_pb2.FileHeader(
         path=path,
         size_bytes=part.version.size_bytes,
         modified_at=_moment(part.version.modified_ns),
         version=str(part.version),
     )
-    return pb.ToolServiceReadFileResponse(header=header)
+    return tasks_pb.ReadFileResponse(header=header)
 
 
 def copy_response(copied: CopiedFiles | None) -> pb.CopyFilesResponse:

@@ -382,7 +382,7 @@ class FunctionWork:
         """Makes one attempt. Returns the recorded step, or the report of the next attempt. Raises StepFailed."""
         try:
             answer = await report.make(run)
-            # A model may write half of a surrogate pair in its JSON, which is no reason to pay for another call.
+            # A model may write half of a surrogate pair in its JSON, which is not a reason to pay for another call.
             result = well_formed_value(answer.result)
             result_json = encode(result, f"the result of the model call {begin.name}", MAX_KEPT_BYTES)
         except Exception as error:

@@ -55,10 +55,10 @@ from tenure.domain.control import (
 )
 from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.kept_content import digest_of_path
+from tenure.domain.next_action import calls_to_make
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
 from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
-from tenure.domain.turn import calls_to_make
 from tenure.runtime.request_context import within_trace
 
 _log: Final = logging.getLogger(__name__)

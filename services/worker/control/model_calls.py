@@ -127,7 +127,7 @@ def check_request(request: ModelCallRequest) -> None:
 
 
 def checked_answer(answer: object) -> ModelCallAnswer:
-    """Returns what `run` returned. Raises TypeError or ValueError when it is no answer."""
+    """Returns what `run` returned. Raises TypeError or ValueError when it is not an answer."""
     if not isinstance(answer, ModelCallAnswer):
         raise TypeError(f"run must return a ModelCallAnswer, not {type(answer).__name__}")
     texts = {name: getattr(answer, name) for name in ("text", "model", "stop_reason", "request_id")}

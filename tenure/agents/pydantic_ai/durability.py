@@ -168,7 +168,7 @@ class WorkBackend(DurableOperationBackend[EffectClass]):
         name = self._namer.invocation_name(operation.operation_id, label=label).operation_name
 
         async def body() -> Any:
-            with unit(f"the step {name}"), durable_unit_scope(), _repeated_discovery(operation.operation_id):
+            with unit(f"the step {name}"), durable_unit_scope(), repeated_discovery(operation.operation_id):
                 return operation.result_codec.dump(await operation.handler(params))
 
         current = _current()
@@ -368,7 +368,7 @@ async def _decision(current: Execution, request: Mapping[str, str]) -> ToolAppro
 
 
 @contextmanager
-def _repeated_discovery(operation: object) -> Iterator[None]:
+def repeated_discovery(operation: object) -> Iterator[None]:
     """Lets the task try again when an MCP server did not start or answer: to ask it for its tools has no effect.
 
     A command that does not exist, and a mistake in the program, is there the next time, too.

@@ -43,7 +43,7 @@ def slow_step() -> int:
 
 
 def count_effects(records: Path) -> Counter[str]:
-    """Returns how often each line is in the outside files. A line that is no JSON record counts as its own text."""
+    """Returns how often each line is in the outside files. A line that is not a JSON record counts as its own text."""
     counts: Counter[str] = Counter()
     for path in sorted(records.rglob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -19,13 +19,13 @@ from devstack import ServiceProcess, Stack, StackOptions
 from tenure.cli.demo.board import Board, call_of_line, now
 from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effectful_calls, slow_line, slow_step
 from tenure.client import Client
-from tenure.client.client import CALL_TIMEOUT_SECONDS
+from tenure.client.retries import CALL_TIMEOUT_SECONDS
 from tenure.domain.states import is_terminal
 from tenure.domain.tools import CallState
 from tenure.runtime.postgres import Pool, connection, open_pool
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1.admin_service_pb2 import ListWorkersRequest
-from tenure.v1.task_pb2 import AgentSpec
+from tenure.v1.task_pb2 import AgentSpec, TaskSpec
 from tenure.v1.task_service_pb2 import SubmitTaskRequest
 from tenure.wire.common import moment
 
@@ -155,7 +155,8 @@ class Play:
         """Submits the task, which the only worker takes; then starts two more workers. Either may be the next owner."""
         board = self._board
         task = await self._client.submit(
-            "Place the orders, and each only once.", request=SubmitTaskRequest(agent=AgentSpec(model=MODEL))
+            "Place the orders, and each only once.",
+            request=SubmitTaskRequest(spec=TaskSpec(agent=AgentSpec(model=MODEL))),
         )
         board.task_id, board.submitted_at = task.task_id, moment(task.create_time)
         count = len(effectful_calls())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 
 from tenure.runtime.fast_start import imports_kept
+from tenure.serve import PROGRAMS
 from tests.fault.mutants.catalogue import MUTATIONS, table
 from tests.fault.mutants.loading import load_mutated
 
@@ -26,8 +28,9 @@ def main(arguments: list[str]) -> int:
         parser.error(f"{mutation.name} is a mutation of {mutation.service}")
     sys.argv[1:] = []  # the rest is the service's own command line
     with imports_kept():
-        service = load_mutated(f"services.{given.service}.main", mutation.edits)
-    code: int = service.main()
+        load_mutated(f"services.{given.service}.main", mutation.edits)
+        program = import_module(PROGRAMS[given.service])
+    code: int = program.main()
     return code
 
 

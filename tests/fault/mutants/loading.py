@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.abc import MetaPathFinder
@@ -92,8 +92,8 @@ def _edit_statements(edit: Edit) -> None:
     load = Queries.load
     text = edit.apply(resources.files(edit.where).joinpath(STATEMENTS).read_text(encoding="utf-8"))
 
-    def load_edited(package: str, path: str = STATEMENTS) -> Queries:
+    def load_edited(package: str, path: str = STATEMENTS, parts: Mapping[str, str] | None = None) -> Queries:
         is_meant = (package, path) == (edit.where, STATEMENTS)
-        return Queries(text, f"{package}/{path}") if is_meant else load(package, path)
+        return Queries(text, f"{package}/{path}", parts) if is_meant else load(package, path, parts)
 
     Queries.load = load_edited  # type: ignore[method-assign]  # for the life of this process

@@ -1,4 +1,4 @@
-"""The ledger's guards: its door, and what may follow an end."""
+"""The ledger's guards: who may open and commit, and what may follow an end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operators who act between a decision and its execution: every failpoint is a place where somebody may be overtaken.
+"""Operators who act between a decision and its execution: every failpoint is a place where a process may be overtaken.
 
-All failpoints of all processes are armed to stop there once and to say so. Whoever is stopped goes on when an operator
+All failpoints of all processes are armed to stop there once and to say so. A stopped process goes on when an operator
 has done something to a task, at the latest HOLD_SECONDS after the operator began: it may hold the lock that the
 operator waits for. A seed gives each failpoint its first action; as many seeds in a row as there are actions give it
 all of them.
@@ -49,7 +49,7 @@ class Action(StrEnum):
 
 
 def first_action(name: str, seed: int) -> Action:
-    """What is surely done while somebody is stopped at this failpoint."""
+    """What is surely done while a process is stopped at this failpoint."""
     actions = list(Action)
     return actions[([*FAILPOINTS].index(name) + seed) % len(actions)]
 
@@ -91,11 +91,11 @@ class Between:
         return (all_met or quiet) and all(one.done() for one in self._going)
 
     def begin(self) -> None:
-        """All processes serve: from now on it is quiet while nobody reaches a failpoint."""
+        """All processes serve: from now on it is quiet while no process reaches a failpoint."""
         self._newest_at = time.monotonic()
 
     async def leave(self) -> None:
-        """Nobody acts any more; what was begun is finished. The tasks are judged afterwards."""
+        """No operator acts any more, and all begun actions are finished. The tasks are checked afterwards."""
         self._over = True
         await asyncio.gather(*self._going)
 
@@ -119,7 +119,7 @@ class Between:
         return ";".join([f"{name}=1#touch({self._reached(name)})->1#wait({self._go(name)})" for name in own] + also)
 
     async def run(self, install: Installation) -> None:
-        """Until cancelled: whoever is stopped meets an operator."""
+        """Until cancelled: each stopped process meets an operator."""
         try:
             while True:
                 for name in self.names:
@@ -182,7 +182,7 @@ class Between:
 
 
 async def _choose(traffic: Traffic, action: Action, rng: random.Random) -> tuple[Submitted, int] | None:
-    """A task with its epoch: one that this can be done to if there is any, and rather one that somebody works on."""
+    """A task with its epoch: one that this can be done to if there is any, and rather one that a worker holds."""
     known = [task for task in traffic.tasks if task.task_id]
     looked_at = rng.sample(known, min(len(known), LOOKED_AT))
     seen = await asyncio.gather(*(traffic.user_of(task).get(task.task_id) for task in looked_at))

@@ -17,12 +17,13 @@ from functools import partial
 from typing import Final
 from uuid import uuid4
 
-from tenure.client.client import RETURN_PATIENCE
+from tenure.client.leases import HeldLease
+from tenure.client.retries import RETURN_PATIENCE
 from tenure.domain.errors import Fenced, NotFound, TryLater
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
+from tenure.v1 import admin_service_pb2, task_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -188,13 +189,13 @@ async def use_lease(install: Installation, fault: PlannedFault) -> None:
     ends_at = asyncio.get_running_loop().time() + fault.seconds
     while asyncio.get_running_loop().time() < ends_at:
         with suppress(TryLater, Fenced):
-            async with install.users[0].lease(f"tables/{uuid4().hex}", holder="backend", ttl_seconds=5):
+            async with HeldLease(install.users[0].leases, f"tables/{uuid4().hex}", holder="backend", ttl_seconds=5):
                 pass
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def send_signals(install: Installation, fault: PlannedFault) -> None:
-    """A backend that sends events nobody waits for yet, as often as it takes."""
+    """A backend that sends events that no task waits for yet, as often as it takes."""
     ends_at = asyncio.get_running_loop().time() + fault.seconds
     while asyncio.get_running_loop().time() < ends_at:
         with suppress(TryLater):
@@ -209,12 +210,14 @@ async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
     """
     name, user = f"faults-{uuid4().hex}", install.users[0]
     async with receiving() as receiver:
-        made = await user.create_webhook(
+        made = await user.webhooks.CreateWebhook(
             webhooks.CreateWebhookRequest(name=name, url=receiver.url, event_types=["task.*"])
         )
         receiver.secrets = [made.secret]
         for _ in range(int(fault.detail)):
-            spec = api.SubmitTaskRequest(request_id=uuid4().hex, agent=task_pb2.AgentSpec(model=model_of("plain")))
+            spec = api.SubmitTaskRequest(
+                request_id=uuid4().hex, spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model_of("plain")))
+            )
             await until_answered(partial(user.submit, "told of", request=spec))
         await receiver.until(int(fault.detail), lambda one: one.type == "task.succeeded")
         done = webhooks.DeleteWebhookRequest(webhook=name)
@@ -233,13 +236,15 @@ async def drain_worker(install: Installation, fault: PlannedFault) -> None:
     ends_at = asyncio.get_running_loop().time() + fault.seconds
     while asyncio.get_running_loop().time() < ends_at:
         with suppress(TryLater, NotFound):
-            await install.users[0].drain(fault.target, "a new kernel")
+            await install.users[0].admin.DrainWorker(
+                admin_service_pb2.DrainWorkerRequest(worker_id=fault.target, reason="a new kernel")
+            )
         await asyncio.sleep(PAUSE_SECONDS)
     await kill(install, PlannedFault(0.0, "kill", fault.target))
 
 
 async def overtake(install: Installation, fault: PlannedFault) -> None:
-    """Waits until everybody was stopped and met an operator, or nobody new was for long; for `seconds` at most."""
+    """Waits until each process was stopped and met an operator, or no new one was for long; for `seconds` at most."""
     assert install.between is not None
     await install.keeper.all_serve()
     install.between.begin()

@@ -20,7 +20,8 @@ async def fork(install: Installation, _fault: PlannedFault) -> None:
     user = install.users[0]
     async with asyncio.timeout(PATIENCE_SECONDS):
         spec = api.SubmitTaskRequest(
-            request_id=uuid4().hex, goal="forked", agent=task_pb2.AgentSpec(model=model_of("files"))
+            request_id=uuid4().hex,
+            spec=task_pb2.TaskSpec(goal="forked", agent=task_pb2.AgentSpec(model=model_of("files"))),
         )
         task_id = (await until_answered(lambda: user.submit("forked", request=spec))).task_id
         await until_answered(lambda: user.wait(task_id))

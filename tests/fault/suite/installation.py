@@ -126,7 +126,7 @@ async def _options(
         environment[names("worker")[-1]]["TENURE_FAILPOINTS"] = DEAF
     # A killed ledger's webhooks wait for its turns to run out.
     environment["checkpoint"] = {
-        "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "3",
+        "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "3",
         "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "1",
     }
     # Calls of a lost runner are given up so soon that people can settle them, and it can wake up, while the seed runs.

@@ -32,7 +32,7 @@ class ProcessExit:
 
     @property
     def surprising(self) -> bool:
-        """It ended by itself while it should have worked: with a code, or by a signal nobody sent."""
+        """It ended by itself while it should have worked: with a code, or by a signal of another process."""
         return self.served and not self.was_intended and not self.by_failpoint
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Keeper:
         return [name for name, kept in self._kept.items() if kept.armed or kept.arm_next]
 
     def hasten(self) -> None:
-        """Everybody down is started now, with no failpoints."""
+        """All stopped processes are started now, with no failpoints."""
         for kept in self._kept.values():
             kept.down_until, kept.arm_next = 0.0, ""
 

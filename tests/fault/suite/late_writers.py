@@ -72,7 +72,7 @@ async def _write_stale(install: Installation, ledger: Any, task_id: str) -> None
 
 async def late_calls(install: Installation, fault: PlannedFault) -> None:
     """A worker falls asleep with intents in the ledger and their calls not made. An operator ends those tasks, it wakes
-    up, and calls: the tools' closed fence refuses it, or nobody does.
+    up, and calls: only the tools' closed fence refuses it.
 
     `detail`: at which of its answers it falls asleep.
     """
@@ -149,7 +149,7 @@ async def _falls_asleep(pid: int) -> bool:
 
 
 async def _refused(install: Installation, task_ids: list[str], worker_id: str) -> None:
-    """Waits until the tools refused it, for a while: whoever has lost the fence refuses nothing."""
+    """Waits until the tools refused it, for a while: a service without the fence refuses nothing."""
     ends_at = time.monotonic() + CALLING_SECONDS
     while task_ids and time.monotonic() < ends_at:
         for task_id in task_ids:

@@ -1,4 +1,4 @@
-"""The wires between the processes: a proxy for everybody who dials somebody, so that one wire can be cut alone.
+"""The wires between the processes: a proxy for each caller and each peer, so that one wire can be cut alone.
 
 A link is called `who>whom`, `worker-1>checkpoint-2`. The services' ports are known only once they run, so a link looks
 them up for each connection.

@@ -26,7 +26,7 @@ select r.pid from tools.calls c join tools.runners r using (runner_id)
 
 
 async def runner_of_unsafe_calls(install: Installation) -> str | None:
-    """The tool service that runs most of them now; None: nobody did, for a while."""
+    """The tool service that runs most of them now; None: none did, for a while."""
     ends_at = time.monotonic() + LOOKED_FOR_SECONDS
     while time.monotonic() < ends_at:
         with suppress(psycopg.OperationalError, TimeoutError):  # Postgres may be away: another fault's doing

@@ -36,15 +36,15 @@ def _unrequested_ends(entries: Sequence[Entry]) -> Iterator[str]:
             one.act for one in requests if isinstance(one, OperatorRequest) and isinstance(one.act, OperatorCloseOut)
         ]
         if end.reason == Reason.OPERATOR_CLOSE_OUT and not closes:
-            yield f"attempt {entry.attempt} was closed out at {entry.sequence}, and nobody had asked for that"
+            yield f"attempt {entry.attempt} was closed out at {entry.sequence}, and no operator had asked for that"
         elif end.to_state is TaskState.CANCELLED and not (
             closes or any(isinstance(one, CancelRequest) for one in requests)
         ):
-            yield f"attempt {entry.attempt} was cancelled at {entry.sequence}, and nobody had asked for that"
+            yield f"attempt {entry.attempt} was cancelled at {entry.sequence}, and no operator had asked for that"
 
 
 def _is_kept(entries: Sequence[Entry], done: Done) -> bool:
-    """Of a transfer: whoever held the task before has written nothing since."""
+    """Of a transfer: the former owner has written nothing since."""
     requests = [one.body.act for one in entries if isinstance(one.body, OperatorRequest)]
     match done.action:
         case Action.CANCEL | Action.CLOSE_OUT:
@@ -62,7 +62,7 @@ def _is_kept(entries: Sequence[Entry], done: Done) -> bool:
 
 def _taken(entries: Sequence[Entry], done: Done) -> tuple[int, set[int]]:
     """Where a transfer took the task away, and from which epochs. The look before it is not enough: it may have come
-    before the grant that was taken away, and named epoch 0, as the entries that nobody needs a claim for.
+    before the grant that was taken away, and named epoch 0, as entries that need no claim.
     """
     transfers = [
         one.sequence

@@ -1,6 +1,6 @@
 """People who settle calls in doubt, each task's in the manner that its plan has.
 
-Whoever is careful waits until the runner is proven gone, looks outside, and says what is there: by such words nothing
+A careful operator waits until the runner is proven gone, looks outside, and says what is there: by such words nothing
 happens twice, whatever is killed or wakes up. The others are wrong at times, as people are; then the checker allows
 what they have allowed, and nothing more.
 """
@@ -53,7 +53,7 @@ class Operators:
         self._rng.seed(self.traffic.schedule.seed)
 
     async def run(self) -> None:
-        """Until cancelled: a word on every call that somebody waits for."""
+        """Until cancelled: a word on every call that a task waits for."""
         while True:
             tasks = {task.task_id: task for task in self.traffic.tasks if task.task_id}
             async with asyncio.TaskGroup() as people:
@@ -78,7 +78,7 @@ class Operators:
         self._rng.shuffle(words)
         answers = await asyncio.gather(*(self._say(task, doubt, *word) for word in words))
         if OperationResult.UNKNOWN not in answers:
-            del self._said[doubt]  # what is listed again was not settled by it: somebody looks anew
+            del self._said[doubt]  # what is listed again was not settled by it: an operator looks anew
 
     def _decide(self, call: tool_pb2.InDoubtCall, task: Submitted) -> Decision | None:
         match task.planned.manner:
@@ -131,5 +131,5 @@ def careful_words_repeat_nothing(traffic: Traffic, history: History) -> Iterator
         places.setdefault((effect.task_id, effect.call_id), []).append(effect)
     for (task_id, call_id), effects in places.items():
         if (task_id, call_id) in once and len(effects) > 1:
-            text = f"the effect of call {call_id} happened {len(effects)} times, by words of somebody who had looked"
+            text = f"the effect of call {call_id} happened {len(effects)} times, by words of an operator who had looked"
             yield Violation("I12", task_id, text)

@@ -12,7 +12,7 @@ import psycopg
 
 from tenure.client import Client
 from tenure.domain.errors import NotFound, TryLater
-from tenure.v1 import task_pb2
+from tenure.v1 import admin_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.installation import DATABASE, Installation
 from tests.fault.suite.scenarios import model_of
@@ -27,18 +27,23 @@ HURRIED: Final = "hurried"
 async def prune(install: Installation, fault: PlannedFault) -> None:
     """Whatever dies on the way. Returns when the files are gone, which are the last to go.
 
-    With the detail HURRIED nobody waits for the pause that grows with every try at which somebody died.
+    With the detail HURRIED no worker waits for the pause that grows with every crash.
     """
     user = install.users[0]
     async with asyncio.timeout(PATIENCE_SECONDS):
         spec = api.SubmitTaskRequest(
-            request_id=uuid4().hex, goal="pruned", agent=task_pb2.AgentSpec(model=model_of("files"))
+            request_id=uuid4().hex,
+            spec=task_pb2.TaskSpec(goal="pruned", agent=task_pb2.AgentSpec(model=model_of("files"))),
         )
         task_id = (await until_answered(lambda: user.submit("pruned", request=spec))).task_id
         await until_answered(lambda: user.wait(task_id))
         files = install.stack.layout.workspaces / "default" / task_id
         assert files.is_dir()
-        await until_answered(lambda: user.prune(task_id, "to see what is left"))
+        await until_answered(
+            lambda: user.admin.PruneTasks(
+                admin_service_pb2.PruneTasksRequest(task_id=task_id, reason="to see what is left")
+            )
+        )
         await _refused(user, task_id)
         while files.exists():
             if fault.detail == HURRIED:

@@ -39,7 +39,7 @@ async def run(arguments: argparse.Namespace) -> Summary:
     left = next(seeds, None)
     while left is not None and time.monotonic() < ends_at:
         folder = Path(tempfile.mkdtemp(prefix="tenure-faults-"))
-        folder.chmod(0o755)  # the embedded Postgres may run as somebody else
+        folder.chmod(0o755)  # the embedded Postgres may run as another account
         try:
             left = await _on_one_installation(folder, arguments, left, seeds, ends_at, summary)
         finally:

@@ -56,7 +56,7 @@ class Shape:
 class PlannedTask:
     """One task and what its client does. Times in seconds: `at` from the start, the others from `at`.
 
-    `manner`: of whoever settles its calls in doubt; `contested`: somebody else says another word at the same time.
+    `manner`: of the operator who settles its calls in doubt; `contested`: another one contradicts at the same time.
     `guest`: of the tenant GUEST.
     `cancels_call`: what `cancel_after` is counted from is the task's first call.
     """

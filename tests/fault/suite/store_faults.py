@@ -64,7 +64,7 @@ async def freeze_store(install: Installation, fault: PlannedFault) -> None:
 
 
 async def lose_generation(install: Installation, _fault: PlannedFault) -> None:
-    """As in an etcd that was replaced by an empty one: nobody ever told it which life this is."""
+    """As in an etcd that was replaced by an empty one: it does not know which life this is."""
     async with EtcdClient(install.etcd_log.endpoints, namespace=PREFIX) as etcd:
         with suppress(EtcdError):  # it is away just now: a fault upon a fault
             await etcd.delete(GENERATION_KEY)
@@ -92,7 +92,7 @@ async def _start_postgres(install: Installation) -> None:
         try:
             await install.postgres.start_async()
         except EmbeddedPostgresError:
-            if not tries_left:  # everybody comes back at once: our own look may find no connection left
+            if not tries_left:  # all processes come back at once: our own look may find no connection left
                 raise
         else:
             return

@@ -32,7 +32,7 @@ RETRY: Final = task_pb2.RetryPolicy(max_attempts=6, factor=1.5)
 
 @dataclass(slots=True)
 class Submitted:
-    """A planned task and what became of it: `task_id` empty while nobody was told. `below`: its sub-agents."""
+    """A planned task and what became of it: `task_id` empty without an answer. `below`: its sub-agents."""
 
     planned: PlannedTask
     goal: str
@@ -64,7 +64,7 @@ class Traffic:
         return self.tasks[-1]
 
     async def submit_another(self, planned: PlannedTask, client: str) -> Submitted:
-        """A task that a fault needs; nobody watches it."""
+        """A task that a fault needs; no client watches it."""
         task = self._plan(planned)
         await self._submit(task, client, self.user_of(task))
         return task
@@ -136,7 +136,7 @@ class Traffic:
         await cancel(self.log, task.task_id, client, user, tenant_of(task))
 
     async def _call_began(self, task: Submitted, user: Client) -> None:
-        """Waits until the task has begun a call, or has ended without; or until nobody has answered for long."""
+        """Waits until the task has begun a call, or has ended without; or until no service has answered for long."""
         with suppress(TryLater):
             async with aclosing(user.watch(task.task_id)) as events:
                 async for event in events:
@@ -211,15 +211,17 @@ def _submission(planned: PlannedTask, goal: str) -> Submitted:
     in_doubt = task_pb2.IN_DOUBT_POLICY_TELL_MODEL if planned.tells_model else task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON
     request = api.SubmitTaskRequest(
         request_id=goal,
-        goal=goal_of(planned.scenario, goal),
-        agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
-        policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=RETRY),
-        result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
+        spec=task_pb2.TaskSpec(
+            goal=goal_of(planned.scenario, goal),
+            agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
+            policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=RETRY),
+            result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
+        ),
     )
     if planned.timeout_seconds is not None:
-        request.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))
+        request.spec.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))
     if planned.max_tokens is not None:
-        request.limits.max_tokens = planned.max_tokens
-    request.policy.retry.initial_backoff.FromMilliseconds(500)
-    request.policy.retry.max_backoff.FromSeconds(2)
+        request.spec.limits.max_tokens = planned.max_tokens
+    request.spec.policy.retry.initial_backoff.FromMilliseconds(500)
+    request.spec.policy.retry.max_backoff.FromSeconds(2)
     return Submitted(planned, goal, request)

@@ -33,7 +33,7 @@ POLL_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a seed. `hit`: the failpoints that a process died at; `not_checked`: what nobody looked at."""
+    """What became of a seed. `hit`: the failpoints that a process died at; `not_checked`: what was not checked."""
 
     schedule: Schedule
     violations: list[Violation]
@@ -117,7 +117,7 @@ class Trial:
         return time.monotonic() - mended_at
 
     async def _claims_go(self, traffic: Traffic, within_seconds: float) -> None:
-        """Waits until etcd has no claim of theirs. One that nobody works under may stay for some seconds, not for ever:
+        """Waits until etcd has no claim of theirs. One without a worker may stay for some seconds, not for ever:
         the checker tells.
         """
         task_ids = traffic.task_ids(guests=False) | traffic.task_ids(guests=True)

@@ -159,8 +159,8 @@ create table tasks (
 
   unique (tenant, request_id)
 ) with (fillfactor = 70,
-        -- By default, autovacuum waits until a fifth of a table is dead. Measured by `python -m bench churn`
-        -- (docs/postgres.md): entries and the calls of tools gain nothing.
+        -- By default, autovacuum waits until a fifth of a table is dead. Measured (docs/postgres.md):
+        -- entries and the calls of tools gain nothing.
         autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
 -- Offers: each tenant's part of a queue is found alone, however long another part is. Begun tasks come before new ones,

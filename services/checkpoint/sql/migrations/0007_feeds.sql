@@ -64,16 +64,16 @@ create index signals_kept on signals (tenant, correlation_id, position) where ta
 create index signals_oldest on signals (received_at);
 
 -- One row, made when a replica begins to export spans: the position in the feed of changes, and the replica that exports.
--- Every write of a replica is refused after another replica took the turn: the number only grows.
+-- Every write of a replica is refused after another replica took the lease: the number only grows.
 create table trace_feed (
-  one        boolean primary key default true check (one),
-  feed_id    uuid not null,
-  xid        xid8 not null,
-  position   bigint not null,
-  read_at    timestamptz not null default now(),
-  turn       bigint not null default 0,
-  turn_until timestamptz not null default '-infinity',
-  holder     text not null default ''
+  one          boolean primary key default true check (one),
+  feed_id      uuid not null,
+  xid          xid8 not null,
+  position     bigint not null,
+  read_at      timestamptz not null default now(),
+  lease_number bigint not null default 0,
+  leased_until timestamptz not null default '-infinity',
+  holder       text not null default ''
 );
 
 -- The sequence up to which the spans of each task are exported, at least once and with the same ids. A task is due while a

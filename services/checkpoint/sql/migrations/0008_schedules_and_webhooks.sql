@@ -84,9 +84,9 @@ create table webhooks (
   position          bigint not null,
   read_at           timestamptz not null default now(),
 
-  -- One replica at a time has the turn. Its writes are refused after another replica took the turn: the number only grows.
-  turn              bigint not null default 0,
-  turn_until        timestamptz not null default '-infinity',
+  -- The row lease of the replica that sends. Its writes are refused after another replica took it: the number only grows.
+  lease_number      bigint not null default 0,
+  leased_until      timestamptz not null default '-infinity',
   -- No delivery before this time: the endpoint asked for a pause.
   hold_until        timestamptz not null default '-infinity',
 
@@ -125,7 +125,7 @@ create table webhook_deliveries (
   -- Why it waits although no attempt failed.
   hold_reason     text not null default ''
                   constraint webhook_deliveries_hold_reason check (hold_reason in ('', 'TENANT_QUOTA')),
-  sent_in_turn    bigint,                                     -- a replica is sending it while this turn lasts
+  sent_under_lease bigint,                                    -- a replica is sending it while this lease lasts
   -- The addresses that accepted an e-mail: the next attempt sends to the others only.
   accepted_addresses text[] not null default '{}',
   last_attempt_at timestamptz,
@@ -135,7 +135,7 @@ create table webhook_deliveries (
   ended_at        timestamptz,
   primary key (webhook_id, ordinal),
   constraint ended_iff_over check ((ended_at is not null) = (state <> 'PENDING')),
-  constraint only_pending_is_sent check (state = 'PENDING' or (next_attempt_at is null and sent_in_turn is null))
+  constraint only_pending_is_sent check (state = 'PENDING' or (next_attempt_at is null and sent_under_lease is null))
 );
 -- One delivery of each line at a time: this keeps the order of a task.
 create unique index webhook_deliveries_next on webhook_deliveries (webhook_id, line) where next_attempt_at is not null;

@@ -1,0 +1,1 @@
+"""Agents of A2A. See README.md."""

@@ -1,0 +1,1 @@
+"""The pages of answer links. See README.md."""

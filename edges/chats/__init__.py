@@ -1,0 +1,1 @@
+"""Chats of the AI SDK and of AG-UI. See README.md."""

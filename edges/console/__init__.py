@@ -1,0 +1,1 @@
+"""The pages of the gateway for browsers. See README.md."""

@@ -1,0 +1,1 @@
+"""The tool http_fetch. See README.md."""

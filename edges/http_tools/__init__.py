@@ -1,0 +1,1 @@
+"""HTTP tools. See README.md."""

@@ -1,0 +1,297 @@
+"""Makes the tool calls of an MCP server and turns the server's tools into tools of this service.
+
+A call whose answer was lost is sent again when its effect class allows a repeat. Otherwise it is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import math
+import mimetypes
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import mcp_types as types
+
+from edges.mcp_client.connection import McpSession
+from edges.mcp_client.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent
+from edges.mcp_client.settings import REACH_SECONDS, lane_of_server
+from services.tools.output import DIRECTORY, OutputStore
+from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
+from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
+
+# An answer as text for the model. Parts that are not text are kept in the workspace, and the text names their files.
+
+Keep = Callable[[bytes, str], str]
+"""Stores bytes in a file with the given suffix. Returns where they are, or why they were not stored."""
+
+_PLAIN_SUFFIX_LENGTH: Final = 8
+
+
+def text_of(result: types.CallToolResult, keep: Keep) -> str:
+    """Returns the parts of an answer in their order, as text.
+
+    The structured content is for programs: it is included only when the answer has no text.
+    """
+    parts = [_part(block, keep) for block in result.content]
+    if result.structured_content is not None and not any(isinstance(b, types.TextContent) for b in result.content):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+def _part(block: types.ContentBlock, keep: Keep) -> str:
+    if isinstance(block, types.TextContent):
+        return block.text
+    if isinstance(block, types.ImageContent | types.AudioContent):
+        return _stored(f"{block.type} ({block.mime_type})", block.data, block.mime_type, keep)
+    if isinstance(block, types.ResourceLink):
+        return _link(block)
+    resource = block.resource
+    if isinstance(resource, types.TextResourceContents):
+        return f"[resource {resource.uri}]\n{resource.text}"
+    kind = resource.mime_type or "application/octet-stream"
+    return _stored(f"resource {resource.uri} ({kind})", resource.blob, kind, keep)
+
+
+def _link(link: types.ResourceLink) -> str:
+    details = [link.name, link.mime_type, None if link.size is None else f"{link.size} bytes", link.description]
+    return f"[link to the resource {link.uri}: {', '.join(one for one in details if one)}]"
+
+
+def _stored(what: str, encoded: str, mime_type: str, keep: Keep) -> str:
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return f"[{what}: its content is not valid base64]"
+    return f"[{what}, {len(content)} bytes: {keep(content, _suffix(mime_type))}]"
+
+
+def _suffix(mime_type: str) -> str:
+    """Returns the file suffix for a MIME type. File names that the server gives are not trusted."""
+    guessed = mimetypes.guess_extension(mime_type.partition(";")[0].strip()) or ".bin"
+    return guessed if len(guessed) <= _PLAIN_SUFFIX_LENGTH and guessed[1:].isalnum() else ".bin"
+
+
+# A server's tools as definitions, with effect classes by the server's hints, and the tools that cannot be called.
+
+_TASKS_ONLY: Final = "it can be called as an MCP task only"
+
+
+def described(listed: Sequence[types.Tool]) -> list[ToolDefinition]:
+    """Returns the definitions of a server's tools.
+
+    The timeout and the output limit stay 0: MCP has no field for them.
+    """
+    return [
+        ToolDefinition(
+            name=tool.name,
+            description=tool.description or tool.title or "",
+            input_schema_json=json.dumps(tool.input_schema),
+            effect_class=_claimed(tool.annotations),
+            timeout_seconds=0.0,
+            output_limit_bytes=0,
+        )
+        for tool in listed
+    ]
+
+
+def unusable(listed: Sequence[types.Tool]) -> dict[str, str]:
+    """Returns the reasons why tools cannot be called from this service, by tool name."""
+    return {
+        tool.name: _TASKS_ONLY
+        for tool in listed
+        if tool.execution is not None and tool.execution.task_support == "required"
+    }
+
+
+def _claimed(annotations: types.ToolAnnotations | None) -> EffectClass:
+    """Returns the effect class that the annotations of a server claim, or UNSAFE without annotations."""
+    if annotations is not None and annotations.read_only_hint:
+        return EffectClass.PURE
+    if annotations is not None and annotations.idempotent_hint:
+        return EffectClass.IDEMPOTENT
+    return EffectClass.UNSAFE
+
+
+MAX_SENDS: Final = 3
+MAX_PARTS_KEPT: Final = 16
+"""How many parts of one answer are kept. The text only mentions further parts."""
+
+
+class McpToolServer(Protocol):
+    """The server of a tool: gives a call its session."""
+
+    async def link(self, context: CallContext) -> McpSession:
+        """Returns a session for the call. Raises CallNotSent when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpToolCaller:
+    """Runs the calls of one tool. `tool`: the server's own tool name. `threads`: only for writing parts of answers."""
+
+    server: McpToolServer
+    tool: str
+    definition: ToolDefinition
+    output_store: OutputStore
+    threads: Executor
+
+    async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
+        """Makes the call. The call's timeout begins when a session is available.
+
+        Raises ToolFailure, and ToolInDoubt when the answer to a call that must not be sent twice was lost.
+        """
+        _check_text(arguments)
+        sending = SendAttempt(math.inf, context.check_may_begin)
+        try:
+            session = await self._session(context, sending)
+            sending.ends_at = asyncio.get_running_loop().time() + context.timeout_seconds
+            async with asyncio.timeout_at(sending.ends_at):
+                return await self._answered(session, sending, context, arguments)
+        except asyncio.CancelledError:
+            if not sending.is_out:
+                context.mark_not_sent()
+            raise
+        except TimeoutError:
+            if not sending.is_out:
+                unreached = CallNotSent("the connection was lost before the call was sent")
+                raise _unreachable(unreached, sending) from None
+            return no_answer_in_time("The server", self.definition.effect_class, context.timeout_seconds)
+
+    async def _answered(
+        self, session: McpSession, sending: SendAttempt, context: CallContext, arguments: Arguments
+    ) -> ToolAnswer:
+        for sends in range(1, MAX_SENDS + 1):
+            is_last = sends == MAX_SENDS
+            if sends > 1:
+                session = await self._session(context, sending)
+            try:
+                sending.go_out()
+                result = await session.call(self.tool, arguments, context)
+            except CallNotSent as unreached:
+                sending.is_out = sending.sent_before
+                if is_last:
+                    raise _unreachable(unreached, sending) from unreached
+            except AnswerLost as lost:
+                sending.sent_before = True
+                self._check_repeat(lost, is_last=is_last)
+            else:
+                return await self._kept_answer(result, context)
+        raise AssertionError("unreachable: the last send returns or raises")
+
+    async def _session(self, context: CallContext, sending: SendAttempt) -> McpSession:
+        try:
+            return await self.server.link(context)
+        except CallNotSent as unreached:
+            raise _unreachable(unreached, sending) from unreached
+
+    def _check_repeat(self, lost: AnswerLost, *, is_last: bool) -> None:
+        """Returns when the call may be sent again with the same idempotency key; raises otherwise."""
+        if not self.definition.effect_class.may_run_again:
+            what = (
+                "gave an answer that cannot be read"
+                if isinstance(lost, AnswerUnreadable)
+                else "was lost in the middle of the call"
+            )
+            raise ToolInDoubt(f"The MCP server {what} ({lost}).") from lost
+        if isinstance(lost, AnswerUnreadable):
+            raise ToolFailure(f"The server gave an answer that cannot be read ({lost}).", "BAD_ANSWER") from lost
+        if is_last:
+            message = f"The server was lost in the middle of the call, {MAX_SENDS} times in a row ({lost})."
+            raise ToolFailure(message, "CONNECTION_LOST") from lost
+
+    async def _kept_answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
+        """Writes the answer's parts and returns the answer.
+
+        The effect has already happened, so a cancellation does not discard the answer: it only skips the parts that are
+        not written yet.
+        """
+        stopped = threading.Event()
+        answer = partial(self._answer, result, context, stopped)
+        writing = asyncio.get_running_loop().run_in_executor(self.threads, answer)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            stopped.set()
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            return await past_return(writing)
+
+    def _answer(self, result: types.CallToolResult, context: CallContext, stopped: threading.Event) -> ToolAnswer:
+        kept: list[str] = []
+        content = text_of(result, partial(self._keep, context, kept, stopped))
+        status = OutcomeStatus.FAILED if result.is_error else OutcomeStatus.SUCCEEDED
+        return ToolAnswer(content, status, "TOOL_ERROR" if result.is_error else "")
+
+    def _keep(
+        self, context: CallContext, kept: list[str], stopped: threading.Event, content: bytes, suffix: str
+    ) -> str:
+        """Writes a part that is not text to a file of the workspace. Returns where it is, or why it was not kept."""
+        if stopped.is_set():
+            return "not kept (the call was stopped)"
+        if len(kept) == MAX_PARTS_KEPT:
+            return f"not kept (only the first {MAX_PARTS_KEPT} parts are)"
+        # The name is unique to this run: a run that was declared dead cannot change a file that a later run names.
+        path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
+        kept.append(path)
+        try:
+            self.output_store.keep(content, context.tenant, context.task_id, path)
+        except (OSError, ToolFailure) as error:
+            return f"not kept ({error})"
+        return f"kept in the workspace's file {path}"
+
+
+def tools_of(
+    server: McpToolServer,
+    name: str,
+    definitions: dict[str, ToolDefinition],
+    output_store: OutputStore,
+    threads: Executor,
+) -> list[Tool]:
+    """Returns the tools of a server. `definitions`: by the server's own tool names."""
+    return [
+        Tool(
+            definition,
+            McpToolCaller(server, tool, definition, output_store, threads).run,
+            lane=lane_of_server(name),
+            guard_seconds=REACH_SECONDS + TELLING_SECONDS,
+            keeps_any_timeout=True,
+            acts_elsewhere=True,
+        )
+        for tool, definition in definitions.items()
+    ]
+
+
+def _unreachable(unreached: CallNotSent, sending: SendAttempt) -> ToolFailure:
+    """Returns the failure of a call that cannot be sent, or not again: then its lost answer may stand for an effect."""
+    if sending.sent_before:
+        lost = "The server was lost in the middle of the call, and cannot be reached again"
+        return ToolFailure(f"{lost} ({unreached}). The call may have had its effect.", "CONNECTION_LOST")
+    return ToolFailure(f"The server cannot be reached: {unreached}. Nothing was done.", "UNREACHABLE")
+
+
+def _check_text(value: object) -> None:
+    """Raises ToolFailure for a lone surrogate, which no message can carry."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ToolFailure(
+                "The arguments contain a lone surrogate, which cannot be sent: use whole characters.", "BAD_TEXT"
+            ) from None
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_text(key)
+            _check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)

@@ -1,0 +1,1 @@
+"""Tenure as a server of the Model Context Protocol. See README.md."""

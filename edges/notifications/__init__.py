@@ -1,0 +1,1 @@
+"""Notifications of people: e-mail and Slack. See README.md."""

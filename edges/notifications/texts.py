@@ -1,0 +1,365 @@
+"""Turns the event of a delivery into a text for people, by one template per event type.
+
+The texts of a task (goal, question, result) come from agents and users: they are bounded, and without control
+characters. The arguments of a tool call never become part of a text: more people may read a channel or a mailbox than
+may read the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from tenure.domain.approvals import AnswerLink
+from tenure.domain.budget import money_text
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.task import result_text
+from tenure.domain.visible_text import one_line, shortened
+from tenure.domain.webhooks import (
+    BUDGET_WARNING_EVENT,
+    CANCEL_REQUESTED_EVENT,
+    MISSED_EVENT,
+    QUOTA_WARNING_EVENT,
+    TEST_EVENT,
+    WAIT_ESCALATED_EVENT,
+    state_event,
+)
+
+MAX_TITLE_CHARACTERS: Final = 140
+MAX_FACT_CHARACTERS: Final = 300
+MAX_SECTION_CHARACTERS: Final = 2000
+MAX_LISTED: Final = 20
+_GOAL_IN_TITLE_CHARACTERS: Final = 80
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_WAIT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}\Z")
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
+
+
+class NotificationSection(NamedTuple):
+    """A longer text below its heading."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A text for people. `facts` are (label, value) on one line each; `commands` are lines for a shell.
+
+    `links` answer the wait; each holder of a link can answer.
+    """
+
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    sections: tuple[NotificationSection, ...] = ()
+    commands: tuple[str, ...] = ()
+    task_id: str = ""
+    happened_at: datetime | None = None
+    links: tuple[AnswerLink, ...] = ()
+
+
+def notification_of(body: str, links: tuple[AnswerLink, ...] = ()) -> Notification:
+    """Returns the text for the body of a delivery. An unknown event type, and missing fields, give a shorter text."""
+    event = _Event(json.loads(body))
+    template = _TEMPLATES.get(event.type, _other)
+    return replace(template(event), links=links)
+
+
+def paragraphs(text: str, most: int) -> str:
+    """Returns at most `most` characters; keeps line breaks, and no other character that cannot be shown."""
+    shown = "".join(one if one.isprintable() or one == "\n" else " " for one in text[: 4 * most])
+    return shortened(re.sub(r"\n{3,}", "\n\n", shown).strip(), most)
+
+
+class _Event:
+    """Reads the JSON of a delivery. A missing field, or one of another type, is empty."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+        self.type = self.text("type")
+
+    def get(self, *path: str) -> Any:
+        value = self._body
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def text(self, *path: str) -> str:
+        value = self.get(*path)
+        return value if isinstance(value, str) else ""
+
+    def number(self, *path: str) -> int:
+        value = self.get(*path)
+        return value if isinstance(value, int) else 0
+
+    def texts(self, *path: str) -> list[str]:
+        value = self.get(*path)
+        return [one for one in value if isinstance(one, str)][:MAX_LISTED] if isinstance(value, list) else []
+
+    def task(self, *path: str) -> str:
+        return self.text("data", "task", *path)
+
+    def wait(self, *path: str) -> str:
+        return self.task("wait", *path)
+
+    def moment(self, *path: str) -> datetime | None:
+        try:
+            moment = datetime.fromisoformat(self.text(*path))
+        except ValueError:
+            return None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def time(self, *path: str) -> str:
+        """Returns `2026-11-22 08:00 UTC`, or nothing."""
+        moment = self.moment(*path)
+        return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment is not None else ""
+
+    @property
+    def task_id(self) -> str:
+        return self.text("data", "task_id")
+
+    @property
+    def state(self) -> str:
+        return self.text("data", "state").removeprefix("TASK_STATE_")
+
+    def command(self, arguments: str) -> str:
+        """Returns a command of `tenure` for this task's tenant."""
+        tenant = self.task("tenant")
+        named = f" --tenant {tenant}" if tenant not in {"", "default"} and _TENANT.match(tenant) else ""
+        return f"tenure{named} {arguments}"
+
+    def task_commands(self, *verbs: str) -> tuple[str, ...]:
+        """Returns one command per verb. Other ids than UUIDs get none: a person pastes these lines into a shell."""
+        return tuple(self.command(f"{verb} {self.task_id}") for verb in verbs) if _UUID.match(self.task_id) else ()
+
+
+def _make(
+    event: _Event,
+    headline: str,
+    *,
+    facts: Iterable[tuple[str, str]] = (),
+    sections: Iterable[tuple[str, str]] = (),
+    commands: tuple[str, ...] = (),
+) -> Notification:
+    """Bounds all texts, and adds what every notification of a task has."""
+    goal = one_line(event.task("spec", "goal"), _GOAL_IN_TITLE_CHARACTERS)
+    reason = one_line(event.text("data", "reason"), MAX_FACT_CHARACTERS)
+    state = f"{event.state} ({reason})" if reason else event.state
+    tenant = event.task("tenant")
+    every_fact = (
+        ("Task", event.task_id),
+        ("Tenant", "" if tenant == "default" else tenant),
+        ("State", state),
+        ("Since then", _moved_on(event)),
+        *facts,
+    )
+    return Notification(
+        title=one_line(f"{headline}: {goal}" if goal else headline, MAX_TITLE_CHARACTERS),
+        facts=tuple((label, shown) for label, value in every_fact if (shown := one_line(value, MAX_FACT_CHARACTERS))),
+        sections=tuple(
+            NotificationSection(heading, shown)
+            for heading, text in sections
+            if (shown := paragraphs(text, MAX_SECTION_CHARACTERS))
+        ),
+        commands=commands,
+        task_id=event.task_id,
+        happened_at=event.moment("timestamp"),
+    )
+
+
+def _moved_on(event: _Event) -> str:
+    """Returns the task's later state: a delivery may be written after the next transition."""
+    later = event.task("state").removeprefix("TASK_STATE_")
+    return f"the task is {later}" if later and event.state and later != event.state else ""
+
+
+# Waits.
+
+_WAITS: Final = {
+    "APPROVAL": "Approval needed",
+    "QUESTION": "Question",
+    "TOOL_APPROVAL": "Approval of a tool call needed",
+    "EVENT": "Waiting for an event",
+    "SUB_AGENTS": "Waiting for sub-agents",
+    "BUDGET": "More budget requested",
+    "OPERATOR": "An operator lets the task wait",
+}
+_DEADLINES: Final = {
+    "WAIT_DEADLINE_POLICY_TIME_OUT": ", then the task times out",
+    "WAIT_DEADLINE_POLICY_GO_ON": ", then the agent continues without an answer",
+}
+
+
+def _waiting(event: _Event) -> Notification:
+    kind = event.wait("kind").removeprefix("WAIT_KIND_")
+    return _wait(event, kind, _WAITS.get(kind, "Waiting"))
+
+
+def _waiting_user(event: _Event) -> Notification:
+    if event.text("data", "reason") == Reason.TOOL_IN_DOUBT:
+        return _in_doubt(event)
+    kind = event.wait("kind").removeprefix("WAIT_KIND_")
+    return _wait(event, kind, _WAITS.get(kind, "An answer is needed"))
+
+
+def _escalated(event: _Event) -> Notification:
+    kind = event.wait("kind").removeprefix("WAIT_KIND_")
+    return _wait(event, kind, f"Still no answer. {_WAITS.get(kind, 'An answer is needed')}")
+
+
+def _wait(event: _Event, kind: str, headline: str) -> Notification:
+    deadline = event.time("data", "task", "wait", "deadline_time")
+    then = ", then the task ends at its cap" if kind == "BUDGET" else _DEADLINES.get(event.wait("at_deadline"), "")
+    return _make(
+        event,
+        headline,
+        facts=(
+            ("Assigned to", event.wait("assignee")),
+            ("May answer", ", ".join(event.texts("data", "task", "wait", "approvers"))),
+            ("Deadline", deadline and deadline + then),
+            ("Tool", event.wait("tool")),
+            ("Reference", event.wait("reference")),
+            ("Event", event.wait("correlation_id")),
+            ("Options", ", ".join(event.texts("data", "task", "wait", "options"))),
+        ),
+        sections=(("Question", event.wait("question")), ("Context", event.wait("context"))),
+        commands=_answers(event, kind),
+    )
+
+
+def _answers(event: _Event, kind: str) -> tuple[str, ...]:
+    """Returns the commands that show and answer the wait."""
+    shows = event.task_commands("get")
+    wait_id = event.wait("wait_id")
+    if not (shows and _WAIT_ID.match(wait_id)) or kind in {"EVENT", "SUB_AGENTS"}:
+        return shows
+    options = event.texts("data", "task", "wait", "options")
+    if kind == "OPERATOR":
+        flags = ["--option continue"]
+    elif kind == "TOOL_APPROVAL" or set(options) == {"approve", "deny"}:
+        flags = ["--approve", "--deny"]
+    else:
+        flags = ["--option OPTION"] if options else ["--reply TEXT"]
+    return (*shows, *(event.command(f"resume {event.task_id} --wait {wait_id} {flag}") for flag in flags))
+
+
+def _in_doubt(event: _Event) -> Notification:
+    return _make(
+        event,
+        "Calls in doubt",
+        sections=(("What happened", event.task("message")),),
+        commands=event.task_commands("tools in-doubt --task", "explain"),
+    )
+
+
+# Ends and warnings.
+
+_ENDS: Final = {
+    TaskState.SUCCEEDED: "Succeeded",
+    TaskState.FAILED: "Failed",
+    TaskState.TIMED_OUT: "Timed out",
+    TaskState.CANCELLED: "Cancelled",
+    TaskState.COST_EXCEEDED: "Stopped at its limit",
+}
+
+
+def _ended(event: _Event) -> Notification:
+    headline = next((name for state, name in _ENDS.items() if event.type == state_event(state)), "Ended")
+    is_success = event.type == state_event(TaskState.SUCCEEDED)
+    return _make(
+        event,
+        headline,
+        facts=(("Cost", _cost(event)), ("Steps", str(event.number("data", "task", "step") or ""))),
+        sections=(
+            ("Message", event.task("message")),
+            ("Result", event.task("result_json") or result_text(event.task("result"), event.task("reason"))),
+        ),
+        commands=event.task_commands("get") if is_success else event.task_commands("explain"),
+    )
+
+
+def _cost(event: _Event) -> str:
+    """Returns what the task itself used; empty when the delivery has no task."""
+    if not isinstance(event.get("data", "task"), dict):
+        return ""
+    tokens = sum(
+        event.number("data", "task", "usage", name)
+        for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    )
+    unpriced = event.number("data", "task", "budget", "unpriced_calls")
+    without = f" (without {unpriced:,} calls whose price is unknown)" if unpriced else ""
+    return f"{money_text(event.number('data', 'task', 'used_nano_usd'))}{without}, {tokens:,} tokens"
+
+
+def _budget_warning(event: _Event) -> Notification:
+    budget = ("data", "task", "budget")
+    used, most = event.number(*budget, "used_nano_usd"), event.number(*budget, "max_nano_usd")
+    tokens, most_tokens = event.number(*budget, "used_tokens"), event.number(*budget, "max_tokens")
+    return _make(
+        event,
+        "The budget runs out",
+        facts=(
+            ("Money", f"{money_text(used)} of {money_text(most)}" if most else ""),
+            ("Tokens", f"{tokens:,} of {most_tokens:,}" if most_tokens else ""),
+        ),
+        sections=(("Message", event.task("message")),),
+        commands=event.task_commands("explain", "admin grant-budget --reason REASON --dollars DOLLARS"),
+    )
+
+
+def _quota_warning(event: _Event) -> Notification:
+    return _make(event, "The tenant's quota runs out", commands=event.task_commands("explain"))
+
+
+def _cancel_requested(event: _Event) -> Notification:
+    return _make(event, "An end was requested", commands=event.task_commands("explain"))
+
+
+# Events of no task, and the rest.
+
+
+def _test(event: _Event) -> Notification:
+    name = one_line(event.text("data", "name"), MAX_FACT_CHARACTERS)
+    return Notification(
+        one_line(f"Test of the webhook {name}", MAX_TITLE_CHARACTERS), happened_at=event.moment("timestamp")
+    )
+
+
+def _missed(event: _Event) -> Notification:
+    facts = (("From", event.time("data", "from_time")), ("To", event.time("data", "to_time")))
+    return Notification(
+        "Changes may be missing",
+        tuple(fact for fact in facts if fact[1]),
+        (
+            NotificationSection(
+                "What to do", "Changes in this period were not sent. List the tasks to learn their states."
+            ),
+        ),
+        ("tenure list",),
+        happened_at=event.moment("timestamp"),
+    )
+
+
+def _other(event: _Event) -> Notification:
+    name = one_line(event.type.rpartition(".")[2].replace("_", " "), _GOAL_IN_TITLE_CHARACTERS)
+    headline = f"Task {name}" if name else "Task changed"
+    return _make(
+        event, headline, sections=(("Message", event.task("message")),), commands=event.task_commands("explain")
+    )
+
+
+_TEMPLATES: Final[dict[str, Callable[[_Event], Notification]]] = {
+    state_event(TaskState.WAITING_USER): _waiting_user,
+    state_event(TaskState.WAITING_EXTERNAL): _waiting,
+    WAIT_ESCALATED_EVENT: _escalated,
+    **{state_event(state): _ended for state in TERMINAL},
+    BUDGET_WARNING_EVENT: _budget_warning,
+    QUOTA_WARNING_EVENT: _quota_warning,
+    CANCEL_REQUESTED_EVENT: _cancel_requested,
+    TEST_EVENT: _test,
+    MISSED_EVENT: _missed,
+}

@@ -1,0 +1,1 @@
+"""Tool providers. See README.md."""

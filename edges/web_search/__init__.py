@@ -1,0 +1,1 @@
+"""The tool web_search. See README.md."""

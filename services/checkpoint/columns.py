@@ -1,0 +1,177 @@
+"""Columns, described once by the class of their rows: the lists of columns in statements, and the arrays of batches.
+
+    class TaskRow:
+        task_id: Created[Uuid]         # read as text; written by the statement that creates a task
+        sequence: Stepped[int]         # written by the statement of steps
+        locked_at: Unlisted[datetime]  # an expression of the statement, after the list of columns
+
+A class has the fields in the order of the columns that a statement reads. The functions below return parts for
+`tenure.runtime.sql.Queries`: SQL that stands in the place of its name in braces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from datetime import datetime
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tenure.runtime.sql_arrays import Byteas, Column, Numbers, Texts
+
+T = TypeVar("T")
+
+
+class SqlType(NamedTuple):
+    """The type of a column that statements take as text, and the cast with which they read it."""
+
+    name: str
+    read: str = "::text"
+
+
+UNLISTED: Final = "unlisted"
+ADDED: Final = "added"
+CREATE: Final = "create"
+STEP: Final = "step"
+MOVE: Final = "move"
+Unlisted = Annotated[T, UNLISTED]
+"""Not in the list of columns: an expression of the statement, or a value in memory."""
+Added = Annotated[T, ADDED]
+"""Added to the column instead of replacing it."""
+Created = Annotated[T, CREATE]
+Stepped = Annotated[T, STEP]
+Moved = Annotated[T, MOVE]
+Uuid = Annotated[str, SqlType("uuid")]
+Jsonb = Annotated[str, SqlType("jsonb")]
+Xid = Annotated[int, SqlType("xid8", "::text::bigint")]
+
+SEPARATOR: Final = "\x1f"
+"""Separates the texts of one row in one text: Postgres has no arrays of arrays of different lengths."""
+_SCALARS: Final = {str: "text", bytes: "bytea", int: "bigint", bool: "boolean", tuple: "text[]"}
+
+
+class _Field(NamedTuple):
+    """A column. `path`: of the attribute; `plain`: its type without None and marks."""
+
+    name: str
+    path: str
+    plain: type
+    marks: frozenset[Any]
+    optional: bool
+
+    @property
+    def sql_type(self) -> SqlType | None:
+        return next((mark for mark in self.marks if isinstance(mark, SqlType)), None)
+
+    @property
+    def is_number(self) -> bool:
+        return self.plain in {int, bool}
+
+
+def _fields(row_class: type, prefix: str = "") -> Iterator[_Field]:
+    for name, hint in get_type_hints(row_class, include_extras=True).items():
+        field = _Field(name, f"{prefix}{name}", *_unwrapped(hint))
+        if is_dataclass(field.plain) and UNLISTED not in field.marks:
+            yield from _fields(field.plain, f"{field.path}.")
+        else:
+            yield field
+
+
+def _unwrapped(hint: Any) -> tuple[type, frozenset[Any], bool]:
+    if get_origin(hint) is Annotated:
+        plain, marks, optional = _unwrapped(get_args(hint)[0])
+        return plain, marks | set(hint.__metadata__), optional
+    if get_origin(hint) in {Union, UnionType}:
+        plain, marks, _ = _unwrapped(next(one for one in get_args(hint) if one is not NoneType))
+        return plain, marks, True
+    return get_origin(hint) or hint, frozenset(), False
+
+
+def select_list(row_class: type, alias: str) -> str:
+    """Returns the columns that a statement reads for a row, of the table `alias`. Raises ValueError when one of them
+    comes after an unlisted field: the row would get its values in another order.
+    """
+    fields = list(_fields(row_class))
+    listed = [field for field in fields if UNLISTED not in field.marks]
+    if fields[: len(listed)] != listed:
+        raise ValueError(f"{row_class.__name__}: a listed column comes after an unlisted field")
+    return ", ".join(f"{alias}.{field.name}{field.sql_type.read if field.sql_type else ''}" for field in listed)
+
+
+def insert_parts(row_classes: Iterable[type], mark: str) -> dict[str, str]:
+    """Returns `new.columns` and `new.values`, of one row whose parameters have the names of the columns."""
+    fields = {field.name: field for row_class in row_classes for field in _fields(row_class) if mark in field.marks}
+    return {"new.columns": ", ".join(fields), "new.values": ", ".join(map(_scalar, fields.values()))}
+
+
+def _scalar(field: _Field) -> str:
+    if field.sql_type is None:
+        return f"%({field.name})b::{_SCALARS[field.plain]}"
+    text = f"%({field.name})b::text"
+    return f"{f'nullif({text}, {chr(39) * 2})' if field.optional else text}::{field.sql_type.name}"
+
+
+class RowArrays:
+    """Rows as parameters of a statement: an array for each column of texts or bytes, and one array for all numbers.
+
+    `key`: the column by which an update finds its rows. `mark`: of the columns that the statement writes; "": all.
+    `parts`, where the arrays are the rows `c`, each with its ordinality `i`, and all numbers are `n`:
+
+    - `{name.arrays}`, `{name.names}`: the arrays and the names of their columns
+    - `{name.set}`: the assignments of an update
+    - `{name.columns}`, `{name.values}`: the columns and values of an insert
+    - `{name.<column>}`: one value
+    """
+
+    def __init__(self, name: str, row_class: type, *, mark: str = "", key: str = "", prefix: str = "") -> None:
+        fields = [field for field in _fields(row_class) if not mark or mark in field.marks or field.name == key]
+        numbers = [field for field in fields if field.is_number]
+        arrays = [field for field in fields if not field.is_number]
+        self._numbers_name, self._numbers_of = f"{prefix}numbers", attrgetter(*(field.path for field in numbers))
+        self._arrays = [(prefix + field.name, _packing(field)) for field in arrays]
+        places = {field.name: place for place, field in enumerate(numbers, 1)}
+        values = {field.name: _unpacked(field, places.get(field.name, 0)) for field in fields}
+        added = {field.name for field in fields if ADDED in field.marks}
+        self.parts = {f"{name}.{column}": value for column, value in values.items()} | {
+            f"{name}.arrays": ", ".join(f"%({prefix}{field.name})b::{_array_type(field)}" for field in arrays),
+            f"{name}.names": ", ".join(field.name for field in arrays),
+            f"{name}.columns": ", ".join(values),
+            f"{name}.values": ", ".join(values.values()),
+            f"{name}.set": ", ".join(
+                f"{column} = {f'{column} + ' * (column in added)}{value}"
+                for column, value in values.items()
+                if column != key
+            ),
+        }
+
+    def of(self, rows: Sequence[Any]) -> dict[str, Column[Any]]:
+        """Returns the parameters by name."""
+        arrays: dict[str, Column[Any]] = {name: packing(rows) for name, packing in self._arrays}
+        arrays[self._numbers_name] = Numbers(map(self._numbers_of, rows))
+        return arrays
+
+
+def _array_type(field: _Field) -> str:
+    cast = "bytea[]" if field.plain is bytes else "text[]"
+    return f"{cast}::{field.sql_type.name}[]" if field.sql_type else cast
+
+
+def _packing(field: _Field) -> Callable[[Sequence[Any]], Column[Any]]:
+    value_of = attrgetter(field.path)
+    if field.plain is datetime:
+        return lambda rows: Texts(moment.isoformat() if moment else "" for moment in map(value_of, rows))
+    if field.plain is tuple:
+        return lambda rows: Texts(map(SEPARATOR.join, map(value_of, rows)))
+    column = Byteas if field.plain is bytes else Texts
+    return lambda rows: column(map(value_of, rows))
+
+
+def _unpacked(field: _Field, place: int) -> str:
+    if field.is_number:
+        return f"n[i][{place}]{' = 1' * (field.plain is bool)}"
+    if field.plain is datetime:
+        return f"nullif(c.{field.name}, '')::timestamptz"
+    if field.plain is tuple:
+        return f"string_to_array(c.{field.name}, e'\\x1f')"
+    return f"c.{field.name}"

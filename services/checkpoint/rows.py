@@ -1,0 +1,361 @@
+"""The rows of a task: each column once, with its type and the statements that read and write it.
+
+The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads ShownTask. `create_task` writes what is
+Created, `write` what is Stepped, `move` what is Moved; see columns.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.columns import (
+    CREATE,
+    MOVE,
+    STEP,
+    Added,
+    Created,
+    Jsonb,
+    Moved,
+    RowArrays,
+    Stepped,
+    Unlisted,
+    Uuid,
+    insert_parts,
+    select_list,
+)
+from tenure.domain.admission import FenceRow
+from tenure.domain.budget import Budget, TokenUsage, due_warnings
+from tenure.domain.close_out import PendingEnding
+from tenure.domain.crash_loop import OwnerDeaths
+from tenure.domain.fencing import Fence
+from tenure.domain.states import Reason, TaskState
+from tenure.v1 import task_pb2
+from tenure.wire.task import policy_to_domain, prices_to_domain
+
+if TYPE_CHECKING:
+    from tenure.domain.budget import Prices
+    from tenure.domain.task import TaskPolicy
+
+
+@dataclass(slots=True)
+class _ReadColumns:
+    """The columns that both TaskRow and ShownTask read."""
+
+    task_id: Created[Uuid]
+    tenant: Created[str]
+    root_task_id: Created[Uuid]
+    parent_task_id: Created[Uuid | None]
+    state: Moved[TaskState]
+    reason: Created[Moved[str]]
+    message: Created[Moved[str]]
+    attempt: Moved[int]
+    epoch: Moved[int]
+    owner: Moved[str]
+    claim_count: Moved[int]
+    sequence: Stepped[int]
+    step: Stepped[int]
+    input_tokens: Stepped[int]
+    output_tokens: Stepped[int]
+    cache_creation_input_tokens: Stepped[int]
+    cache_read_input_tokens: Stepped[int]
+    used_nano_usd: Stepped[int]
+    ending_state: Moved[str]
+    next_retry_at: Moved[datetime | None]
+    deadline_at: datetime
+    wait: Moved[bytes]
+    calls_in_doubt: Moved[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        """Converts the texts and lists of the database to domain types."""
+        self.state = TaskState(self.state)
+        self.calls_in_doubt = tuple(self.calls_in_doubt)
+
+
+@dataclass(slots=True)
+class ShownTask(_ReadColumns):
+    """A task as callers see it. `submitted`: the body of its first entry, `outputs`: their bodies."""
+
+    result: bytes
+    result_json: bytes
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    forked_from_task_id: Uuid | None
+    forked_from_sequence: int | None
+    depth: Created[int]
+    spawn_call_id: Created[str]
+    spawn_index: Created[int]
+    queue: Created[str]
+    priority: Created[int]
+    submitted: Unlisted[bytes]
+    outputs: Unlisted[list[bytes]]
+    budget: Unlisted[Budget]
+
+
+class _SubmitColumns:
+    """The other columns of a new task: lists select by them, and the queue offers by them."""
+
+    request_id: Created[str]
+    request_hash: Created[bytes]
+    loop: Created[str]
+    tools: Created[tuple[str, ...] | None]
+    labels: Created[Jsonb]
+    exclusive_source: Created[str | None]
+    source_kind: Created[str]
+    source_id: Created[str]
+    source_run_id: Created[str]
+    agent: Created[str]
+    agent_revision: Created[int]
+
+
+@dataclass(slots=True)
+class TaskRow(_ReadColumns):
+    """A locked task. Drafts change it in memory and write it back."""
+
+    max_steps: Created[Moved[int]]
+    on_lease_lost: Created[str]
+    has_result_schema: Created[bool]
+    policy: Created[bytes]
+    own_max_tokens: Created[Moved[int]]
+    own_max_nano_usd: Created[Moved[int]]
+    claim_id: Moved[str]
+    holds: Moved[bool]
+    granted: int
+    granted_claim: str
+    deaths: Stepped[int]
+    dead_owners: Moved[tuple[str, ...]]
+    commit_number: Stepped[int]
+    last_commit_id: Stepped[str]
+    last_commit_hash: Stepped[bytes]
+    last_reply: Stepped[bytes]
+    last_base: Stepped[int]
+    open_calls: Stepped[tuple[str, ...]]
+    model_open: Stepped[bool]
+    model_step: Stepped[int]
+    model_attempt: Stepped[int]
+    model_name: Stepped[str]
+    model_input: Stepped[int]
+    model_output: Stepped[int]
+    model_outlives: Stepped[bool]
+    model_nano_usd: Stepped[int]
+    model_prices: Stepped[bytes]
+    ending_reason: Moved[str]
+    ending_message: Moved[str]
+    ending_actor: Moved[str]
+    ending_result: Moved[bytes]
+    ending_at: Moved[datetime | None]
+    wait_deadline_at: Moved[datetime | None]
+    wait_step_at: Moved[datetime | None]
+    wait_correlation: Moved[str]
+    waiting_since: Moved[datetime | None]
+    timeout_retries: Moved[int]
+    queued_at: datetime | None
+    queued_until: Moved[datetime | None]
+    sub_agents: int
+    operator_wait: Moved[bytes]
+    ledger_bytes: Stepped[int]
+    locked_at: Unlisted[datetime]
+
+    def __post_init__(self) -> None:
+        """Converts the texts and lists of the database to domain types."""
+        _ReadColumns.__post_init__(self)
+        self.open_calls = tuple(self.open_calls)
+        self.dead_owners = tuple(self.dead_owners)
+
+    @property
+    def fence(self) -> FenceRow:
+        """The fence and the last commit, as admission needs them."""
+        return FenceRow(
+            state=self.state,
+            opened=Fence(self.epoch, self.claim_id),
+            holds=self.holds,
+            granted=Fence(self.granted, self.granted_claim),
+            commit_number=self.commit_number,
+            last_commit_id=self.last_commit_id,
+            last_commit_hash=self.last_commit_hash,
+        )
+
+    @property
+    def ending(self) -> PendingEnding | None:
+        """The pending ending, or None."""
+        if not self.ending_state:
+            return None
+        return PendingEnding(
+            TaskState(self.ending_state),
+            self.ending_reason,
+            self.ending_message,
+            self.ending_actor,
+            self.ending_result.decode(),
+        )
+
+    @property
+    def task_policy(self) -> TaskPolicy:
+        """The task's policy."""
+        return policy_to_domain(task_pb2.TaskPolicy.FromString(self.policy))
+
+    @property
+    def died(self) -> OwnerDeaths:
+        """The deaths of the task's owners since its newest step."""
+        return OwnerDeaths(self.deaths, self.dead_owners)
+
+    def count_death(self, owner: str) -> None:
+        """Counts the death of an owner."""
+        died = self.died.and_of(owner)
+        self.deaths, self.dead_owners = died.count, died.owners
+
+    @property
+    def model_reserved(self) -> int:
+        """The tokens that the open model attempt has reserved."""
+        return self.model_input + self.model_output if self.model_open else 0
+
+    @property
+    def prices(self) -> Prices | None:
+        """The prices of the newest model attempt; None: unknown."""
+        return prices_to_domain(task_pb2.ModelPrices.FromString(self.model_prices)) if self.model_prices else None
+
+    @property
+    def own_budget(self) -> Budget:
+        """The budget of the task itself, with no model attempt open."""
+        usage = self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
+        return Budget(self.own_max_tokens, usage, 0, self.own_max_nano_usd, self.used_nano_usd, 0)
+
+    def raise_own_caps(self, tokens: int, nano_usd: int) -> None:
+        """Raises the task's own caps, where it has any."""
+        self.own_max_tokens += tokens if self.own_max_tokens else 0
+        self.own_max_nano_usd += nano_usd if self.own_max_nano_usd else 0
+
+    def add_usage(self, usage: TokenUsage, nano_usd: int) -> None:
+        """Adds the usage of a settled model attempt."""
+        self.used_nano_usd += nano_usd
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.cache_creation_input_tokens += usage.cache_creation_input_tokens
+        self.cache_read_input_tokens += usage.cache_read_input_tokens
+
+
+@dataclass(slots=True)
+class BudgetRow:
+    """The locked budget of a root, shared by all its tasks of one transaction.
+
+    `beyond_*`: by how much the calls that the transaction settles exceed their reservations.
+    """
+
+    max_tokens: Stepped[int]
+    used_tokens: Stepped[int]
+    reserved_tokens: Stepped[int]
+    max_nano_usd: Stepped[int]
+    used_nano_usd: Stepped[int]
+    reserved_nano_usd: Stepped[int]
+    unpriced_calls: Stepped[int]
+    warned_tokens: Stepped[int]
+    warned_nano_usd: Stepped[int]
+    root_task_id: Unlisted[Uuid]
+    changed: Unlisted[bool] = False
+    raised: Unlisted[bool] = False
+    beyond_tokens: Unlisted[Stepped[Added[int]]] = 0
+    beyond_nano_usd: Unlisted[Stepped[Added[int]]] = 0
+
+    @property
+    def budget(self) -> Budget:
+        """The budget as a domain value."""
+        return Budget(
+            self.max_tokens,
+            self.used_tokens,
+            self.reserved_tokens,
+            self.max_nano_usd,
+            self.used_nano_usd,
+            self.reserved_nano_usd,
+            self.unpriced_calls,
+        )
+
+    def reserve(self, tokens: int, nano_usd: int) -> None:
+        """Reserves tokens and money."""
+        self.reserved_tokens += tokens
+        self.reserved_nano_usd += nano_usd
+        self.changed = True
+
+    def raise_caps(self, tokens: int, nano_usd: int = 0) -> None:
+        """Raises the caps. A budget without a money cap gets none."""
+        self.max_tokens += tokens
+        self.max_nano_usd += nano_usd if self.max_nano_usd else 0
+        self.changed = self.raised = True
+
+    def take_warnings(self) -> list[str]:
+        """Returns the caps that need a warning, and marks them as warned."""
+        due = due_warnings(self.budget, self.warned_tokens, self.warned_nano_usd)
+        if Reason.TOKEN_LIMIT in due:
+            self.warned_tokens = self.max_tokens
+        if Reason.MONEY_LIMIT in due:
+            self.warned_nano_usd = self.max_nano_usd
+        return due
+
+    def give_back(self, tokens: int, nano_usd: int) -> None:
+        """Frees a reservation."""
+        self.reserved_tokens -= tokens
+        self.reserved_nano_usd -= nano_usd
+        self.changed = True
+
+    def use(self, tokens: int, nano_usd: int, *, unpriced: bool) -> None:
+        """Adds what a call used and cost."""
+        self.used_tokens += tokens
+        self.used_nano_usd += nano_usd
+        self.unpriced_calls += unpriced
+        self.changed = True
+
+    def count_beyond(self, tokens: int, nano_usd: int) -> None:
+        """Counts by how much a call exceeds its reservation; values below 0 count as 0. See 0003_budgets.sql for
+        the reason.
+        """
+        self.beyond_tokens += max(0, tokens)
+        self.beyond_nano_usd += max(0, nano_usd)
+
+
+class NewEntryRow(NamedTuple):
+    """An entry to insert."""
+
+    task_id: Uuid
+    sequence: int
+    tenant: str
+    epoch: int
+    claim_id: str
+    attempt: int
+    step: int
+    kind: int
+    actor: str
+    body: bytes
+
+
+class BillRow(NamedTuple):
+    """The bill of a settled model attempt."""
+
+    task_id: Uuid
+    step: int
+    attempt_number: int
+    tenant: str
+    root_task_id: Uuid
+    epoch: int
+    model: str
+    provider_request_id: str
+    lost: bool
+    nano_usd: int
+    unpriced: bool
+    usage: TokenUsage
+
+
+STEPS: Final = RowArrays("steps", TaskRow, mark=STEP, key="task_id")
+MOVES: Final = RowArrays("moves", TaskRow, mark=MOVE, key="task_id")
+ENTRIES: Final = RowArrays("entries", NewEntryRow, prefix="entry_")
+BILLS: Final = RowArrays("bills", BillRow, prefix="bill_")
+BUDGETS: Final = RowArrays("budgets", BudgetRow, mark=STEP, key="root_task_id", prefix="budget_")
+PARTS: Final = {
+    **insert_parts((TaskRow, ShownTask, _SubmitColumns), CREATE),
+    **{name: sql for arrays in (STEPS, MOVES, ENTRIES, BILLS, BUDGETS) for name, sql in arrays.parts.items()},
+    "locked": select_list(TaskRow, "held"),
+    "locked_budget": select_list(BudgetRow, "money"),
+    "shown": select_list(ShownTask, "t"),
+    "budget": select_list(Budget, "b"),
+}
+"""The places of these names in sql/queries.sql."""

@@ -1,0 +1,302 @@
+"""The options that describe a task: of `tenure submit`, and of `tenure schedules create` and `update`.
+
+Most come from tenure/sdk/submit_options.py. The others, which only the command has, say here which field they set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+from google.protobuf import json_format
+
+from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, TIMEOUT
+from tenure.cli.tasks import RESULT_SCHEMA
+from tenure.domain.budget import NANO_USD
+from tenure.domain.task import Priority
+from tenure.domain.timeouts import Phase, TimeoutAction
+from tenure.sdk.option_values import Money, Seconds
+from tenure.sdk.submit_options import OPTIONS, Option, argument_of
+from tenure.sdk.submit_request import is_given
+from tenure.v1 import rule_pb2, task_pb2
+from tenure.wire.common import TIMEOUT_ACTIONS, duration
+
+# Types of options: start times and phase timeouts.
+
+_PHASES = {phase.field.replace("_", "-"): phase for phase in Phase}
+_ACTIONS = {action.value.lower().replace("_", "-"): action for action in TimeoutAction}
+
+MAX_ESCALATIONS_CHARACTERS: Final = 65_536
+
+
+class MomentType(click.ParamType[datetime]):
+    """`2026-11-23T07:00` in the time zone of this machine, or with a zone: `2026-11-23T07:00+01:00`, `…Z`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(str(value).strip()).astimezone(UTC)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is not a time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z", param, ctx)
+
+
+class EscalationsType(click.ParamType[task_pb2.WaitEscalations]):
+    """A file with the escalations as JSON: {"person": [{"after": "3600s", "assignee": "lead"}], "event": []}."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> task_pb2.WaitEscalations:
+        if isinstance(value, task_pb2.WaitEscalations):
+            return value
+        try:
+            with Path(value).open(encoding="utf-8") as file:
+                text = file.read(MAX_ESCALATIONS_CHARACTERS + 1)
+        except (OSError, ValueError) as error:
+            self.fail(f"{value}: {error}", param, ctx)
+        if len(text) > MAX_ESCALATIONS_CHARACTERS:
+            self.fail(f"{value}: more than {MAX_ESCALATIONS_CHARACTERS} characters", param, ctx)
+        try:
+            return json_format.Parse(text, task_pb2.WaitEscalations())
+        except json_format.ParseError as error:
+            self.fail(f"{value}: {error}", param, ctx)
+
+
+class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
+    """`queued=10m`, `queued=10m:retry`, `tool-call=:fail`: a phase with a timeout, an action or both."""
+
+    name = "phase=duration:action"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, task_pb2.PhaseTimeout]:
+        if isinstance(value, tuple):
+            return value
+        name, _, text = str(value).partition("=")
+        after, _, action = text.partition(":")
+        if name not in _PHASES:
+            self.fail(f"{name!r} is not a phase; the phases are {', '.join(_PHASES)}", param, ctx)
+        if (action and action not in _ACTIONS) or not (after or action):
+            self.fail(
+                f"{text!r} is not a timeout; write {name}=DURATION or {name}=DURATION:ACTION; the actions are "
+                f"{', '.join(_ACTIONS)}",
+                param,
+                ctx,
+            )
+        timeout = task_pb2.PhaseTimeout(after=duration(DURATION.convert(after, param, ctx)) if after else None)
+        if action:
+            timeout.action = TIMEOUT_ACTIONS.to_wire(_ACTIONS[action])
+        return _PHASES[name].field, timeout
+
+
+MOMENT = MomentType()
+PHASE_TIMEOUT = PhaseTimeoutType()
+
+
+IN_DOUBT: Final = {
+    "wait": task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON,
+    "tell": task_pb2.IN_DOUBT_POLICY_TELL_MODEL,
+}
+ON_BUDGET: Final = {
+    "end": task_pb2.BUDGET_POLICY_END,
+    "ask": task_pb2.BUDGET_POLICY_ASK,
+}
+LEASE_LOST: Final = {
+    "resume": task_pb2.LEASE_LOST_POLICY_RESUME,
+    "time-out": task_pb2.LEASE_LOST_POLICY_TIME_OUT,
+}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class TaskOption(click.Option):
+    """An option that describes a task. `path`: of the field of TaskSpec that it sets. `to_wire`: returns its value
+    there.
+    """
+
+    def __init__(self, names: list[str], *, path: str, to_wire: Callable[[Any], Any] = _same, **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.path, self.to_wire = path, to_wire
+
+    def is_in(self, given: Mapping[str, Any]) -> bool:
+        """Whether the option is given: 0 is a value, and no value of an option that may be repeated is none."""
+        value = given.get(self.name or "")
+        return is_given(value) and value != ()
+
+
+# The options of the client.
+
+
+class _Kind(NamedTuple):
+    """How the command takes options of one type. `form`: a sentence for their help; `value`: what the client takes."""
+
+    settings: dict[str, Any]
+    form: str = ""
+    value: Callable[[Any], Any] = _same
+
+
+_NAMES: Final = _Kind({"type": NAMES}, " Written a,b,c.")
+_NUMBER: Final = _Kind({})
+_KINDS: Final[dict[Any, _Kind]] = {
+    str: _Kind({"default": ""}),
+    bool: _Kind({"is_flag": True}),
+    int | None: _NUMBER,
+    Iterable[str]: _NAMES,
+    Iterable[str] | None: _NAMES,
+    Money | None: _Kind({"type": DOLLARS}, " For example 0.50.", lambda nano: Decimal(nano) / NANO_USD),
+    Seconds | None: _Kind({"type": TIMEOUT}, " For example 10m."),
+    datetime | None: _Kind({"type": MOMENT}, " For example 2026-11-23T07:00."),
+    Priority | str | None: _Kind({"type": click.Choice([tier.name.lower() for tier in Priority])}),
+    Mapping[str, str] | None: _Kind({"type": LABEL, "multiple": True}, " Written key=value; may be repeated.", dict),
+}
+
+
+def _of_the_client() -> Iterator[TaskOption]:
+    for name, (hint, option) in OPTIONS.items():
+        if option.flag is not None:
+            yield _made(name, _KINDS[hint], option)
+
+
+def _made(name: str, kind: _Kind, option: Option) -> TaskOption:
+    flag = option.flag or f"--{name.replace('_', '-')}"
+    settings = {**kind.settings, "type": click.IntRange(1, _most(option.path))} if kind is _NUMBER else kind.settings
+    return TaskOption(
+        [flag, name],
+        path=option.path,
+        to_wire=lambda value: option.to_wire(flag, kind.value(value)),
+        help=f"{option.text[0].upper()}{option.text[1:]}.{kind.form}",
+        **settings,
+    )
+
+
+def _most(path: str) -> int | None:
+    """Returns the largest number that the contract allows in a field of TaskSpec, if it states one."""
+    message, name = path.split(".")
+    above: Any = task_pb2.TaskSpec.DESCRIPTOR.fields_by_name[message].message_type
+    field = above.fields_by_name[name]
+    return field.GetOptions().Extensions[rule_pb2.rule].most or None
+
+
+# The options that only the command has.
+
+_ONLY_HERE: Final = (
+    TaskOption(
+        ["--function"],
+        path="control.function",
+        metavar="NAME[@REVISION]",
+        default="",
+        help="Run this control function instead of an agent.",
+    ),
+    TaskOption(
+        ["--agent"], path="control.function", metavar="NAME[@REVISION]", default="", help="Give GOAL to this agent."
+    ),
+    TaskOption(
+        ["--input", "given"],
+        path="control.input_json",
+        metavar="JSON",
+        default="",
+        help="The input of the function or the agent; `-` reads it from standard input.",
+    ),
+    TaskOption(
+        ["--no-tools"],
+        path="agent.tools",
+        to_wire=lambda _: task_pb2.ToolAllowlist(),
+        is_flag=True,
+        help="Give the agent no tools.",
+    ),
+    TaskOption(
+        ["--loop"],
+        path="agent.loop",
+        default="",
+        help="The loop that drives the task; a worker must have it. Default: messages.",
+    ),
+    TaskOption(
+        ["--phase-timeout", "phase_timeouts"],
+        path="policy.timeouts",
+        to_wire=lambda phases: task_pb2.Timeouts(**dict(phases)),
+        type=PHASE_TIMEOUT,
+        multiple=True,
+        help="The limit of a phase and the action when it is passed, for example queued=10m:retry; may be repeated.",
+    ),
+    TaskOption(
+        ["--escalations"],
+        path="policy.escalations",
+        type=EscalationsType(),
+        help="A JSON file with the steps of waits without an answer: see docs/waits.md. Default: none.",
+    ),
+    TaskOption(
+        ["--approver", "approvers"],
+        path="policy.approvers",
+        multiple=True,
+        metavar="WHO",
+        help="Who alone may answer the waits of the task: group:NAME or a member as in `tenure approvers set`; may be"
+        " repeated. Default: everyone with the permission APPROVE.",
+    ),
+    TaskOption(
+        ["--retries"],
+        path="policy.retry",
+        to_wire=lambda retries: task_pb2.RetryPolicy(max_attempts=retries + 1),
+        type=click.IntRange(0, 99),
+        help="How often the task is retried when its function fails or a phase is late. Default: 3.",
+    ),
+    TaskOption(
+        ["--result-schema"],
+        path="result_schema_json",
+        **RESULT_SCHEMA,
+        help="A file with the JSON Schema of the result. Default: any text.",
+    ),
+    TaskOption(
+        ["--result-corrections"],
+        path="policy.max_result_corrections",
+        type=click.IntRange(0, 20),
+        help="How often the agent may correct a result that does not fit the schema. Default: 3.",
+    ),
+    TaskOption(
+        ["--on-in-doubt"],
+        path="policy.on_in_doubt",
+        to_wire=IN_DOUBT.__getitem__,
+        type=click.Choice(list(IN_DOUBT)),
+        default="wait",
+        help="When a tool call is in doubt: wait for a person, or tell the model.",
+    ),
+    TaskOption(
+        ["--on-budget"],
+        path="policy.on_budget",
+        to_wire=ON_BUDGET.__getitem__,
+        type=click.Choice(list(ON_BUDGET)),
+        default="end",
+        help="At a cap in tokens or money: end the task, or ask a person for more (tenure waits).",
+    ),
+    TaskOption(
+        ["--on-lease-lost"],
+        path="policy.on_lease_lost",
+        to_wire=LEASE_LOST.__getitem__,
+        type=click.Choice(list(LEASE_LOST)),
+        default="resume",
+        help="When the claim is lost: another worker resumes the task, or it ends as TIMED_OUT.",
+    ),
+)
+
+TASK_OPTIONS: Final = (*_of_the_client(), *_ONLY_HERE)
+SCHEDULE_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.path not in {"", "start_time"})
+"""A schedule sets when its tasks start, and repeats no submit."""
+
+
+def typed_names(given: Mapping[str, Any], goal: str = "GOAL") -> Callable[[str], str]:
+    """Returns the function that returns what was typed for a field of the contract: `--max-cost`.
+
+    `given`: the options of the command line, which go before others that set the same field.
+    """
+    known = sorted(TASK_OPTIONS, key=lambda option: not option.is_in(given))
+    names = {option.path: option.opts[0] for option in reversed(known)} | {"goal": goal}
+    names["agent_pin"] = names["control.function"]
+    names["source"] = "--conversation" if given.get("conversation") else "--source"
+    return lambda field: "--request-id" if field == "request_id" else argument_of(field, names)

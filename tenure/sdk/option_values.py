@@ -1,0 +1,136 @@
+"""The values of arguments as the contract has them. A refusal names the argument."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.domain.agents import read_reference
+from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
+from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.sdk.errors import invalid_argument, whole_texts
+from tenure.v1 import task_pb2
+from tenure.wire.common import PRIORITIES, SOURCES, duration, timestamp
+from tenure.wire.task import policy_to_wire
+
+T = TypeVar("T")
+Money = Decimal | float | int | str
+Seconds = timedelta | float | int
+
+
+def of_type(argument: str, value: T, kind: type) -> T:
+    """Returns the value of an argument. Raises InvalidRequest for a value of another type; None: it is not given."""
+    if value is None or isinstance(value, kind):
+        return value
+    raise invalid_argument(argument, f"must be of type {kind.__name__}, not {type(value).__name__}: {value!r}")
+
+
+def nano_usd(argument: str, amount: Money | None) -> int:
+    """Returns an amount of US dollars in nano dollars; 0 for None."""
+    if amount is None:
+        return 0
+    try:
+        nano = nano_usd_of(Decimal(str(amount)))
+    except InvalidOperation:
+        nano = None
+    if nano is None or not 0 < nano <= MAX_NANO_USD:
+        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount}"
+        raise invalid_argument(argument, message, "write for example 0.5")
+    return nano
+
+
+def number(argument: str, value: int) -> int:
+    """Returns the number. Refuses 0, which the contract takes for the default; the gateway refuses negative numbers."""
+    if of_type(argument, value, int) == 0:
+        raise invalid_argument(argument, f"must be 1 or more, not {value!r}", "omit it to have the default")
+    return value
+
+
+def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Returns names. Refuses one string, whose characters would be taken for the names."""
+    if isinstance(given, str):
+        raise invalid_argument(argument, "must be a list of names, not one string", f"write [{given!r}]")
+    return tuple(of_type(argument, given, Iterable))
+
+
+def tools(argument: str, given: Iterable[str]) -> task_pb2.ToolAllowlist:
+    """Returns an allowlist; an empty one allows no tools."""
+    allowed = names(argument, given)
+    with whole_texts({argument: allowed}):
+        return task_pb2.ToolAllowlist(names=allowed)
+
+
+def labels(argument: str, given: Mapping[str, str]) -> dict[str, str]:
+    return dict(of_type(argument, given, Mapping))
+
+
+def priority(argument: str, given: Priority | str) -> task_pb2.Priority.ValueType:
+    try:
+        return PRIORITIES.to_wire(Priority[str(getattr(given, "name", given)).upper()])
+    except KeyError:
+        message = f"must be one of {', '.join(member.name for member in Priority)}, not {given!r}"
+        raise invalid_argument(argument, message) from None
+
+
+def source(argument: str, given: Source) -> task_pb2.Source:
+    of_type(argument, given, Source)
+    with whole_texts({argument: (given.source_id, given.source_run_id)}):
+        return task_pb2.Source(
+            kind=SOURCES.to_wire(given.kind),
+            source_id=given.source_id,
+            source_run_id=given.source_run_id,
+            exclusive=given.exclusive,
+        )
+
+
+def policy(argument: str, given: TaskPolicy) -> task_pb2.TaskPolicy:
+    return policy_to_wire(of_type(argument, given, TaskPolicy))
+
+
+def seconds_of(time: Seconds) -> float:
+    return time.total_seconds() if isinstance(time, timedelta) else float(time)
+
+
+def timeout(argument: str, given: Seconds) -> Duration:
+    """Returns a timeout. Refuses a time that is not above 0."""
+    try:
+        message = duration(seconds_of(given))
+    except (TypeError, ValueError, OverflowError):
+        message = Duration()
+    if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
+        raise invalid_argument(argument, f"must be above 0 seconds, not {given}")
+    return message
+
+
+def start_time(argument: str, given: datetime) -> Timestamp:
+    of_type(argument, given, datetime)
+    if given.tzinfo is None:
+        raise invalid_argument(argument, "must have a time zone", "write datetime.now(UTC) + timedelta(…)")
+    return timestamp(given)
+
+
+def json_text(argument: str, value: Any) -> str:
+    """Returns a value as JSON text. Refuses a value that JSON does not have."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        with whole_texts({argument: text}):
+            text.encode()
+    except (TypeError, ValueError) as error:
+        raise invalid_argument(argument, f"must be a JSON value: {error}") from error
+    return text
+
+
+def agent_of_reference(argument: str, reference: str) -> tuple[str, int]:
+    """Returns the name and the revision of `support@7`; 0 for `support`."""
+    if not of_type(argument, reference, str):
+        return "", 0
+    try:
+        return read_reference(reference)
+    except ValueError as error:
+        raise invalid_argument(argument, str(error)) from None

@@ -1,0 +1,324 @@
+"""The text of a turn, and its chunks: every character once, whatever came live, was lost or was replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edges.a2a import door as a2a
+from edges.chats import ag_ui, ai_chat
+from edges.chats.ai_chat import UiMessageWriter
+from edges.chats.conversation import ChatThread, message_request_id
+from edges.chats.text import ChatText, TextPart
+from services.gateway.http.problems import HttpRefusal
+from services.gateway.http.requests import NoQuery, SubmitBody
+from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import TaskState
+from tenure.sdk.events import (
+    AssistantMessageEvent,
+    Event,
+    LiveTextEvent,
+    ModelAttemptEvent,
+    ModelFailureEvent,
+    TransitionEvent,
+)
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+
+def live(text: str, offset: int = 0, *, block: int = 0, step: int = 1, replaces: bool = False) -> LiveTextEvent:
+    return LiveTextEvent(
+        kind="live_text", sequence=None, step=step, text=text, block=block, offset=offset, replaces=replaces
+    )
+
+
+def answer(*texts: str, step: int = 1) -> AssistantMessageEvent:
+    return AssistantMessageEvent(
+        kind="assistant_message",
+        sequence=6,
+        step=step,
+        attempt_number=1,
+        text="\n\n".join(texts),
+        content=[{"type": "text", "text": text} for text in texts],
+        model="sim",
+        stop_reason="end_turn",
+        usage=TokenUsage(),
+        usage_estimated=False,
+        latency_seconds=0.1,
+    )
+
+
+def shown(parts: Iterable[TextPart]) -> dict[str, str]:
+    """What a page shows: the text of each closed part."""
+    texts, closed = dict[str, str](), dict[str, str]()
+    for part in parts:
+        if part.text is None:
+            closed[part.part_id] = texts.pop(part.part_id)
+        else:
+            assert (part.part_id in texts) == bool(part.text), "a part is opened once, before its text"
+            texts[part.part_id] = texts.get(part.part_id, "") + part.text
+    assert texts == {}, "a part was left open"
+    return closed
+
+
+def test_live_text_is_completed_by_the_answer() -> None:
+    text = ChatText()
+    parts = [*text.live(live("Hel")), *text.live(live("lo", 3)), *text.answer(answer("Hello, you.", "More."))]
+    assert shown(parts) == {"text-1-0": "Hello, you.", "text-1-1": "More."}
+
+
+def test_text_that_was_lost_comes_with_the_answer() -> None:
+    text = ChatText()
+    parts = [*text.live(live("Hel")), *text.live(live("you", 7)), *text.answer(answer("Hello, you."))]
+    assert shown(parts) == {"text-1-0": "Hello, you."}
+
+
+def test_without_live_text_the_answer_is_whole() -> None:
+    assert shown(ChatText().answer(answer("Hello."))) == {"text-1-0": "Hello."}
+
+
+def test_another_answer_has_a_part_of_its_own() -> None:
+    text = ChatText()
+    parts = [*text.live(live("Good")), *text.answer(answer("Bad day."))]
+    assert shown(parts) == {"text-1-0": "Good", "text-1-0-1": "Bad day."}
+    text = ChatText()
+    parts = [*text.live(live("Good")), *text.replace(), *text.live(live("Bad")), *text.answer(answer("Bad day."))]
+    assert shown(parts) == {"text-1-0": "Good", "text-1-0-1": "Bad day."}
+
+
+def chunks(*events: Event) -> list[dict[str, Any]]:
+    writer = UiMessageWriter("t", "m")
+    return [chunk for event in events for chunk in writer.event(event, is_end=event is events[-1])]
+
+
+def attempt() -> ModelAttemptEvent:
+    return ModelAttemptEvent(
+        kind="model_attempt",
+        sequence=5,
+        step=1,
+        attempt_number=1,
+        model="sim",
+        reserved_tokens=1,
+        reserved_cost_usd=Decimal(0),
+        budget=None,
+    )
+
+
+def failure() -> ModelFailureEvent:
+    return ModelFailureEvent(
+        kind="model_failure",
+        sequence=6,
+        step=1,
+        attempt_number=1,
+        error_class="OVERLOADED",
+        message="",
+        status_code=529,
+        retryable=True,
+        retry_after_seconds=None,
+        usage=TokenUsage(),
+    )
+
+
+def ended(state: TaskState, result: str = "") -> TransitionEvent:
+    return TransitionEvent(
+        kind="transition",
+        sequence=7,
+        step=1,
+        from_state=TaskState.RUNNING,
+        state=state,
+        reason="WHY",
+        message="because",
+        wait=None,
+        calls_in_doubt=(),
+        result=result,
+        result_data=None,
+        next_retry_at=None,
+        budget=None,
+    )
+
+
+def test_text_of_a_failed_call_is_withdrawn() -> None:
+    types = [chunk["type"] for chunk in chunks(attempt(), live("Good"), failure(), answer("Bad day."))]
+    assert types == [
+        *("start-step", "text-start", "text-delta", "text-end", "reset-step"),
+        *("text-start", "text-delta", "text-end"),
+    ]
+
+
+def test_the_end_of_a_task_ends_the_message() -> None:
+    written = chunks(attempt(), answer("Done."), ended(TaskState.SUCCEEDED, "Done."))
+    assert [chunk["type"] for chunk in written[-3:]] == ["data-task", "finish-step", "finish"]
+    assert [chunk["delta"] for chunk in written if chunk["type"] == "text-delta"] == ["Done."]
+    failed = chunks(ended(TaskState.FAILED))
+    assert failed[-2]["errorText"] == "the task ended as FAILED (WHY): because"
+    assert failed[-1] == {"type": "finish", "finishReason": "error"}
+
+
+def test_the_result_of_a_function_is_shown() -> None:
+    written = chunks(ended(TaskState.SUCCEEDED, "42"))
+    assert [chunk["delta"] for chunk in written if chunk["type"] == "text-delta"] == ["42"]
+
+
+# Conversations, in front of a gateway that is only told of.
+
+ROOT, CHILD = "01900000-0000-7000-8000-000000000001", "01900000-0000-7000-8000-000000000002"
+
+
+class ChatCall:
+    """A call whose methods answer what the test says, and are noted."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers, self.requests = answers, list[tuple[str, Any]]()
+        self.stubs = SimpleNamespace(tasks=SimpleNamespace(**{name: name for name in METHODS}))
+
+    async def one(self, method: str, message: Any, *, timeout: float | None = None) -> Any:
+        self.requests.append((method, message))
+        return self.answers[method].pop(0)
+
+    def sent(self, method: str) -> list[Any]:
+        return [message for name, message in self.requests if name == method]
+
+
+METHODS = ("ListTasks", "ListTaskEntries", "ResumeTask", "SendMessage", "SubmitTask", "ForkTask")
+
+
+def thread(call: ChatCall, **options: Any) -> ChatThread:
+    told: Any = call
+    return ChatThread(told, "c1", SubmitBody(**options))
+
+
+def task(task_id: str, *, exclusive: bool) -> task_pb2.Task:
+    source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="c1", exclusive=exclusive)
+    return task_pb2.Task(task_id=task_id, root_task_id=ROOT, spec=task_pb2.TaskSpec(source=source))
+
+
+async def test_sub_agent_is_not_part_of_the_conversation() -> None:
+    """It is newer than its parent, and has its source."""
+    pages = [
+        api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)], next_page_token="more"),
+        api.ListTasksResponse(tasks=[task(CHILD, exclusive=False), task(ROOT, exclusive=True)]),
+    ]
+    call = ChatCall(ListTasks=pages)
+    newest = await thread(call).newest()
+    assert newest is not None
+    assert newest.task_id == ROOT
+    assert [request.page_token for request in call.sent("ListTasks")] == ["", "more"]
+    assert (
+        await thread(ChatCall(ListTasks=[api.ListTasksResponse(tasks=[task(CHILD, exclusive=False)])])).newest() is None
+    )
+
+
+async def test_the_request_id_of_a_first_message_is_its_own() -> None:
+    """With one of the options, a repeat of the message would not be found, and be said twice."""
+    submitted = api.SubmitTaskResponse(task=task(ROOT, exclusive=True))
+    call = ChatCall(ListTasks=[api.ListTasksResponse()], SubmitTask=[submitted])
+    await thread(call, request_id="of the page").say("c1/m1", "hello")
+    assert [request.request_id for request in call.sent("SubmitTask")] == ["c1/m1"]
+
+
+async def test_a_text_answers_the_wait_of_its_interrupt_and_no_other() -> None:
+    """The task may have got its answer, wait for something else, or have ended: then the text is not for it."""
+    resolution = ledger_pb2.WaitResolution(wait_id="w7")
+    entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
+    call = ChatCall(
+        ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[api.ListTaskEntriesResponse(entries=[entry])]
+    )
+    body = ag_ui.RunBody(
+        threadId="c1", runId="r2", resume=({"interruptId": f"{ROOT}/w7/", "status": "resolved", "payload": "blue"},)
+    )
+    told: Any = call
+    turn = await ag_ui._turn(told, thread(call), body)
+    assert (turn.task_id, turn.after_sequence) == (ROOT, 8)
+    (request,) = call.sent("ResumeTask")
+    assert (request.task_id, request.wait_id, request.reply) == (ROOT, "w7", "blue")
+
+
+@pytest.mark.parametrize("protocol", ["a2a", "ag_ui"])
+async def test_a_denial_with_edited_arguments_is_a_denial(protocol: str) -> None:
+    """A form sends its fields with each answer."""
+    resolution = ledger_pb2.WaitResolution(wait_id="w7")
+    entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
+    entries = api.ListTaskEntriesResponse(entries=[entry])
+    call = ChatCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
+    told: Any = call
+    answer = {"approved": False, "editedArgs": {"cents": 1}}
+    if protocol == "a2a":
+        data = {"approvalId": f"{ROOT}/w7/d1", **answer}
+        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+    else:
+        resumed = {"interruptId": f"{ROOT}/w7/d1", "status": "resolved", "payload": answer}
+        await ag_ui._turn(told, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=(resumed,)))
+    (request,) = call.sent("ResumeTask")
+    assert (request.decision, request.edited_arguments_json, request.call_digest) == ("deny", "", "d1")
+
+
+async def test_an_approval_of_another_task_is_refused() -> None:
+    call = ChatCall(ListTaskEntries=[api.ListTaskEntriesResponse()])
+    told: Any = call
+    data = {"approvalId": f"{CHILD}/w7/d1", "approved": True}
+    with pytest.raises(InvalidRequest, match="approvalId"):
+        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+    assert call.sent("ResumeTask") == []
+
+
+async def test_a_run_without_a_thread_is_refused() -> None:
+    """The tasks of the thread "" would be those of all conversations of the tenant."""
+    call = ChatCall(ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])])
+    body = ag_ui.RunBody(threadId="", runId="r1", messages=({"role": "user", "id": "m1", "content": "hello"},))
+    told: Any = call
+    with pytest.raises(InvalidRequest, match="threadId"):
+        await ag_ui._turn(told, thread(call), body)
+
+
+@pytest.mark.parametrize("parts", [5, "text", {"type": "text"}, None])
+async def test_parts_without_a_list_are_refused(parts: Any) -> None:
+    body = ai_chat.ChatBody(id="c1", messages=({"role": "assistant", "id": "m2", "parts": parts},))
+    told: Any = ChatCall()
+    with pytest.raises(InvalidRequest):
+        await ai_chat.chat(told, NoQuery(), body)
+
+
+async def test_a_message_does_not_pass_an_approval() -> None:
+    """Its turn would never end, and would hide the approval."""
+    waits = task(ROOT, exclusive=True)
+    waits.state, waits.sequence = task_pb2.TASK_STATE_WAITING_USER, 7
+    waits.wait.CopyFrom(task_pb2.Wait(wait_id="w7", kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, tool="pay"))
+    call = ChatCall(
+        ListTasks=[api.ListTasksResponse(tasks=[waits])],
+        ListTaskEntries=[api.ListTaskEntriesResponse(), api.ListTaskEntriesResponse()],
+        SendMessage=[api.SendMessageResponse()],
+    )
+    with pytest.raises(HttpRefusal) as caught:
+        await thread(call).say("c1/m2", "hurry")
+    assert (caught.value.status, caught.value.reason) == (409, "WAITS_FOR_APPROVAL")
+    assert call.sent("SendMessage") == []
+
+
+async def test_a_long_conversation_is_not_read_to_find_a_turn() -> None:
+    """Only the entries that begin turns: the answers of models and tools may have megabytes."""
+    begun = ledger_pb2.Entry(
+        sequence=1, body=ledger_pb2.EntryBody(submitted=ledger_pb2.TaskSubmitted(request_id="c1/m1"))
+    )
+    message = ledger_pb2.UserMessage(request_id="c1/m2", text="and now?")
+    asked = ledger_pb2.Entry(sequence=40, body=ledger_pb2.EntryBody(user_message=message))
+    entries = api.ListTaskEntriesResponse(entries=[begun, asked])
+    for message_id, after in (("c1/m1", 1), ("c1/m2", 40)):
+        call = ChatCall(
+            ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])], ListTaskEntries=[entries]
+        )
+        turn = await thread(call).say(message_id, "again")
+        assert (turn.task_id, turn.after_sequence) == (ROOT, after)
+        assert {tuple(request.kinds) for request in call.sent("ListTaskEntries")} == {
+            ("submitted", "forked", "user_message", "wait_resolution")
+        }
+
+
+@pytest.mark.parametrize(("first", "second"), [(("a/b", "c"), ("a", "b/c")), (("a%2Fb", "c"), ("a/b", "c"))])
+def test_two_messages_never_have_one_request_id(first: tuple[str, str], second: tuple[str, str]) -> None:
+    assert message_request_id(*first) != message_request_id(*second)
+    assert message_request_id("chat-1", "m:1") == "chat-1/m:1"  # as it was for ids without a slash

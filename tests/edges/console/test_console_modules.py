@@ -1,0 +1,154 @@
+"""The console's modules that need no browser, in Node: the words for numbers and times, and the parser of streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+CONSOLE: Final = Path(__file__).parents[3] / "edges" / "console" / "files"
+
+
+def run(node_path: Path, script: str) -> Any:
+    """What the script says with say(value), in a module beside the console's."""
+    text = f"const say = (value) => console.log(JSON.stringify(value));\n{script}"
+    command = [str(node_path), "--input-type=module", "--eval", text]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=CONSOLE)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def evaluated(node_path: Path, expression: str) -> Any:
+    return run(node_path, f"import * as format from '{CONSOLE}/format.js'; say({expression});")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (
+            "[0, 0.004, 0.05, 12.345, 1234.5].map(format.money)",
+            ["$0.00", "less than $0.01", "$0.05", "$12.35", "$1,234.50"],
+        ),
+        (
+            "[0.012, 0.34, 2, 41, 200, 7200, 273600].map(format.duration)",
+            ["12 ms", "0.3 s", "2 s", "41 s", "3 min 20 s", "2 h", "3 days 4 h"],
+        ),
+        ("[format.count(1, 'step'), format.count(2345, 'step')]", ["1 step", "2,345 steps"]),
+        ("[0, 512, 1536, 67108864].map(format.bytes)", ["0 B", "512 B", "1.5 KiB", "64 MiB"]),
+        (
+            "[-500, 41000, 200000, -7300000].map((ms) => format.relative(new Date(1e12 - ms).toISOString(), 1e12))",
+            ["just now", "41 s ago", "3 min ago", "in 2 h"],
+        ),
+        ("[0, 2199023255560].map(format.epoch)", ["\u2013", "2.8"]),
+        ("format.argumentsLine({order: '7', cents: 500, text: 'a\\nb'})", 'order="7" cents=500 text="a↵b"'),
+        ("format.oneLine('a  b\\n c', 4)", "a b…"),
+        (
+            "[{approver: 'group:leads'}, {remind_webhook: 'money'}, {close_out: true}, {}].map(format.stepWords)",
+            ["group:leads may answer too", "a reminder to the webhook money", "the task is closed out", "reported"],
+        ),
+    ],
+)
+def test_numbers_and_times_are_written_as_people_do(node: Path, expression: str, expected: Any) -> None:
+    assert evaluated(node, expression) == expected
+
+
+STREAM: Final = (
+    ": comment\n\nid: 1\nevent: a\ndata: {}\n\nid: 2\r\nevent: b\r\ndata: [1,\r\ndata: 2]\r\n\r\n"
+    "data: 3\r\revent: end\ndata: {}\n\nid: 9\ndata: 4\n\n"
+)
+
+
+def test_stream_is_read_across_any_cut(node: Path) -> None:
+    script = f"""
+        globalThis.document = {{}};
+        const {{ Parser }} = await import("{CONSOLE}/stream.js");
+        const text = {json.dumps(STREAM)};
+        const read = (pieces) => {{
+          const seen = [];
+          const parser = new Parser((kind, data, id) => seen.push([kind, data, id ?? null]));
+          pieces.forEach((piece) => parser.isOver || parser.feed(piece));
+          return JSON.stringify([seen, parser.isOver]);
+        }};
+        const cuts = Array.from(text, (_, at) => read([text.slice(0, at), text.slice(at)]));
+        const whole = read([text]);
+        say([JSON.parse(whole), new Set([...cuts, read([...text])]).size, cuts[0] === whole]);
+    """
+    whole, different, is_same = run(node, script)
+    assert whole == [[["a", {}, "1"], ["b", [1, 2], "2"], ["message", 3, None]], True]
+    assert (different, is_same) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("need", "amounts", "expected"),
+    [
+        ({"suggested_tokens": 500, "suggested_cost_usd": "0.25"}, "500, 0.25", {}),
+        ({"suggested_tokens": 500, "suggested_cost_usd": None}, "500, 0", {}),
+        (
+            {"suggested_tokens": 500, "suggested_cost_usd": "0.25"},
+            "600, 0.25",
+            {"extra_tokens": 600, "extra_cost": 0.25},
+        ),
+        ({"suggested_tokens": 0, "suggested_cost_usd": "0.25"}, "0, 1", {"extra_cost": 1}),
+    ],
+)
+def test_suggested_amounts_are_not_named(node: Path, need: Any, amounts: str, expected: Any) -> None:
+    """Who may approve may grant what was suggested; to name amounts needs another permission."""
+    script = f"import {{ grantOf }} from '{CONSOLE}/grants.js'; say(grantOf({json.dumps(need)}, {amounts}));"
+    assert run(node, script) == {"decision": "approve", **expected}
+
+
+LONG_NUMBERS: Final = (
+    '{"account":12345678901234567890,"text":"id 12345678901234567890 \\"7\\"","list":[-9007199254740993,7,0.5,1e3]}'
+)
+
+
+def test_long_numbers_keep_their_digits(node: Path) -> None:
+    """JavaScript rounds them: a person would approve another number than the call has, and edit it unseen."""
+    script = f"""
+        const {{ parse, stringify }} = await import("{CONSOLE}/json.js");
+        const {{ argumentsLine, pretty }} = await import("{CONSOLE}/format.js");
+        const value = parse({json.dumps(LONG_NUMBERS)});
+        say([stringify(value), pretty(value), argumentsLine(value), stringify(parse(pretty(value)))]);
+    """
+    written, shown, line, edited = run(node, script)
+    expected = json.loads(LONG_NUMBERS)
+    assert [json.loads(text) for text in (written, shown, edited)] == [expected] * 3
+    assert line.startswith("account=12345678901234567890 ")
+
+
+def test_no_text_is_taken_for_a_number(node: Path) -> None:
+    """Not even the text by which another page marks a number."""
+    script = f"""
+        const {{ parse }} = await import("{CONSOLE}/json.js");
+        const known = JSON.stringify({{ text: parse("12345678901234567890").toJSON() }});
+        const other = await import("{CONSOLE}/json.js?another-page");
+        say(other.stringify(other.parse(known)));
+    """
+    assert json.loads(run(node, script))["text"].endswith(" 12345678901234567890")
+
+
+@pytest.mark.parametrize(("token", "note"), [("", False), ("more", True)])
+def test_the_dearest_of_a_part_are_named_so(node: Path, token: str, note: bool) -> None:
+    """Pages of sums are in the order of keys: the oldest trees come first, whatever they cost."""
+    usage = {"input_tokens": 1, "output_tokens": 0}
+    sums = [{"key": f"t{number}", "cost_usd": number % 7, "usage": usage} for number in range(30)]
+    page = json.dumps({"sums": sums, "next_page_token": token})
+    found = run(node, f"import {{ dearest }} from '{CONSOLE}/sums.js'; say(dearest({page}, 4));")
+    assert [one["key"] for one in found["sums"]] == ["t6", "t13", "t20", "t27"]
+    assert ("oldest 30" in found["note"]) is note
+
+
+def test_all_pages_of_a_list_are_read(node: Path) -> None:
+    script = f"""
+        const pages = {{ "": [["a", "b"], "2"], 2: [["c"], "3"], 3: [["d"], ""] }};
+        globalThis.fetch = async (address) => {{
+          const [workers, token] = pages[new URL(address, "http://gateway").searchParams.get("page_token") ?? ""];
+          return new Response(JSON.stringify({{ workers, next_page_token: token }}));
+        }};
+        const {{ allOf }} = await import("{CONSOLE}/api.js");
+        say(await allOf("/v1/workers", "workers"));
+    """
+    assert run(node, script) == ["a", "b", "c", "d"]

@@ -1,0 +1,219 @@
+"""The console's pages of schedules, webhooks and usage follow the API and act on it; approvals hide no character."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from tests.edges.console.test_console_scenes import NEEDS_LEAVE, PATIENCE, check_same_visit, sees
+from tests.end_to_end.command import tenure
+from tests.end_to_end.installation import Installation
+from tests.support.fix_browser import Viewer, viewer_of
+from tests.support.http_stub import HttpStub, Seen, page
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
+
+
+@pytest.fixture
+async def viewer(installation: Installation) -> AsyncIterator[Viewer]:
+    """A person at the console of the shared installation."""
+    async with viewer_of(installation.stack.http_url) as person:
+        yield person
+
+
+@pytest.fixture
+async def http(installation: Installation) -> AsyncIterator[httpx2.AsyncClient]:
+    base = installation.stack.http_url
+    async with httpx2.AsyncClient(base_url=base, timeout=CALL_SECONDS, trust_env=False) as client:
+        yield client
+
+
+async def read(http: httpx2.AsyncClient, path: str) -> Any:
+    response = await http.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def until(http: httpx2.AsyncClient, path: str, holds: Callable[[Any], bool]) -> Any:
+    """What the API says, when it holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not holds(value := await read(http, path)):
+            await asyncio.sleep(0.1)
+    return value
+
+
+async def pause(at: Page, reason: str) -> None:
+    """Fills the form in."""
+    await at.get_by_role("button", name="Pause …").click()
+    await at.get_by_role("button", name="Pause", exact=True).click()
+    assert await at.locator("dialog[open]").count() == 1  # a reason is required
+    await at.get_by_label("Reason").fill(reason)
+    await at.get_by_role("button", name="Pause", exact=True).click()
+    await at.locator("main").get_by_text("‖ paused").wait_for(timeout=PATIENCE)
+
+
+async def test_a_schedule_is_followed_and_steered(
+    installation: Installation, viewer: Viewer, http: httpx2.AsyncClient
+) -> None:
+    name = f"s-{uuid.uuid4().hex[:12]}"
+    listed = await viewer.opens("schedules")
+    await listed.locator("#link-state.live").wait_for()
+    body = {"name": name, "cron": "0 3 1 1 *", "task": {"goal": f"goal of {name}", "model": "sim-hello"}}
+    created = (await http.post("/v1/schedules", json=body)).json()
+    route = f"/v1/schedules/{created['schedule_id']}"
+    first = (await http.post(f"{route}/trigger", json={})).json()["task_id"]
+    row = listed.locator("tr").filter(has_text=name)
+    await row.get_by_text("active").wait_for(timeout=PATIENCE)
+    await row.get_by_text(f"goal of {name}").wait_for()
+    await check_same_visit(listed)
+
+    at = await viewer.opens(f"schedules/{created['schedule_id']}")
+    await at.locator(f'a[href="#/tasks/{first}"]').wait_for(timeout=PATIENCE)
+    await pause(at, "holidays")
+    paused = await until(http, route, lambda value: value["schedule"]["paused"])
+    assert paused["schedule"]["pause_reason"] == "holidays"
+    await row.get_by_text("paused").wait_for(timeout=PATIENCE)
+    await at.get_by_role("button", name="Resume").click()
+    await sees(at, "● active")
+    await until(http, route, lambda value: not value["schedule"]["paused"])
+
+    await at.get_by_role("button", name="Run now …").click()
+    await at.get_by_role("button", name="Run now", exact=True).click()
+    await at.wait_for_url(re.compile("#/tasks/"), timeout=PATIENCE)
+    second = at.url.rpartition("/")[2]
+    assert second != first
+    assert (await installation.ended(second)).spec.goal == f"goal of {name}"
+    back = await viewer.opens(f"schedules/{created['schedule_id']}")
+    for task_id in (first, second):
+        await back.locator("tr").filter(has=back.locator(f'a[href="#/tasks/{task_id}"]')).wait_for(timeout=PATIENCE)
+
+
+async def test_a_webhook_is_followed_and_steered(
+    installation: Installation, viewer: Viewer, http: httpx2.AsyncClient
+) -> None:
+    name, label = f"w-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex[:12]
+    took: list[bytes] = []
+
+    def answer(seen: Seen) -> bytes:
+        took.append(seen.body)
+        return page("thanks")
+
+    async def runs() -> str:
+        task_id = await installation.submit("sim-hello", labels={"hook": label})
+        await installation.ended(task_id)
+        return task_id
+
+    async with HttpStub(answer) as stub:
+        listed = await viewer.opens("webhooks")
+        done = await tenure(
+            *("webhooks", "create", name, stub.url("/hook"), "--label", f"hook={label}"),
+            address=installation.stack.gateway_address,
+        )
+        assert done.code == 0, done.err
+        first = await runs()
+        row = listed.locator("tr").filter(has_text=name)
+        await row.get_by_text("active").wait_for(timeout=PATIENCE)
+        await row.get_by_text(stub.url("/hook")).wait_for()
+        await check_same_visit(listed)
+
+        at = await viewer.opens(f"webhooks/{name}")
+        delivered = at.locator("tr").filter(has=at.locator(f'a[href="#/tasks/{first}"]')).filter(has_text="delivered")
+        await delivered.first.wait_for(timeout=PATIENCE)
+        assert took
+        await sees(at, f"hook={label}")
+        await sees(at, "ends, waits and warnings")
+
+        await pause(at, "moves to another room")
+        held = (await read(http, f"/v1/webhooks/{name}"))["pause_reason"]
+        assert held == "moves to another room"
+        sent = len(took)
+        second = await runs()
+        listing = await read(http, f"/v1/webhooks/{name}/deliveries?page_size=100")
+        assert second not in {one["task_id"] for one in listing["deliveries"]}
+        assert len(took) == sent
+        await at.get_by_role("button", name="Resume").click()
+        later = at.locator("tr").filter(has=at.locator(f'a[href="#/tasks/{second}"]')).filter(has_text="delivered")
+        await later.first.wait_for(timeout=PATIENCE)
+        assert len(took) > sent
+        await check_same_visit(at)
+    await tenure("webhooks", "delete", name, address=installation.stack.gateway_address)
+
+
+COUNT_LISTENERS = """() => {
+  globalThis.listenersAdded = globalThis.listenersRemoved = 0;
+  const prototype = MediaQueryList.prototype;
+  const { addEventListener, removeEventListener } = prototype;
+  prototype.addEventListener = function (...all) {
+    listenersAdded += 1;
+    return addEventListener.apply(this, all);
+  };
+  prototype.removeEventListener = function (...all) {
+    listenersRemoved += 1;
+    return removeEventListener.apply(this, all);
+  };
+}"""
+"""A plot that is replaced must not keep its listener: the browser would keep its canvas, too, every few seconds."""
+
+
+async def test_usage_grows_as_it_is_used(installation: Installation, viewer: Viewer, http: httpx2.AsyncClient) -> None:
+    """The figures are those of the API, and a new span is shown at once."""
+    model = "sim-e2e-priced"
+    await installation.ended(await installation.submit(model, uuid.uuid4().hex))
+    at = await viewer.opens("usage")
+    row = at.locator("tr").filter(has=at.get_by_text(model, exact=True))
+    await row.wait_for(timeout=PATIENCE)
+
+    async def calls() -> int:
+        sums = (await read(http, "/v1/tenants/default/usage?by=MODEL&page_size=500"))["sums"]
+        return int(next(one["calls"] for one in sums if one["key"] == model))
+
+    before = await calls()
+    await at.evaluate(COUNT_LISTENERS)
+    await installation.ended(await installation.submit(model, uuid.uuid4().hex))
+    after = await calls()
+    assert after > before
+    await row.locator("td").nth(1).filter(has_text=re.compile(rf"^{after}$")).wait_for(timeout=PATIENCE)
+    assert await at.evaluate("() => [listenersAdded > 0, listenersAdded - listenersRemoved]") == [True, 0]
+    await check_same_visit(at)
+    await at.get_by_label("Span").select_option("7")
+    await at.wait_for_url(re.compile("days=7"), timeout=PATIENCE)
+    await at.locator(".plots canvas").first.wait_for(timeout=PATIENCE)
+
+
+HIDDEN = "pay\u200bpal\u2060\u200d\u00ad\u202ecom\u3164\ufeff"
+SEEN = "pay\\u200bpal\\u2060\\u200d\\u00ad\\u202ecom\\u3164\\ufeff"
+
+
+async def test_an_approval_hides_no_character(installation: Installation, viewer: Viewer) -> None:
+    """An argument that looks like another one must not be approved for it."""
+    goal = uuid.uuid4().hex + HIDDEN
+    task_id = await installation.submit("sim-e2e-one-leave", goal, agent=NEEDS_LEAVE)
+    await installation.in_state(task_id, "WAITING_USER")
+    for address in ("approvals", f"tasks/{task_id}"):
+        at = await viewer.opens(address)
+        panel = at.locator("section.wait").filter(has_text=goal[:32])
+        await panel.locator("pre.arguments").wait_for(timeout=PATIENCE)
+        shown = await panel.locator("pre.arguments").inner_text()
+        assert f'"file": "{goal[:32]}{SEEN}"' in shown
+        assert not set(shown) & (set(HIDDEN) - set("paypalcom"))
+        await panel.locator("p.unseen").get_by_text("characters that cannot be seen").wait_for()
+    await at.get_by_role("button", name="Edit the arguments").click()
+    text = at.get_by_label("Arguments, a JSON object")
+    assert f'"file": "{goal[:32]}{SEEN}"' in await text.input_value()
+    await at.keyboard.press("Escape")
+    plain = await installation.submit("sim-e2e-one-leave", uuid.uuid4().hex, agent=NEEDS_LEAVE)
+    other = await viewer.opens(f"tasks/{plain}")
+    await other.locator("section.wait pre.arguments").wait_for(timeout=PATIENCE)
+    assert await other.locator("p.unseen").count() == 0
+    for ended in (task_id, plain):
+        await installation.client.cancel(ended, "seen")

@@ -1,0 +1,114 @@
+"""Agents of the OpenAI Agents SDK: what a model call reserves, reports and sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from agents import Agent, function_tool, set_tracing_disabled
+from openai.types.responses import ResponseErrorEvent, ResponseFunctionCallArgumentsDeltaEvent
+
+from tenure.agents.openai_agents import durable
+from tenure.agents.openai_agents.models import input_bound
+from tenure.control.failures import failure_of
+from tenure.domain.budget import TokenUsage
+from tests.edges.openai_agents.test_agents_openai import Script, call, sent_to_the_model, text_message
+from tests.support.journal_work import JournalWork
+
+set_tracing_disabled(True)
+
+
+class Stream(Script):
+    """Answers with these events."""
+
+    async def stream_response(self, *arguments: Any, **options: Any) -> Any:
+        for event in self.answers:
+            yield event
+
+
+def test_picture_reserves_an_estimate() -> None:
+    picture = {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{'iVBORw0K' * 100_000}"}
+    seen: Any = {"role": "user", "content": [{"type": "input_text", "text": "What is it? " * 1000}, picture]}
+    returned: Any = {"type": "function_call_output", "call_id": "c", "output": [picture]}
+    without: Any = {"role": "user", "content": [{"type": "input_text", "text": "What is it? " * 1000}]}
+    text, both = (input_bound("Help.", given, [], None, []) for given in ([without], [seen, returned]))
+    assert text > 3000, "the text counts as before"
+    assert text + 2 * 5000 < both < text + 2 * 30_000
+
+
+async def test_error_in_a_stream_is_raised_and_its_output_billed() -> None:
+    arguments = ResponseFunctionCallArgumentsDeltaEvent(
+        delta='{"cents": 5',
+        item_id="i",
+        output_index=0,
+        sequence_number=1,
+        type="response.function_call_arguments.delta",
+    )
+    error = ResponseErrorEvent(code="server_error", message="too busy", sequence_number=2, type="error")
+    events: list[Any] = [arguments, error]
+    work = JournalWork("Refund")
+    with pytest.raises(openai.APIError, match="too busy") as failed:
+        await durable(Agent(name="support", model=Stream(*events))).run(work, None)
+    assert failure_of(failed.value).retryable
+    assert work.reports[0].usages == [TokenUsage(output_tokens=3)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [({"Retry-After": "30"}, 30.0), ({"retry-after-ms": "1500"}, 1.5), ({"Retry-After": "soon"}, None)],
+)
+async def test_the_wait_that_the_provider_asks_for_is_kept(headers: dict[str, str], seconds: float | None) -> None:
+    class Busy(Script):
+        async def stream_response(self, *arguments: Any, **options: Any) -> Any:
+            response = httpx2.Response(429, headers=headers, request=httpx2.Request("POST", "http://model"))
+            for event in self.answers:
+                yield event
+            raise openai.RateLimitError("slow down", response=response, body=None)
+
+    with pytest.raises(openai.RateLimitError) as failed:
+        await durable(Agent(name="support", model=Busy())).run(JournalWork("Refund"), None)
+    failure = failure_of(failed.value)
+    assert (failure.retryable, failure.retry_after_seconds) == (True, seconds)
+
+
+def test_revision_names_tools_that_need_approval() -> None:
+    async def is_large(_context: Any, arguments: dict[str, Any], _call_id: str) -> bool:
+        return bool(arguments["cents"] > 100)
+
+    @function_tool(needs_approval=True)
+    def refund() -> str:
+        return ""
+
+    @function_tool(needs_approval=is_large)
+    def credit(cents: int) -> str:
+        return ""
+
+    @function_tool
+    def look_up() -> str:
+        return ""
+
+    describe = durable(Agent(name="support", model=Script(), tools=[refund, credit, look_up])).describe
+    assert describe is not None
+    approvals = {tool.name: tool.needs_approval for tool in describe().tools}
+    assert approvals == {"refund": True, "credit": True, "look_up": False}
+
+
+@pytest.mark.parametrize("price", ["NaN", "1e999", f'"{"x" * 300_000}"', "[" * 300 + "]" * 300])
+async def test_arguments_without_json_are_an_error_of_the_model(price: str) -> None:
+    @function_tool(strict_mode=False)
+    def order(price: Any) -> str:
+        raise AssertionError(f"the call has no arguments: {price}")
+
+    @function_tool
+    def weigh(item: str) -> str:
+        return f"weighed {item}"
+
+    script = Script([call("order", f'{{"price": {price}}}'), call("weigh", '{"item": "tea"}')], text_message("Done."))
+    agent = Agent(name="shop", model=script, tools=[order, weigh])
+    assert await durable(agent).run(JournalWork("Order"), None) == "Done."
+    assert sent_to_the_model(script, "order")[0].startswith(
+        "INVALID_ARGUMENTS: The arguments of order cannot be recorded: "
+    )
+    assert sent_to_the_model(script, "weigh") == ["weighed tea"]

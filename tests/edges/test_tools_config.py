@@ -1,0 +1,75 @@
+"""The config file: its variables are filled in, and every mistake is told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edges.tools_config import ToolsConfig, read_config
+from services.tools.settings import ToolsSettings
+from tenure.runtime.settings import ConfigurationError, load
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "tools.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "{}", "# nothing yet\n"])
+def test_empty_file_has_no_settings(tmp_path: Path, text: str) -> None:
+    assert read_config(written(tmp_path, text), {}) == ToolsConfig() == read_config(None, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no_such_section: 1", "no_such_section: Extra inputs are not permitted"),
+        ("a: {b: ['x', '${MISSING}']}", "a.b.1: set the variable MISSING"),
+        ("[1, 2]", "the file: Input should be a valid dictionary"),
+        ("a: [", "it is not valid YAML: while parsing"),
+        ("a: !!python/object/apply:os.getpid []", "it is not valid YAML: could not determine a constructor"),
+        ("a: '" + "x" * 1024 * 1024 + "'", "it is larger than 1048576 bytes"),
+    ],
+)
+def test_mistake_is_named_with_its_path(tmp_path: Path, text: Any, expected: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError) as raised:
+        read_config(path, {"HERE": "y"})
+    [problem] = raised.value.problems
+    assert problem.startswith(f"{path}: {expected}")
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        read_config(tmp_path / "none.yaml", {})
+
+
+def test_a_variable_may_be_in_a_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "mcp_servers: {a: {url: 'https://a.example', headers: {Authorization: '${TOKEN}'}}}")
+    with pytest.raises(ConfigurationError, match=r"mcp_servers\.a\.headers\.Authorization: TOKEN"):
+        read_config(path, {"TOKEN_FILE": str(tmp_path / "none")})
+    (tmp_path / "token").write_text("Bearer t\n")
+    config = read_config(path, {"TOKEN_FILE": str(tmp_path / "token")})
+    assert config.mcp_servers["a"].headers == {"Authorization": "Bearer t"}
+
+
+def test_a_variable_that_is_escaped_is_not_filled_in(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read_config(written(tmp_path, "x${A}y$${B}: 1"), {"A": "1"})
+    assert "x${A}y$${B}: Extra" in str(raised.value)  # keys are taken as they are
+    with pytest.raises(ConfigurationError, match=r"a: .*C"):
+        read_config(written(tmp_path, "a: '$${B} ${C}'"), {"A": "1"})
+
+
+def test_a_uid_of_the_system_is_refused_as_a_setting(tmp_path: Path) -> None:
+    environment = {
+        "TENURE_TOOLS_POSTGRES_DSN": "postgresql://localhost/tools",
+        "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(tmp_path / "keys.json"),
+        "TENURE_TOOLS_WORKSPACE_ROOT": str(tmp_path),
+    }
+    assert load(ToolsSettings, environment, prefix="TENURE_TOOLS_").sandbox_first_uid == 61_000
+    with pytest.raises(ConfigurationError, match="TENURE_TOOLS_SANDBOX_FIRST_UID"):
+        load(ToolsSettings, {**environment, "TENURE_TOOLS_SANDBOX_FIRST_UID": "999"}, prefix="TENURE_TOOLS_")

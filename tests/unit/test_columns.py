@@ -1,0 +1,97 @@
+"""A class of rows gives the columns of its statements, and the arrays that fill them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import pytest
+
+from services.checkpoint.columns import (
+    CREATE,
+    STEP,
+    Added,
+    Created,
+    Jsonb,
+    RowArrays,
+    Stepped,
+    Unlisted,
+    Uuid,
+    insert_parts,
+    select_list,
+)
+
+
+@dataclass
+class Usage:
+    tokens: int
+
+
+class Row(NamedTuple):
+    key: Created[Uuid]
+    parent: Created[Uuid | None]
+    name: str
+    uses: Stepped[int]
+    open: Stepped[bool]
+    calls: Stepped[tuple[str, ...]]
+    ends_at: Stepped[datetime | None]
+    labels: Created[Jsonb]
+    extra: Unlisted[Stepped[Added[int]]]
+
+
+class Bill(NamedTuple):
+    model: str
+    lost: bool
+    usage: Usage
+
+
+def test_select_lists_the_columns_in_order() -> None:
+    expected = "t.key::text, t.parent::text, t.name, t.uses, t.open, t.calls, t.ends_at, t.labels::text"
+    assert select_list(Row, "t") == expected
+
+
+def test_column_after_unlisted_field_is_refused() -> None:
+    class Swapped(NamedTuple):
+        now: Unlisted[int]
+        name: str
+
+    with pytest.raises(ValueError, match="Swapped: a listed column comes after an unlisted field"):
+        select_list(Swapped, "t")
+
+
+def test_insert_writes_the_marked_columns() -> None:
+    parts = insert_parts([Row], CREATE)
+    assert parts["new.columns"] == "key, parent, labels"
+    uuids = "%(key)b::text::uuid, nullif(%(parent)b::text, '')::uuid"
+    assert parts["new.values"] == f"{uuids}, %(labels)b::text::jsonb"
+
+
+def test_update_sets_each_column() -> None:
+    arrays = RowArrays("steps", Row, mark=STEP, key="key")
+    assert arrays.parts["steps.set"] == (
+        "uses = n[i][1], open = n[i][2] = 1, calls = string_to_array(c.calls, e'\\x1f'), "
+        "ends_at = nullif(c.ends_at, '')::timestamptz, extra = extra + n[i][3]"
+    )
+    assert arrays.parts["steps.names"] == "key, calls, ends_at"
+    assert arrays.parts["steps.arrays"] == "%(key)b::text[]::uuid[], %(calls)b::text[], %(ends_at)b::text[]"
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = [
+        Row("a", None, "", 5, True, ("1.0", "1.1"), moment, "{}", 7),
+        Row("b", None, "", 6, False, (), None, "{}", 8),
+    ]
+    assert arrays.of(rows) == {
+        "key": ["a", "b"],
+        "calls": ["1.0\x1f1.1", ""],
+        "ends_at": [moment.isoformat(), ""],
+        "numbers": [(5, True, 7), (6, False, 8)],
+    }
+
+
+def test_insert_reads_nested_values() -> None:
+    arrays = RowArrays("bills", Bill, prefix="bill_")
+    assert (arrays.parts["bills.columns"], arrays.parts["bills.values"]) == (
+        "model, lost, tokens",
+        "c.model, n[i][1] = 1, n[i][2]",
+    )
+    assert arrays.of([Bill("m", True, Usage(3))]) == {"bill_model": ["m"], "bill_numbers": [(True, 3)]}
