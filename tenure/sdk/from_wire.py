@@ -26,7 +26,7 @@ from tenure.sdk.task_info import (
 )
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.codec import Options, json_of, reader
+from tenure.wire.codec import PairOptions, json_of, reader
 from tenure.wire.common import PRIORITIES, EnumMap, to_dict
 
 V = TypeVar("V")
@@ -44,7 +44,7 @@ def _known(values: EnumMap[D, Any], number: int) -> D:
     return member
 
 
-def public(value: type[V], message: type[M], **options: Unpack[Options]) -> Callable[[M], V]:
+def public(value: type[V], message: type[M], **options: Unpack[PairOptions]) -> Callable[[M], V]:
     """Returns the function from a message to its public form."""
     options["known"] = _known
     return reader(value, message, **options)

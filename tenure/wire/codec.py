@@ -2,9 +2,10 @@
 
     wait_to_wire, wait_to_domain = pair(Wait, task_pb2.Wait, rename={"sub_agents": "sub_agent_task_ids"})
 
-A value is a dataclass or a NamedTuple. A function is compiled from type hints and descriptor when it is first called:
-an import costs nothing, and a call looks at no types. A field that nobody maps is a TypeError, so a new field cannot be
-forgotten. `FIELD_NAMES` and `_element` have the rules; by hand remain defaults by another field, and JSON.
+A value is a dataclass or a NamedTuple. Its first conversion compiles a function from type hints and descriptor: an
+import costs nothing, and a call inspects no types. A field that has no counterpart raises TypeError, so a new field
+cannot be forgotten. `_wire_names` and `Codec._functions` have the rules. By hand remain JSON, and defaults that depend
+on another field.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ CODECS: Final[list[Codec[Any, Any]]] = []
 """All pairs, for the tests."""
 
 
-class Options(TypedDict, total=False):
+class PairOptions(TypedDict, total=False):
     """How a pair differs from the rules.
 
     `rename`: fields of the message by those of the value; for a reader also a path such as "spec.goal". `within`: parts
@@ -85,21 +86,21 @@ class Options(TypedDict, total=False):
     known: Callable[[EnumMap[Any, Any], int], Enum]
 
 
-def pair(value: type[V], message: type[M], **options: Unpack[Options]) -> tuple[Callable[[V], M], Callable[[M], V]]:
+def pair(value: type[V], message: type[M], **options: Unpack[PairOptions]) -> tuple[Callable[[V], M], Callable[[M], V]]:
     """Returns the functions to the wire and to the domain. Fields of this type in later pairs use them."""
     codec = Codec(value, message, options, "writer reader")
     register(value, message, codec.to_wire, codec.to_domain)
     return codec.to_wire, codec.to_domain
 
 
-def reader(value: type[V], message: type[M], **options: Unpack[Options]) -> Callable[[M], V]:
+def reader(value: type[V], message: type[M], **options: Unpack[PairOptions]) -> Callable[[M], V]:
     """Returns the function from a message to its value, for a value that is never sent."""
     codec = Codec(value, message, options, "reader")
     register(value, message, None, codec.to_domain)
     return codec.to_domain
 
 
-def writer(value: type[V], message: type[M], **options: Unpack[Options]) -> Callable[[V], M]:
+def writer(value: type[V], message: type[M], **options: Unpack[PairOptions]) -> Callable[[V], M]:
     """Returns the function from a value to its message, for a value that is never read, such as a row."""
     return Codec(value, message, options, "writer").to_wire
 
@@ -188,7 +189,7 @@ def _stub(argument: Any) -> Any:
 class Codec(Generic[V, M]):
     """The two functions of a pair. Each compiles itself when it is first called."""
 
-    def __init__(self, value: type[V], message: type[M], options: Options, directions: str) -> None:
+    def __init__(self, value: type[V], message: type[M], options: PairOptions, directions: str) -> None:
         self.value, self.message, self.options, self._directions = value, message, options, directions
         self._descriptor: Final = typing.cast("Descriptor", message.DESCRIPTOR)
         self._places: Final = ("", *options.get("within", ()))
@@ -198,7 +199,7 @@ class Codec(Generic[V, M]):
         CODECS.append(self)
 
     def source(self) -> str:
-        """Returns the source of the functions. Raises TypeError for a field that nobody maps."""
+        """Returns the source of the functions. Raises TypeError for a field that has no counterpart."""
         made = {"writer": self._writer, "reader": self._reader}
         return "".join(made[direction]({}) for direction in self._directions.split())
 
@@ -323,17 +324,17 @@ class Codec(Generic[V, M]):
         return values.to_wire, partial(known, values) if known else values.to_domain
 
     def mapped(self) -> Iterator[_Mapped]:
-        """Yields the fields of the value. Raises TypeError for a field, of either side, that nobody maps."""
-        hints, paths = typing.get_type_hints(self.value), set[str]()
+        """Yields the fields of the value. Raises TypeError for a field, of either side, that has no counterpart."""
+        type_of, paths = typing.get_type_hints(self.value), set[str]()
         own = dict(fields_of(self.value))
         apart = self._skipped | set(self.options.get("given", {}))
         for name, default in own.items():
             if name not in apart:
                 path, field = self._counterpart(name)
                 paths.update((path, *_parents(path)))
-                kinds = typing.get_args(hints[name])
+                kinds = typing.get_args(type_of[name])
                 optional = NoneType in kinds
-                hint = Union[tuple(kind for kind in kinds if kind is not NoneType)] if optional else hints[name]  # noqa: UP007
+                hint = Union[tuple(kind for kind in kinds if kind is not NoneType)] if optional else type_of[name]  # noqa: UP007
                 yield _Mapped(name, hint, optional, default, path, field)
         sent = dict(self._sent_fields())
         names = f"{self.value.__name__}-{self.message.__name__}"

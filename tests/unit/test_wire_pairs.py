@@ -1,4 +1,4 @@
-"""Each pair of a value and a message: random values come back, and a field that nobody maps is refused."""
+"""Each pair of a value and a message: random values come back, and a field that has no counterpart is refused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tenure.domain.kept_content import KeptContent
 from tenure.domain.task import Priority
 from tenure.domain.waits import EscalationAction, EscalationStep
 from tenure.v1 import task_pb2
-from tenure.wire.codec import CODECS, FUNCTIONS, Codec, Options, fields_of, reader, writer
+from tenure.wire.codec import CODECS, FUNCTIONS, Codec, PairOptions, fields_of, reader, writer
 from tests.contract.sources import files_with
+from tests.support.examples import examples
 
 for file in files_with(r"^from tenure\.wire\.codec import .*\b(?:pair|reader|writer|union)\b"):
     import_module(file.removesuffix(".py").replace("/", "."))  # each makes its pairs
@@ -84,12 +85,12 @@ def value_of(hint: Any, *, is_set: bool = False) -> st.SearchStrategy[Any]:
 
 def made(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a dataclass or a NamedTuple; fields that its pair skips keep their defaults."""
-    options = next((codec.options for codec in ALL if codec.value is kind), Options())
-    skipped, hints = options.get("skip", "").split(), typing.get_type_hints(kind)
+    options = next((codec.options for codec in ALL if codec.value is kind), PairOptions())
+    skipped, type_of = options.get("skip", "").split(), typing.get_type_hints(kind)
     return st.builds(
         kind,
         **{
-            name: value_of(hints[name], is_set=options.get("defaults", False) and (bool(default) or default is None))
+            name: value_of(type_of[name], is_set=options.get("defaults", False) and (bool(default) or default is None))
             for name, default in fields_of(kind)
             if name not in skipped
         },
@@ -97,7 +98,7 @@ def made(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("key", BOTH_WAYS, ids=lambda key: f"{getattr(key[0], '__name__', 'union')}-{key[1]}")
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=examples(20))
 @given(data=st.data())
 def test_values_survive_the_wire(key: tuple[Any, str], data: st.DataObject) -> None:
     to_wire, to_domain = BOTH_WAYS[key]
