@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -21,6 +20,7 @@ from tenure.client import Client
 from tenure.domain.access import Permission
 from tenure.domain.errors import TenureError
 from tenure.runtime.tls import ClientTls
+from tenure.serve import command_line
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -177,7 +177,7 @@ async def tenants(folder: Path, gateway: Mapping[str, str] | None = None) -> Asy
 async def operator_key(stack: Stack) -> str:
     """Creates a key of an operator, as on a host of the ledger."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "services.checkpoint", "operator-key"),
+        *command_line("checkpoint", "operator-key"),
         env={**os.environ, **stack.services["checkpoint"].environment},
         stdout=asyncio.subprocess.PIPE,
     )
