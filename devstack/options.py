@@ -17,6 +17,7 @@ from devstack.child_process import StackError
 from devstack.clock import CLOCK_SCHEMA
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
+from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
 from tenure.domain.task import DEFAULT_MODEL
 from tenure.runtime.certificates import make_certificates
 from tenure.runtime.secret_box import add_encryption_key
@@ -100,9 +101,23 @@ class StackOptions:
         return f"{SIMULATED_MODEL_PREFIX}{self.scenario_files[0].stem}"
 
     @property
+    def real_vendors(self) -> tuple[str, ...]:
+        """The vendors of which a key or an endpoint is given. A prompt goes to no other one."""
+        given = {
+            ANTHROPIC: self.anthropic_api_key or self.anthropic_base_url,
+            OPENAI: self.openai_api_key or self.openai_base_url,
+        }
+        return tuple(vendor for vendor, value in given.items() if value)
+
+    @property
     def model_is_simulated(self) -> bool:
         """Whether no provider is given, neither Anthropic nor OpenAI."""
-        return not (self.anthropic_api_key or self.anthropic_base_url or self.openai_api_key or self.openai_base_url)
+        return not self.real_vendors
+
+    @property
+    def default_model_has_provider(self) -> bool:
+        """Whether a task that names no model can be answered."""
+        return self.model_is_simulated or vendor_of(self.default_model)[0] in self.real_vendors
 
 
 # Where the stack keeps its files.
@@ -445,7 +460,7 @@ def _providers(options: StackOptions, addresses: StackAddresses) -> dict[str, st
     simulated_openai = f"{addresses.model_url}/v1" if options.model_is_simulated and addresses.model_url else ""
     endpoints = {
         # The client library needs a key even if the server does not: the simulator, or a proxy that adds the key.
-        "ANTHROPIC_API_KEY": options.anthropic_api_key or NO_KEY,
+        "ANTHROPIC_API_KEY": options.anthropic_api_key or (NO_KEY if addresses.model_url else ""),
         "ANTHROPIC_BASE_URL": addresses.model_url,
         "OPENAI_API_KEY": options.openai_api_key,
         "OPENAI_BASE_URL": options.openai_base_url or simulated_openai,

@@ -29,13 +29,13 @@ from devstack.programs import check_programs
 from devstack.service_process import ServiceProcess, SimulatorProcess, metrics_variable, write_targets
 from devstack.simulator.scenario import ScenarioError, load_scenario
 from devstack.stores import Store, open_etcd, open_postgres
+from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.runtime.running_stack import CERTIFICATES, SIMULATOR
 
 Tell = Callable[[str], None]
 
 PORT_TRIES: Final = 3
 PORT_TAKEN_SIGN: Final = "cannot listen on"
-PUBLIC_MODEL_URL: Final = "https://api.anthropic.com"
 
 
 def ignore_progress(_what: str) -> None:
@@ -75,8 +75,12 @@ class Stack:
 
     @property
     def model_url(self) -> str:
-        """The base URL of the model provider, or of the simulator."""
-        return self._known_addresses.model_url or PUBLIC_MODEL_URL
+        """The base URLs of the model providers, separated by commas, or the one of the simulator."""
+        real = {
+            ANTHROPIC: self.options.anthropic_base_url or "https://api.anthropic.com",
+            OPENAI: self.options.openai_base_url or "https://api.openai.com/v1",
+        }
+        return ", ".join(real[vendor] for vendor in self.options.real_vendors) or self._known_addresses.model_url
 
     @property
     def etcd_endpoints(self) -> str:

@@ -306,6 +306,11 @@ def stack_options(
         kind = service.partition("-")[0]
         if service not in options.names_of(kind) and (service != kind or kind == "models"):
             raise click.UsageError(f"--set: there is no {service}; see --replicas, --workers and --direct-models")
+    if not options.default_model_has_provider:
+        raise click.UsageError(
+            f"there is a provider only for {' and '.join(options.real_vendors)}, but tasks get the model "
+            f"{options.default_model}: name one of your own with --model, for example --model openai/NAME"
+        )
     if options.scenario_files and not options.model_is_simulated:
         raise click.UsageError(
             "--scenario needs the model simulator, but the key or the base URL of Anthropic or OpenAI is set: unset it"

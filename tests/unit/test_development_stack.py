@@ -257,6 +257,28 @@ def test_the_ledger_and_the_workers_have_one_default_model(tmp_path: Path, expec
     assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"] == model
 
 
+@pytest.mark.parametrize(
+    ("given", "vendors", "has_provider"),
+    [
+        ({}, (), True),
+        ({"anthropic_api_key": "key"}, ("anthropic",), True),
+        ({"openai_base_url": "http://127.0.0.1:11434/v1"}, ("openai",), False),
+        ({"openai_base_url": "http://127.0.0.1:11434/v1", "model": "openai/llama3"}, ("openai",), True),
+        ({"openai_api_key": "key", "anthropic_base_url": "http://127.0.0.1:1"}, ("anthropic", "openai"), True),
+    ],
+)
+def test_no_prompt_goes_to_a_vendor_that_was_not_given(
+    tmp_path: Path, given: Any, vendors: tuple[str, ...], has_provider: bool
+) -> None:
+    options = StackOptions(data_dir=tmp_path, model_runner=True, **given)
+    assert (options.real_vendors, options.default_model_has_provider) == (vendors, has_provider)
+    addresses = StackAddresses(model_url=options.anthropic_base_url)
+    for kind in ("worker", "models"):
+        variables = environment_of(kind, kind, "", options, Layout(tmp_path), addresses)
+        named = {name.partition("_")[0].lower() for name in variables if name.startswith(("ANTHROPIC_", "OPENAI_"))}
+        assert named <= set(vendors)
+
+
 class Latecomer(SimulatorProcess):
     """Takes its address only when the test has looked whether it serves."""
 
