@@ -26,11 +26,11 @@ from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import prepare_connection
 from services.worker.ledger_client import LedgerClient
 from tenure.domain.fencing import Audience
-from tenure.runtime.postgres import BoundedConnection, Pool
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.runtime.process import Duties
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import Verifier
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import Verifier
+from tenure.runtime.store.postgres import BoundedConnection, Pool
+from tenure.runtime.store.postgres import connection as pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub

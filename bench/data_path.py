@@ -20,12 +20,12 @@ from devstack.stores import DATABASE, ensure_database, open_postgres
 from services.checkpoint.queries import SCHEMA
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
-from tenure.runtime.certificate_files import CertificateFiles, PeerTls
-from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.request_context import DEFAULT_TENANT
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.signing import Signer
-from tenure.runtime.tls import MutualTlsSettings
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls
+from tenure.runtime.security.signing import Signer
+from tenure.runtime.security.tls import MutualTlsSettings
+from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub

@@ -24,7 +24,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
 from tenure.domain.tools import call_id
 from tenure.runtime.request_context import DEFAULT_TENANT
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub

@@ -38,10 +38,10 @@ from services.worker.tools_client import ToolsClient
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import Connection, PoolOptions
 from tenure.runtime.process import Duties
-from tenure.runtime.signing import Verifier
+from tenure.runtime.security.signing import Verifier
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Connection, PoolOptions
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.token import TokenChecker
 

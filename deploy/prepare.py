@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
-from tenure.runtime.certificates import open_authority, store_certificates, write_certificate
-from tenure.runtime.secret_box import add_encryption_key
-from tenure.runtime.signing import write_key_pair
+from tenure.runtime.security.certificates import open_authority, store_certificates, write_certificate
+from tenure.runtime.security.secret_box import add_encryption_key
+from tenure.runtime.security.signing import write_key_pair
 
 SERVICE_UID: Final = 10001
 """The user of Tenure's image."""

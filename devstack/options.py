@@ -19,10 +19,10 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
 from tenure.domain.task import DEFAULT_MODEL
-from tenure.runtime.certificates import make_certificates
-from tenure.runtime.secret_box import add_encryption_key
+from tenure.runtime.security.certificates import make_certificates
+from tenure.runtime.security.secret_box import add_encryption_key
+from tenure.runtime.security.signing import write_key_pair
 from tenure.runtime.settings import FILE_SUFFIX
-from tenure.runtime.signing import write_key_pair
 from tenure.serve import command_line
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools", "models")

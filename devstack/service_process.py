@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from devstack.child_process import ChildProcess
 from devstack.options import Layout, StackOptions
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.serve import command_line
 
 ANSWER_SECONDS = 5.0

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tenure.domain.timeouts import PhaseTimeout, TimeoutAction, Timeouts
     from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
     from tenure.domain.waits import WaitKind
-    from tenure.runtime.tls import ClientTls
+    from tenure.runtime.security.tls import ClientTls
     from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
     from tenure.sdk.client import Client
     from tenure.sdk.errors import (
@@ -113,7 +113,7 @@ _MODULES: Final = {
     "tenure.domain.timeouts": "Timeouts PhaseTimeout TimeoutAction",
     "tenure.domain.tools": "EffectClass OutcomeStatus ToolDefinition",
     "tenure.domain.waits": "WaitKind",
-    "tenure.runtime.tls": "ClientTls",
+    "tenure.runtime.security.tls": "ClientTls",
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -36,7 +36,7 @@ from tenure.domain.entries import (
     Transition,
     WaitResolution,
 )
-from tenure.domain.lost_model_calls import stays_open
+from tenure.domain.in_doubt import stays_open
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Limits
 

@@ -43,7 +43,7 @@ from services.gateway.http.requests import SubmitBody
 from services.gateway.http.shapes import read_json
 from services.gateway.http.streams import EventWatch, first_parts
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration

@@ -17,12 +17,12 @@ from html import escape
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
+from services.gateway.client_addresses import limited_place
 from services.gateway.client_fields import new_id
 from services.gateway.peers import Peers, with_retries
 from tenure.domain.approvals import LinkToken, label_of, read_link_token
 from tenure.domain.budget import money_text
 from tenure.domain.call_limits import Rate
-from tenure.domain.client_addresses import limited_place
 from tenure.domain.errors import (
     InvalidRequest,
     LimitReached,
@@ -32,9 +32,9 @@ from tenure.domain.errors import (
     TryLater,
     Unavailable,
 )
-from tenure.domain.visible_text import visible_text
-from tenure.runtime import metrics
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.domain.texts import visible_text
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import moment

@@ -29,8 +29,8 @@ from tenure.domain.outbound import (
     parse_url,
 )
 from tenure.domain.tools import EffectClass
-from tenure.runtime.body_decoder import READABLE_ENCODINGS, BadEncoding
-from tenure.runtime.outbound_http import (
+from tenure.runtime.http.body_decoder import READABLE_ENCODINGS, BadEncoding
+from tenure.runtime.http.outbound_http import (
     FAILURES,
     CheckedNetworkBackend,
     HttpResponse,

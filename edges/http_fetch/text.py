@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 from tenure.domain.outbound import Url
 
 if TYPE_CHECKING:
-    from tenure.runtime.outbound_http import Body
+    from tenure.runtime.http.outbound_http import Body
 
 MAX_SECONDS: Final = 5.0
 """The time limit for one document. The text that was read until then is returned."""

@@ -38,7 +38,7 @@ from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFa
 from tenure.domain.outbound import EVERYWHERE, Networks, Url, UrlRefused, parse_url
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.webhooks import retry_after_seconds
-from tenure.runtime.outbound_http import FAILURES, AddressRefused, CheckedNetworkBackend, Outgoing
+from tenure.runtime.http.outbound_http import FAILURES, AddressRefused, CheckedNetworkBackend, Outgoing
 from tenure.runtime.request_context import TRACEPARENT_KEY, traceparent
 from tenure.runtime.settings import ConfigurationError
 

@@ -45,7 +45,7 @@ from edges.mcp_client.stdio_framing import (
 )
 from services.tools.sandbox import Command, Sandbox, SandboxLimits
 from services.tools.tool import Arguments, CallContext, ToolFailure
-from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.http.h11_patterns import read_in_one_pass
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

@@ -25,7 +25,7 @@ from edges.mcp_client.delivery_errors import (
 )
 from edges.mcp_client.stdio_framing import MAX_MESSAGE_BYTES, TOO_LONG
 from services.tools.sending import leaves_open
-from tenure.runtime.body_decoder import BadEncoding, BodyDecoder
+from tenure.runtime.http.body_decoder import BadEncoding, BodyDecoder
 
 _SESSION: Final = "mcp-session-id"
 _DELETE_SECONDS: Final = 2.0

@@ -27,7 +27,7 @@ from edges.mcp_client.settings import REACH_SECONDS
 from services.tools.source_facts import SourceStatus
 from services.tools.tool import CallContext
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation, rest, resting
 
 _log: Final = logging.getLogger(__name__)

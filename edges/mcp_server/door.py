@@ -20,7 +20,7 @@ from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.problems import problem_response
 from tenure.client import Client as GatewayClient
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.client import Client
 from tenure.sdk.errors import api_errors
 from tenure.sdk.submit_options import argument_of

@@ -18,7 +18,7 @@ from tenure.domain.approvals import AnswerLink
 from tenure.domain.budget import money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import result_text
-from tenure.domain.visible_text import one_line, shortened
+from tenure.domain.texts import one_line, shortened
 from tenure.domain.webhooks import (
     BUDGET_WARNING_EVENT,
     CANCEL_REQUESTED_EVENT,

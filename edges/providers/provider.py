@@ -38,10 +38,10 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
 from tenure.runtime.process import Duties, rest, resting
 from tenure.runtime.request_context import as_tenant, traceparent
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.rpc_options import Keepalive
-from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.rpc.options import Keepalive
+from tenure.runtime.rpc.status import OUTCOME_UNKNOWN, PeerFailed
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_provider_service_pb2 as pb
 from tenure.v1.tool_provider_service_pb2_grpc import ToolProviderServiceStub

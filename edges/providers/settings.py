@@ -19,7 +19,7 @@ from services.tools.sources import (
     require_tls,
 )
 from tenure.domain.tools import EffectClass
-from tenure.runtime.rpc_client import target_of
+from tenure.runtime.rpc.client import target_of
 from tenure.validators import MIN_OUTPUT_BYTES
 
 _RESERVED_KEYS: Final = frozenset({"authorization", "idempotency-key", "x-fencing-epoch", "traceparent"})

@@ -21,8 +21,8 @@ from tenure.domain.outbound import EVERYWHERE, Networks
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass
 from tenure.domain.webhooks import retry_after_seconds
-from tenure.runtime.body_decoder import READABLE_ENCODINGS, BadEncoding
-from tenure.runtime.outbound_http import (
+from tenure.runtime.http.body_decoder import READABLE_ENCODINGS, BadEncoding
+from tenure.runtime.http.outbound_http import (
     FAILURES,
     Body,
     CheckedNetworkBackend,

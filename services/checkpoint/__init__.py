@@ -23,10 +23,11 @@ page_tokens.py    tokens of pages that are sorted by a time and a task id
 standby.py        chooses where a read runs: at a hot standby of Postgres, or at the primary
 watch/            streams of entries and changes
 traces/           spans projected from the ledger, and their export
-retention/        pruning of ended tasks
+retention/        pruning of ended tasks; retention_rules.py the time of retention, and batches of a prune
 tenants/          quotas, usage windows and billed usage of tenants
 schedules/        schedules and their runs
 webhooks/         webhooks and their deliveries
+halt_rules.py     when a task whose worker halted is tried again
 row_lease.py      a replica's time-limited right to the work that one row describes
 comparing.py      compares the ledger with other records after a restore, task by task
 comparing_tool_calls.py, comparing_model_calls.py  with the records of the tool service, of the model runners

@@ -20,9 +20,9 @@ from services.checkpoint.queries import (
 from services.checkpoint.reads import position_of
 from tenure.domain.budget import Prices, TokenUsage, cost
 from tenure.domain.fencing import Fence
-from tenure.domain.lost_model_calls import RecordedModelCall, decide_report, with_input
-from tenure.runtime import metrics
-from tenure.runtime.sql_arrays import Int4s, Uuids
+from tenure.domain.in_doubt import RecordedModelCall, decide_report, with_input
+from tenure.runtime.observability import metrics
+from tenure.runtime.store.sql_arrays import Int4s, Uuids
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tenure.domain.fencing import Claims
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 DEFAULT_BILLS: Final = 200
 

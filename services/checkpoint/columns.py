@@ -6,7 +6,7 @@
         locked_at: Unlisted[datetime]  # an expression of the statement, after the list of columns
 
 A class has the fields in the order of the columns that a statement reads. The functions below return parts for
-`tenure.runtime.sql.Queries`: SQL that stands in the place of its name in braces.
+`tenure.runtime.store.sql.Queries`: SQL that stands in the place of its name in braces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tenure.runtime.sql_arrays import Byteas, Column, Numbers, Texts
+from tenure.runtime.store.sql_arrays import Byteas, Column, Numbers, Texts
 
 T = TypeVar("T")
 

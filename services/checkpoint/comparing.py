@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, ledger_connection
-from tenure.runtime.postgres import Pool
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.sql import Queries
 
 RESTORE: Final = Queries.load("services.checkpoint", "sql/restore.sql")
 PAGE: Final = 500

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.comparing import RESTORE, Comparison, rows_of
-from tenure.runtime.postgres import Pool
+from tenure.runtime.store.postgres import Pool
 
 
 class ModelCallFindingKind(StrEnum):

@@ -14,7 +14,7 @@ from uuid import UUID
 from services.checkpoint.comparing import RESTORE, Comparison, rows_of
 from services.checkpoint.entries import KINDS
 from tenure.domain.waiting_calls import WAITING_TOOLS
-from tenure.runtime.postgres import Pool
+from tenure.runtime.store.postgres import Pool
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import EFFECT_CLASSES
 

@@ -12,7 +12,7 @@ from tenure.wire.common import timestamp
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 # An entry kind is the field number of EntryBody's oneof, in the database too.

@@ -11,7 +11,7 @@ from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP
 from tenure.runtime.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 

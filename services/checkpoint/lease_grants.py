@@ -10,7 +10,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLeaseGrantResponse:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from services.checkpoint.queries import QUERIES, in_ledger_transaction
 from tenure.domain.errors import TryLater
-from tenure.runtime.rpc_status import LOCK_TIMEOUT, STATEMENT_TIMEOUT
+from tenure.runtime.rpc.status import LOCK_TIMEOUT, STATEMENT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from typing import TypeVar
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
     class OfTask(Protocol):
         """An item of a batch."""

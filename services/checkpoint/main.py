@@ -67,17 +67,17 @@ from tenure.domain.fairness import FLOOR_SLOTS
 from tenure.domain.fencing import Audience
 from tenure.domain.outbound import Networks
 from tenure.domain.task import DEFAULT_MAX_USD, CapDefaults
-from tenure.runtime.call_limiter import WorkerLimitSettings
-from tenure.runtime.postgres import Pool, PoolOptions, dsn_problems, open_pool, startup_guard
 from tenure.runtime.process import Duties, NoLimit, Process
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.call_limiter import WorkerLimitSettings
+from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
-from tenure.runtime.secret_box import SecretBox
-from tenure.runtime.security import Security
+from tenure.runtime.security.process_security import Security
+from tenure.runtime.security.secret_box import SecretBox
+from tenure.runtime.security.signing import Verifier
 from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, ConfigurationError, Secret, group, setting
-from tenure.runtime.signing import Verifier
-from tenure.runtime.sql import Rights, migrate
+from tenure.runtime.store.postgres import Pool, PoolOptions, dsn_problems, open_pool, startup_guard
+from tenure.runtime.store.sql import Rights, migrate
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.approval_service_pb2_grpc import add_ApprovalServiceServicer_to_server

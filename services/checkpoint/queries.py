@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.types.numeric import Int8BinaryDumper
 
 from services.checkpoint.rows import PARTS
-from tenure.runtime.postgres import connection, in_transaction
-from tenure.runtime.sql import Migrations, Queries
+from tenure.runtime.store.postgres import connection, in_transaction
+from tenure.runtime.store.sql import Migrations, Queries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeVar
 
-    from tenure.runtime.postgres import BoundedConnection, Connection, Pool
+    from tenure.runtime.store.postgres import BoundedConnection, Connection, Pool
 
     T = TypeVar("T")
 
@@ -63,7 +63,7 @@ async def fetch_one(connection: Connection, statement: bytes, parameters: dict[s
 
 
 async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Runs `work` in a transaction, again after a conflict. Raises domain errors, as tenure.runtime.postgres says."""
+    """Runs `work` in a transaction, again after a conflict. Raises domain errors."""
     return await in_transaction(pool, work, prepare=prepare_connection)
 
 

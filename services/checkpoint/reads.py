@@ -27,7 +27,7 @@ from tenure.wire.tool import calls_in_doubt_to_wire
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # Tasks as callers see them: the task row, with the spec from the first entry and the root's budget.

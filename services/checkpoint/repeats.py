@@ -13,7 +13,7 @@ from tenure.wire.task import source_to_domain
 
 if TYPE_CHECKING:
     from tenure.domain.task import Source
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 

@@ -19,8 +19,8 @@ from tenure.domain.errors import TenureError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tenure.runtime.postgres import Pool
-    from tenure.runtime.sql import Queries
+    from tenure.runtime.store.postgres import Pool
+    from tenure.runtime.store.sql import Queries
 
 END_SECONDS: Final = 2.0
 

@@ -27,8 +27,7 @@ from services.checkpoint.columns import (
 )
 from tenure.domain.admission import FenceRow
 from tenure.domain.budget import Budget, TokenUsage, due_warnings
-from tenure.domain.close_out import PendingEnding
-from tenure.domain.crash_loop import OwnerDeaths
+from tenure.domain.close_out import OwnerDeaths, PendingEnding
 from tenure.domain.fencing import Fence
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import task_pb2

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from services.checkpoint.watch.announcement import Announcement
     from services.checkpoint.watch.change_stream import ChangeStream
     from services.checkpoint.watch.task_stream import EntryWatch
-    from tenure.runtime.batching import Answer, Batcher
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.batching import Answer, Batcher
+    from tenure.runtime.store.postgres import Pool
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

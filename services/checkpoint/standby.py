@@ -24,11 +24,11 @@ import psycopg
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_one, ledger_connection
 from tenure.domain.errors import TryLater
-from tenure.runtime import metrics
-from tenure.runtime.postgres import Connection, Pool, PoolOptions, open_pool
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import Secret, setting
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.postgres import Connection, Pool, PoolOptions, open_pool
+from tenure.runtime.store.sql import Queries
 from tenure.v1 import ledger_pb2
 
 PREFIX: Final = "TENURE_CHECKPOINT_STANDBY_"

@@ -40,10 +40,10 @@ from tenure.domain.fencing import (
     split_epoch,
 )
 from tenure.domain.states import Reason
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldSession, LeaseStore

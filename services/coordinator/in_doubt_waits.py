@@ -15,7 +15,7 @@ from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import nothing_in_doubt
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.wire.tool import calls_in_doubt_to_domain
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from services.coordinator.sessions.session import WorkerProfile
     from tenure.domain.audit import AuditRecord
     from tenure.domain.entries import Entry
-    from tenure.domain.slots import Slots
-    from tenure.runtime.rpc_client import TenureChannel
+    from tenure.domain.fairness import Slots
+    from tenure.runtime.rpc.client import TenureChannel
     from tenure.v1 import ledger_pb2, token_pb2
 
 MAX_CLAIMS: Final = 512

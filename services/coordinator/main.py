@@ -33,14 +33,14 @@ from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.tools_client import ToolsClient
 from services.coordinator.worker_agents import WorkerAgents
 from tenure.domain.access import Role
-from tenure.domain.live_address import LiveNetworks
-from tenure.runtime.audit import RefusalLog
-from tenure.runtime.name_lookups import NameLookups
+from tenure.domain.outbound import LiveNetworks
+from tenure.runtime.http.name_lookups import NameLookups
 from tenure.runtime.process import Duties, Process
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_options import ServerLimits
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.options import ServerLimits
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.audit import RefusalLog
+from tenure.runtime.security.process_security import Security
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server

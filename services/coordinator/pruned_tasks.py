@@ -14,7 +14,7 @@ from tenure.domain.errors import TenureError
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 if TYPE_CHECKING:
     from services.coordinator.claims.issuing import Issuer

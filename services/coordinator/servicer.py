@@ -11,8 +11,8 @@ from services.coordinator.sessions.live_addresses import live_source
 from services.coordinator.sessions.session_attach import Greeting
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.access_control import current_principal
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.rpc.server import draining
+from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer

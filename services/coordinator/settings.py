@@ -10,9 +10,9 @@ from typing import Final
 
 from services.coordinator.etcd.endpoints import parse_targets
 from services.coordinator.sessions.session import Timing
-from tenure.domain.live_address import LiveNetworks
-from tenure.runtime.call_limiter import WorkerLimitSettings
-from tenure.runtime.security import clear_text_problems, peer_problems
+from tenure.domain.outbound import LiveNetworks
+from tenure.runtime.rpc.call_limiter import WorkerLimitSettings
+from tenure.runtime.security.process_security import clear_text_problems, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, group, setting
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tenure.domain.tools import CallStatuses
-    from tenure.runtime.rpc_client import TenureChannel
+    from tenure.runtime.rpc.client import TenureChannel
     from tenure.v1 import token_pb2
 
 _TIMEOUT_SECONDS: Final = 10.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from services.coordinator.pools import WorkerPools
     from tenure.domain.access import Principal
-    from tenure.runtime.rpc_client import TenureChannel
+    from tenure.runtime.rpc.client import TenureChannel
     from tenure.v1 import coordinator_service_pb2 as pb
     from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
 

@@ -13,9 +13,9 @@ from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
-from tenure.runtime.access_control import ANYONE, current_principal
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.schema_process import validate_in_child
+from tenure.runtime.schema_checks import validate_in_child
+from tenure.runtime.security.access_control import ANYONE, current_principal
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2

@@ -20,8 +20,8 @@ from tenure.domain.access import (
     verify_api_key,
 )
 from tenure.domain.errors import NotFound, Unauthenticated
-from tenure.runtime.access_control import current_principal
-from tenure.runtime.call_limiter import CallQueue
+from tenure.runtime.rpc.call_limiter import CallQueue
+from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS, stored_key
 

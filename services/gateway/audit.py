@@ -8,8 +8,8 @@ from typing import Any
 
 from services.gateway.peers import Peers, with_retries
 from tenure.domain.audit import AuditRecord, Decision
-from tenure.runtime.audit import RefusalLog
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.security.audit import RefusalLog
 from tenure.wire.audit import append_request, reason_of, target_of
 
 

@@ -10,7 +10,7 @@ from tenure.domain.errors import Unauthenticated
 if TYPE_CHECKING:
     from services.gateway.api_keys import ApiKeys
     from services.gateway.json_web_tokens import JsonWebTokens
-    from tenure.runtime.access_control import Metadata
+    from tenure.runtime.security.access_control import Metadata
 
 AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "Bearer "

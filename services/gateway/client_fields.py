@@ -15,8 +15,8 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from tenure.domain.access import Permission
-from tenure.runtime.access_control import ANYONE, current_principal
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.security.access_control import ANYONE, current_principal
 from tenure.v1 import rule_pb2
 from tenure.validators.rules import is_map, rule_of
 from tenure.wire.webhook_service import new_secret

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from services.gateway.explanation import CallFact, Facts, OpenModelCallFact, PinFact, WorkerFact, explain, span
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import agent_service_pb2 as agents
 from tenure.v1 import checkpoint_service_pb2 as ledger

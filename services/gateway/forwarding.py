@@ -16,9 +16,9 @@ from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, with_retries
 from services.gateway.tool_names import check_tool_names, earlier_result
 from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
-from tenure.runtime.access_control import ANYONE, current_principal
 from tenure.runtime.request_context import as_tenant, current_tenant
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.rpc.server import draining
+from tenure.runtime.security.access_control import ANYONE, current_principal
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import lease_service_pb2 as pb

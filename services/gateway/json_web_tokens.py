@@ -21,9 +21,9 @@ import httpx2
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+from services.gateway.identity_claims import ClaimMapping, client_of
 from tenure.domain.access import Permission, Principal
 from tenure.domain.errors import Unauthenticated, Unavailable
-from tenure.domain.identity_claims import ClaimMapping, client_of
 from tenure.domain.outbound import is_clear_text
 from tenure.runtime.settings import ConfigurationError, setting
 

@@ -1,7 +1,7 @@
 """Relays live text from the worker that holds a task to watchers of the task.
 
 A worker is not trusted here: it chooses its address, and another process may answer there. So the coordinator names the
-address of the claim's own session, the rules of `tenure/domain/live_address.py` apply to each IP address, the answering
+address of the claim's own session, the rules of `tenure/domain/outbound.py` apply to each IP address, the answering
 process proves that it holds the claim, and what it sends is bounded.
 """
 
@@ -19,16 +19,14 @@ from services.gateway.peers import Peers
 from services.gateway.pending_text import PendingText
 from tenure.domain.access import Role
 from tenure.domain.errors import NotFound, PermissionDenied, TenureError, Unavailable
-from tenure.domain.fencing import describe_epoch
-from tenure.domain.live_address import LiveAddress, refusal_of
-from tenure.domain.outbound import IPAddress
+from tenure.domain.fencing import describe_epoch, is_proof
+from tenure.domain.outbound import IPAddress, LiveAddress, refusal_of
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.session_secret import is_proof
-from tenure.runtime.name_lookups import NameLookups, Unresolved
+from tenure.runtime.http.name_lookups import NameLookups, Unresolved
 from tenure.runtime.request_context import current_tenant, set_tenant
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.security import NO_SECURITY, Security
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.process_security import NO_SECURITY, Security
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import live_pb2
 from tenure.v1 import worker_service_pb2 as worker

@@ -31,11 +31,11 @@ from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
 from tenure.domain.access import Role
 from tenure.domain.call_limits import ClientCallLimits
-from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.process import Process
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.call_limiter import CallLimiter
+from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
-from tenure.runtime.security import Security, peer_problems
+from tenure.runtime.security.process_security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1 import (

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from tenure.domain.access import Role
 from tenure.domain.errors import TenureError, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.certificate_files import PeerTls
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import PEER, open_channel
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.security import NO_SECURITY, Security
+from tenure.runtime.rpc.client import PEER, open_channel
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.certificate_files import PeerTls
+from tenure.runtime.security.process_security import NO_SECURITY, Security
 from tenure.v1 import (
     agent_service_pb2_grpc,
     api_key_service_pb2_grpc,

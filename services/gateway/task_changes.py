@@ -16,7 +16,7 @@ from typing import Final, Self
 from services.gateway.peers import PATIENCE, Peers, out_of_reach
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.rpc_status import DRAINING
+from tenure.runtime.rpc.status import DRAINING
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_service_pb2 as api
 

@@ -18,8 +18,8 @@ from services.gateway.watch import WatchTaskStream, follow_entries
 from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal
-from tenure.runtime.access_control import current_principal
 from tenure.runtime.request_context import traceparent
+from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api

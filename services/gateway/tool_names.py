@@ -12,7 +12,7 @@ from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import DEFAULT_LOOP
 from tenure.domain.tools import MAX_NEAREST, unknown_tool_text, unknown_tools
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import agent_service_pb2, tool_service_pb2
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from services.gateway.peers import Peers, read_task
 from services.gateway.pending_text import PendingText
 from tenure.domain.errors import NotFound, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
-from tenure.runtime.rpc_status import DRAINING, PeerFailed
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.status import DRAINING, PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api

@@ -11,6 +11,7 @@ begin_new.py          the first write of the usual call: one statement begins th
 store.py              the other writes: admit requests, mark calls SENT, record ends
 admission.py          the port: when a call may be sent, and to which endpoint
 endpoints/            the endpoints of the providers; sends each call to one of them
+failover.py           which endpoint gets a call, and which failures move it (no I/O)
 limits/               waits for the rate limits of the providers' keys
 runs.py               the calls of this process
 ends.py               the ends of calls, as they are recorded and sent

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from services.models.rules import BeginCall, begun
 from services.models.statements import QUERIES
-from tenure.runtime.postgres import Connection
-from tenure.runtime.sql_arrays import Int4s, Int8s, Texts, Uuids
+from tenure.runtime.store.postgres import Connection
+from tenure.runtime.store.sql_arrays import Int4s, Int8s, Texts, Uuids
 
 if TYPE_CHECKING:
     from services.models.store import AdmittedRequest

@@ -7,7 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.models.statements import QUERIES
-from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, connection
 
 PAGE: Final = 500
 

@@ -23,9 +23,9 @@ import uuid_utils.compat as uuids
 
 from services.models.statements import QUERIES
 from tenure.domain.errors import Unavailable
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.runner_row import keep_renewed, record_end
 from tenure.runtime.service import instance_id
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.runner_row import keep_renewed, record_end
 
 _log: Final = logging.getLogger(__name__)
 _END_SECONDS: Final = 5.0

@@ -28,18 +28,18 @@ from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
-from tenure.runtime import metrics
-from tenure.runtime.audit import RefusalLog, log_refusals
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties, Process
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.rpc_options import ServerLimits
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.rpc.options import ServerLimits
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.audit import RefusalLog, log_refusals
+from tenure.runtime.security.process_security import Security
+from tenure.runtime.security.signing import Verifier
 from tenure.runtime.service import run_service
-from tenure.runtime.signing import Verifier
-from tenure.runtime.sql import Rights, migrate
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, startup_guard
+from tenure.runtime.store.sql import Rights, migrate
 from tenure.runtime.usage_reports import UsageReport, UsageReports
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server

@@ -11,9 +11,9 @@ from uuid import UUID
 
 from services.models.rules import RelayCall
 from tenure.domain.access import Role
-from tenure.runtime import metrics
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.security import Security
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.security.process_security import Security
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceStub
 from tenure.wire.model_service import MAX_MESSAGE_BYTES

@@ -18,14 +18,14 @@ from services.models.store import AdmittedRequest, CallElsewhere, EndMark, SentM
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable, WrongState
-from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCall, ModelCallFailed
-from tenure.runtime import metrics
-from tenure.runtime.batching import Batcher
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Pool
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.server import draining
+from tenure.runtime.store.batching import Batcher
+from tenure.runtime.store.postgres import Pool
 from tenure.runtime.usage_reports import UsageReport
 
 _log: Final = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.retry import FailureClass
-from tenure.runtime import metrics
-from tenure.runtime.batching import Batcher
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.server import draining
+from tenure.runtime.store.batching import Batcher
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import token_pb2
 from tenure.v1.model_service_pb2_grpc import ModelServiceServicer

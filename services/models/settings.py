@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from services.models.store import MAX_CALLS
-from tenure.domain.live_address import problem_of
+from tenure.domain.outbound import problem_of
 from tenure.model_providers.settings import ModelProviderSettings
-from tenure.runtime.call_limiter import WorkerLimitSettings
-from tenure.runtime.postgres import dsn_problems
-from tenure.runtime.security import peer_problems
+from tenure.runtime.rpc.call_limiter import WorkerLimitSettings
+from tenure.runtime.security.process_security import peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, Secret, group, setting
+from tenure.runtime.store.postgres import dsn_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

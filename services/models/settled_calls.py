@@ -12,10 +12,10 @@ from typing import Any, Final, Never
 from services.models.runs import GenerationRun, Runs
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import FailureClass
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.rpc_client import TenureChannel
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.client import TenureChannel
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
 

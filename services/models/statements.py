@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tenure.runtime.sql import Migrations, Queries
+from tenure.runtime.store.sql import Migrations, Queries
 
 SCHEMA: Final = "models"
 QUERIES: Final = Queries.load("services.models")

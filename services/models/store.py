@@ -30,12 +30,12 @@ from services.models.statements import QUERIES
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
-from tenure.runtime import metrics
-from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Connection, Pool, connection
-from tenure.runtime.sql_arrays import Byteas, Int4s, Texts, Uuids
+from tenure.runtime.observability import metrics
+from tenure.runtime.store.batching import Batcher, BatchLimits
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.sql_arrays import Byteas, Int4s, Texts, Uuids
 
 MAX_CALLS: Final = 65_536
 """The limit of the setting: as many ends may wait for Postgres at once."""

@@ -10,8 +10,8 @@ from typing import Final, Never
 
 from services.models.statements import QUERIES
 from tenure.domain.errors import TryLater
-from tenure.runtime.postgres import Pool, connection
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Pool, connection
 
 _log: Final = logging.getLogger(__name__)
 MOST: Final = 1000

@@ -44,16 +44,16 @@ from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
-from tenure.runtime.audit import RefusalLog, log_refusals
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.audit import RefusalLog, log_refusals
+from tenure.runtime.security.process_security import Security
+from tenure.runtime.security.signing import Verifier
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.runtime.settings import ConfigurationError
-from tenure.runtime.signing import Verifier
-from tenure.runtime.sql import Rights, migrate
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, startup_guard
+from tenure.runtime.store.sql import Rights, migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules

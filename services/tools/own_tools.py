@@ -9,9 +9,8 @@ from services.tools.registry import ToolRegistry
 from services.tools.schemas import Arguments, parse_arguments, untrusted_schema
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
-from tenure.domain.kept_content import digest_of_path
-from tenure.domain.own_tools import NAME_TAKEN, within_limit
-from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.texts import digest_of_path
+from tenure.domain.tools import NAME_TAKEN, Outcome, OutcomeStatus, ToolDefinition, within_limit
 from tenure.v1 import tool_service_pb2
 from tenure.wire.common import OUTCOME_STATUSES, seconds
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 from services.tools.statements import QUERIES
 from tenure.domain.errors import NotFound, TenureError, WrongState
 from tenure.domain.tools import ToolDefinition
-from tenure.runtime.postgres import Connection, Pool, connection, in_transaction
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool, connection, in_transaction
 
 _log: Final = logging.getLogger(__name__)
 FOLLOW_SECONDS: Final = 5.0

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxSettings, SandboxUnavailable
 from services.tools.servicer import SERVICE
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.process_security import Security
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 

@@ -20,9 +20,9 @@ import httpcore2
 from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tenure.runtime.body_decoder import BadEncoding
-from tenure.runtime.name_lookups import Unresolved
-from tenure.runtime.outbound_http import AddressRefused
+from tenure.runtime.http.body_decoder import BadEncoding
+from tenure.runtime.http.name_lookups import Unresolved
+from tenure.runtime.http.outbound_http import AddressRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,9 +29,9 @@ from services.tools.workspace.requests import FileRequests, copy_response, list_
 from tenure.domain.errors import InvalidRequest, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome
-from tenure.runtime.postgres import Pool
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.service import instance_id
+from tenure.runtime.store.postgres import Pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from services.tools.sandbox.detection import LOWEST_UID
 from services.tools.workspace.bounds import Bounds
-from tenure.runtime.call_limiter import WorkerLimitSettings
-from tenure.runtime.postgres import dsn_problems
+from tenure.runtime.rpc.call_limiter import WorkerLimitSettings
 from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, Secret, group, setting
+from tenure.runtime.store.postgres import dsn_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

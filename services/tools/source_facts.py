@@ -13,7 +13,7 @@ from typing import Final
 
 from services.tools.pins import Held
 from tenure.domain.tools import ToolSourceKind
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import tool_pb2
 from tenure.wire.codec import writer
 from tenure.wire.common import TOOL_SOURCES, timestamp

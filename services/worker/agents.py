@@ -19,8 +19,8 @@ from tenure.domain.agents import AgentContent, AgentKind
 from tenure.domain.errors import Refused, TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.process import note_progress, rest
-from tenure.runtime.rpc_client import TenureChannel
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.client import TenureChannel
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import agent_service_pb2, coordinator_service_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub

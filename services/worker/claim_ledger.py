@@ -17,10 +17,10 @@ from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, SequenceConflict, TryLater, Unavailable
 from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.trace_ids import attempt_traceparent, call_traceparent
+from tenure.domain.spans import attempt_traceparent, call_traceparent
 from tenure.runtime.request_context import Exporting
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.validators import MAX_TRANSITION_MESSAGE

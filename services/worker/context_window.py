@@ -20,7 +20,7 @@ from tenure.domain.compaction import (
 from tenure.domain.conversation import Message
 from tenure.domain.next_action import CallModel
 from tenure.domain.task import TaskSpec
-from tenure.domain.text_tokens import BYTES_PER_TOKEN, text_tokens
+from tenure.domain.texts import BYTES_PER_TOKEN, text_tokens
 from tenure.model_providers.client import MIN_TOKENS
 from tenure.model_providers.message_texts import TOOL_TEXTS, MessageTexts, as_json
 

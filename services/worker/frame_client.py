@@ -23,10 +23,10 @@ from google.protobuf.message import Message
 
 from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
-from tenure.runtime.rpc_client import CALL_CANCELLED, TenureChannel
-from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed
+from tenure.runtime.rpc.client import CALL_CANCELLED, TenureChannel
+from tenure.runtime.rpc.status import OUTCOME_UNKNOWN, PeerFailed
 from tenure.runtime.task_group import TaskGroup
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tenure.wire.common import refusal_to_domain

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Final, Never
 
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.rpc_server import Health
+from tenure.runtime.rpc.server import Health
 
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.WorkerService"

@@ -12,7 +12,7 @@ from services.worker.interrupts import Interrupts
 from services.worker.live_text import LiveText
 from tenure.domain.budget import TokenUsage
 from tenure.domain.fencing import Claims
-from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.task import Priority
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.runtime.failpoints import failpoint_enabled

@@ -10,10 +10,10 @@ from services.worker.interrupts import TrustGate
 from services.worker.tools_client import ToolsClient
 from tenure.control import ResultLost
 from tenure.domain.errors import NotFound, TryLater, WrongState
-from tenure.domain.kept_content import CONTENT_MISMATCH, MAX_KEPT_BYTES, MAX_PART_BYTES, KeptContent, kept_as
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.texts import CONTENT_MISMATCH, MAX_KEPT_BYTES, MAX_PART_BYTES, KeptContent, kept_as
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.logs import log_context
+from tenure.runtime.observability.logs import log_context
 from tenure.runtime.retrying import retrying
 
 TRIES: Final = RetryPolicy(max_attempts=12, initial_seconds=0.1, factor=2.0, cap_seconds=5.0)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import Entry
-from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.runtime.usage_reports import UsageReport
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb

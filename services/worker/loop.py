@@ -35,7 +35,7 @@ from tenure.domain.tools import ToolDefinition
 from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
 from tenure.domain.waits import Wait
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.logs import log_context
+from tenure.runtime.observability.logs import log_context
 from tenure.runtime.retrying import retrying
 from tenure.runtime.usage_reports import UsageReport
 

@@ -37,9 +37,9 @@ from services.worker.tools_client import ToolsClient
 from tenure.control import Function
 from tenure.domain.access import Role
 from tenure.domain.agents import BUILD, BUILD_RULE
-from tenure.domain.live_address import problem_of
-from tenure.domain.session_secret import MIN_BYTES, holder_proof
-from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
+from tenure.domain.fairness import NO_SLOTS, ReservedSlots, Slots
+from tenure.domain.fencing import MIN_BYTES, holder_proof
+from tenure.domain.outbound import problem_of
 from tenure.domain.task import (
     BUILT_IN_LOOPS,
     CONTROL_LOOP,
@@ -52,12 +52,12 @@ from tenure.domain.task import (
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.model_providers.client import ModelClient
 from tenure.model_providers.settings import ModelProviderSettings, open_providers
-from tenure.runtime import metrics
-from tenure.runtime.audit import RefusalLog, log_refusals
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties, Process
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security, peer_problems
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.audit import RefusalLog, log_refusals
+from tenure.runtime.security.process_security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service
 from tenure.runtime.settings import Address, group, setting
 from tenure.runtime.usage_reports import UsageReports

@@ -11,7 +11,7 @@ from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.held_claims import HeldTask
 from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
-from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import RETRYABLE, FailureClass
 from tenure.runtime.failpoints import failpoint
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tenure.domain.retry import FailureClass
-from tenure.runtime import metrics
-from tenure.runtime.model_labels import model_labels
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.metrics import model_labels
 
 ANSWERED: Final = "ANSWERED"
 OTHER: Final = "OTHER"

@@ -21,9 +21,9 @@ from tenure.domain.errors import InvalidRequest, TryLater, Unavailable, WrongSta
 from tenure.domain.retry import FailureClass, RetryPolicy
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
-from tenure.runtime import metrics
-from tenure.runtime.rpc_client import TenureChannel
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.client import TenureChannel
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import ledger_pb2, tool_pb2
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import model_service_pb2_grpc as grpc_pb

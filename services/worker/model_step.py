@@ -34,7 +34,7 @@ from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, call_id
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.model_providers.stream import UNUSABLE
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.

@@ -22,13 +22,12 @@ from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, text_of
 from tenure.control.own_tools import EffectUnknown, OwnTool, ToolError
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
-from tenure.domain.kept_content import MAX_KEPT_BYTES, KeptContent
-from tenure.domain.own_tools import TOO_LARGE, within_limit
+from tenure.domain.texts import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
-from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.tools import TOO_LARGE, Outcome, OutcomeStatus, ToolDefinition, within_limit
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
-from tenure.runtime.logs import log_context
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.observability.logs import log_context
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.wire.common import OUTCOME_STATUSES, duration, seconds
 

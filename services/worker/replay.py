@@ -23,7 +23,7 @@ from tenure.domain.next_action import ExecuteTools, next_action
 from tenure.domain.outputs import FileDigest
 from tenure.domain.replay import CallKey, RecordedRun, call_key, messages_due
 from tenure.domain.tools import Outcome
-from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2

@@ -26,15 +26,15 @@ from services.worker.interrupts import Interruption, TrustGate, trust_clock
 from services.worker.session_stream import AttachmentLost, PendingUpdates, SessionStreamClient
 from tenure.domain.access import Role
 from tenure.domain.errors import Refused, TenureError, Unavailable
+from tenure.domain.fairness import Slots
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.slots import Slots
 from tenure.domain.states import ReleaseReason
 from tenure.domain.task import Priority
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_status import MAX_MESSAGE_BYTES, PeerFailed, shortened
-from tenure.runtime.security import NO_SECURITY, Security
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.status import MAX_MESSAGE_BYTES, PeerFailed, shortened
+from tenure.runtime.security.process_security import NO_SECURITY, Security
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2_grpc as grpc_pb
 from tenure.wire.common import PRIORITIES, seconds

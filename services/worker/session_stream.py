@@ -18,7 +18,7 @@ import grpc
 from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate, trust_clock
 from tenure.domain.errors import Unavailable
-from tenure.domain.slots import Slots
+from tenure.domain.fairness import Slots
 from tenure.runtime.process import note_progress
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb

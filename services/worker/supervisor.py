@@ -23,10 +23,10 @@ from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
 from tenure.domain.task import REPLAY_LOOP, offered_function
-from tenure.runtime import metrics
-from tenure.runtime.logs import log_context
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import log_context
 from tenure.runtime.request_context import set_tenant
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 

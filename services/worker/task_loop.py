@@ -30,9 +30,9 @@ from tenure.domain.next_action import (
     next_action,
 )
 from tenure.domain.states import Reason, ReleaseReason, TaskState
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.schema_process import validate_in_child
+from tenure.runtime.observability import metrics
+from tenure.runtime.schema_checks import validate_in_child
 
 
 class TaskLoop(Loop):

@@ -10,11 +10,11 @@ from typing import Any, Final
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.in_doubt import Resolution
-from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import FileDigest
+from tenure.domain.texts import KeptContent
 from tenure.domain.tools import CallStatuses, Outcome, ToolDefinition
 from tenure.runtime.request_context import traceparent
-from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb

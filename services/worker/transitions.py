@@ -37,7 +37,7 @@ from tenure.domain.timeouts import Phase, after_timeout
 from tenure.domain.tools import Outcome
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 # The decision after a failed model call: a pure rule.
 

@@ -18,7 +18,7 @@ from tenure.cli.output import echo
 from tenure.client import Client
 from tenure.domain.budget import money_text, usd
 from tenure.domain.errors import Refused
-from tenure.domain.visible_text import visible_text
+from tenure.domain.texts import visible_text
 from tenure.domain.waits import ALLOW, DENY, EDIT
 from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, unix_seconds

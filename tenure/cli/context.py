@@ -15,7 +15,7 @@ from rich.console import Console
 from tenure.cli.output import echo, json_line
 from tenure.client import Client
 from tenure.runtime.running_stack import CERTIFICATES, read_addresses
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.json_shape import PublicValue
 from tenure.sdk.public_value import public_value
 from tenure.wire.common import to_dict

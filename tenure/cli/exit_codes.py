@@ -8,7 +8,7 @@ from typing import Final
 from tenure.cli.formatting import seconds_text
 from tenure.domain import errors
 from tenure.domain.states import TaskState
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.server_packages import MissingExtra
 from tenure.v1 import task_pb2
 from tenure.wire.common import STATES

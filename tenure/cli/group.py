@@ -12,7 +12,7 @@ from tenure.cli.context import Context
 from tenure.cli.exit_codes import Exit, exit_of_error, explain
 from tenure.cli.output import echo
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.server_packages import MissingExtra
 
 _STARTS_SERVICE: Final = "tenure.cli.starts_service"

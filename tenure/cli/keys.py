@@ -39,7 +39,7 @@ def create(context: Context, directory: Path) -> None:
     The public key is added to the keys that verifying.json already has; all services read that file.
     """
     with server_packages(_KEYS, extra="server"):
-        from tenure.runtime.signing import write_key_pair
+        from tenure.runtime.security.signing import write_key_pair
 
     with key_errors():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def rotate(context: Context, directory: Path, wait_seconds: float | None) -> Non
     The former key stays valid until `tenure keys withdraw`. An interrupted rotation continues where it stopped.
     """
     with server_packages(_KEYS, extra="server"):
-        from tenure.runtime.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, write_key_pair
+        from tenure.runtime.security.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, write_key_pair
 
     wait_seconds = 3 * LOOK_SECONDS if wait_seconds is None else wait_seconds
     private, public = key_files(directory)
@@ -100,7 +100,7 @@ def rotate(context: Context, directory: Path, wait_seconds: float | None) -> Non
 def withdraw(context: Context, directory: Path, key_id: str) -> None:
     """Remove the public key KEY_ID from verifying.json in DIRECTORY: the tokens that it signed verify no longer."""
     with server_packages(_KEYS, extra="server"):
-        from tenure.runtime.signing import LOOK_SECONDS, withdraw_key
+        from tenure.runtime.security.signing import LOOK_SECONDS, withdraw_key
 
     with key_errors():
         withdraw_key(*key_files(directory), key_id)
@@ -121,7 +121,7 @@ def encryption(context: Context, file: Path, withdrawn: str | None) -> None:
     secrets with it, and the former key can be withdrawn.
     """
     with server_packages(_KEYS, extra="server"):
-        from tenure.runtime.secret_box import add_encryption_key, withdraw_encryption_key
+        from tenure.runtime.security.secret_box import add_encryption_key, withdraw_encryption_key
 
     key_id = withdrawn or uuid.uuid4().hex[:8]
     with key_errors():
@@ -189,7 +189,7 @@ def create_certificates(
     use the new files without a restart. Keep ca.key.pem away from the services.
     """
     with server_packages(_CERTS, extra="server"):
-        from tenure.runtime.certificates import make_certificates
+        from tenure.runtime.security.certificates import make_certificates
 
     chosen = processes or tuple((role, role.lower()) for role in Role)
     try:
@@ -220,7 +220,7 @@ def create_store_certificates(
     choose another DIRECTORY than that of `tenure keys certs create`. Keep ca.key.pem away from the services.
     """
     with server_packages(_CERTS, extra="server"):
-        from tenure.runtime.certificates import make_store_certificates, store_certificates
+        from tenure.runtime.security.certificates import make_store_certificates, store_certificates
 
     stores = store_certificates(etcd_hosts or ["localhost"], postgres_hosts or ["localhost"])
     try:

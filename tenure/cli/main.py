@@ -17,8 +17,8 @@ from tenure.cli.group import ClientOption, Group
 from tenure.cli.groups import add_commands
 from tenure.cli.output import make_console
 from tenure.client.client import check_stays_here
-from tenure.runtime.rpc_client import target_of
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.client import target_of
+from tenure.runtime.security.tls import ClientTls
 
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")

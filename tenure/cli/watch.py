@@ -31,7 +31,7 @@ from tenure.cli.watch_state import WatchedTask
 from tenure.client import Client
 from tenure.domain.errors import TenureError
 from tenure.domain.states import TaskState
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api

@@ -17,9 +17,9 @@ from tenure.domain.errors import TryLater
 from tenure.domain.outbound import is_loopback_host
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.request_context import DEFAULT_TENANT
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.tls import ClientTls
 from tenure.runtime.settings import Address, Secret
-from tenure.runtime.tls import ClientTls
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, rule_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api

@@ -22,7 +22,7 @@ from tenure.domain.errors import Fenced, LeaseHeld, StaleEpoch, TenureError, Try
 from tenure.domain.fencing import TrustWindow
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1 import token_pb2
 from tenure.wire.common import duration, seconds

@@ -14,7 +14,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 
 if TYPE_CHECKING:
-    from tenure.runtime.rpc_client import TenureChannel
+    from tenure.runtime.rpc.client import TenureChannel
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")

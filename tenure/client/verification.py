@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tenure.domain.errors import PermissionDenied, StaleEpoch, TenureError, Unauthenticated, Unavailable
 from tenure.domain.fencing import LEASE_PREFIX, Audience, Claims, Fence
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
 

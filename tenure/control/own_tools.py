@@ -7,10 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from tenure.domain.own_tools import MAX_OWN_DESCRIPTION, MAX_OWN_OUTPUT_BYTES, MAX_OWN_SCHEMA, OWN_TOOL_NAME
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tool_arguments import well_formed
-from tenure.domain.tools import EffectClass, ToolDefinition
+from tenure.domain.tools import (
+    MAX_OWN_DESCRIPTION,
+    MAX_OWN_OUTPUT_BYTES,
+    MAX_OWN_SCHEMA,
+    OWN_TOOL_NAME,
+    EffectClass,
+    ToolDefinition,
+)
 
 MIN_OUTPUT_BYTES: Final = 1024
 DEFAULT_OUTPUT_BYTES: Final = 256 * 1024

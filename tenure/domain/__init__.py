@@ -11,22 +11,21 @@ ledger
   entries.py            the entries, one class per kind
   fold.py               entries to a resume point
   states.py             states, reasons, and the table of allowed transitions
-  traces.py             entries to the spans of a trace; also spans.py, trace_ids.py, semconv.py
+  traces.py             entries to the spans of a trace; also spans.py, semconv.py
   fencing.py            epochs, fences, claims of a token, the worker's trust window
   admission.py          whether an Open or a Commit passes the fence
 claim
-  fairness.py           the order of the queue
-  slots.py              free slots by tier
-  crash_loop.py         when a task that kills its workers fails
+  fairness.py           the order of the queue, and free slots by tier
+  pools.py              which queues, loops and tenants a worker may serve
 step
   next_action.py        the next action of the `messages` loop
   conversation.py       the messages of a model call
   compaction.py         when and how to shorten them
   budget.py             prices, reservations, settlements
   rate_limits.py        when the next call with a provider's key may go
-  failover.py           which endpoint of a provider gets a call
-  lost_model_calls.py   the bill of a model call without an answer
-  tools.py              tools, call states, outcomes, unknown names, truncation
+  call_limits.py        limits of a client's calls
+  tools.py              tools, call states, outcomes, unknown names, truncation, own tools
+  texts.py              tokens of a text, text for people, content that is kept as a file
   tool_arguments.py     strict JSON, and arguments of tools that the ledger answers
   control.py            the loop of control functions
 waits
@@ -34,23 +33,23 @@ waits
   waiting_calls.py      calls that begin a wait
   sub_agents.py         spawns, shares, outcomes
   replay.py             what a record gives to a replay, and where the replay differs
-  in_doubt.py           calls in doubt and their resolutions
+  in_doubt.py           calls in doubt and their resolutions; model calls that were lost
 close-out
-  close_out.py          endings, and the outcomes of open calls
+  close_out.py          endings, the outcomes of open calls, and tasks that kill their workers
   retry.py              backoff, and which failures are retried
   timeouts.py           phase timeouts and their actions
   requeue.py            requeues and grants by operators
-  forks.py              where a history can be cut
-  retention.py          the retention time, and batches of a prune
 access
   access.py             identities, permissions, and whether a caller may call a method
-  client_addresses.py   the address of a client behind proxies
 outside
-  webhooks.py           event types, request bodies, responses
-  sender_leases.py      which webhooks a replica sends for
+  webhooks.py           event types, request bodies, responses, and which webhooks a replica sends for
   email_addresses.py    the e-mail addresses that are accepted
-  outbound.py           URLs and addresses of untrusted sources
+  outbound.py           URLs and addresses of untrusted sources and of workers
 errors.py               every error that Tenure raises
+
+A rule that only one service needs is a pure module of that service: services/checkpoint/submit/fork_rules.py,
+retention_rules.py and halt_rules.py; services/models/failover.py; services/gateway/client_addresses.py and
+identity_claims.py.
 
 What to touch when:
 - a new entry kind: entries.py and fold.py, then tenure/wire/ledger.py

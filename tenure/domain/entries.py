@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
-from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
+from tenure.domain.texts import KeptContent
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import BeginWait, EscalationStep, Wait, WaitAnswerKind, WaitKind
 

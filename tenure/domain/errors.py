@@ -197,7 +197,7 @@ class TryLater(TenureError):  # noqa: N818  named after the answer, so that `exc
     """The same request may succeed later, but not before `retry_after_seconds` if that is set.
 
     When a Tenure service raises this error, the request had no effect. For an RPC whose connection broke see
-    `tenure.runtime.rpc_status`.
+    `tenure.runtime.rpc.status`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The functions are pure, but their run time has no limit. A schema comes from an untrusted user and an answer from a
 model: a pattern may backtrack without end, and combined schemas multiply. So callers run `problem_of_schema` and
-`validate_result` in a process of their own and limit its time (tenure/runtime/schema_process.py).
+`validate_result` in a process of their own and limit its time (tenure/runtime/schema_checks.py).
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ from tenure.domain.entries import (
     WaitEscalated,
     WaitResolution,
 )
-from tenure.domain.in_doubt import ResolveCall
-from tenure.domain.lost_model_calls import stays_open
+from tenure.domain.in_doubt import ResolveCall, stays_open
 from tenure.domain.models import vendor_of
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.spans import (
@@ -53,16 +52,20 @@ from tenure.domain.spans import (
     SpanEvent,
     SpanKind,
     TaskSpan,
+    attempt_span_id,
+    call_span_id,
     instructions_text,
     message_part,
     message_text,
     nanoseconds,
+    parse_traceparent,
     present,
+    span_id,
     text_part,
+    trace_id,
 )
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.trace_ids import attempt_span_id, call_span_id, parse_traceparent, span_id, trace_id
 
 
 class TracedTask(NamedTuple):

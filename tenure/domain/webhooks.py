@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,6 +19,7 @@ from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
 
 TEST_EVENT: Final = "webhook.test"
 MISSED_EVENT: Final = "webhook.missed"
@@ -257,3 +259,45 @@ def retry_after_seconds(text: str, now: datetime) -> float | None:
 def unknown_events(patterns: Iterable[str]) -> list[str]:
     """Returns the patterns that match no event of this release: probably a typing error."""
     return [one for one in patterns if not any(wants([one], event) for event in KNOWN_EVENTS)]
+
+
+# Decides which webhooks get the sender leases of a replica, so that the webhooks of one tenant do not keep all.
+
+SHARE: Final = 3
+"""A tenant holds at most this many times the leases that are free: alone it gets three quarters of all, and a tenant
+that comes later finds some free.
+"""
+
+
+def chosen(due: Sequence[str], held: Iterable[str], free: int) -> list[int]:
+    """Returns the indexes of the due webhooks that get a lease now, of the tenants with the fewest leases first.
+
+    `due`: their tenants, those that have waited longest first. `held`: the tenants of the leases that run.
+    """
+    counts = Counter(held)
+    places = []
+    for index, tenant in enumerate(due):
+        counts[tenant] += 1
+        places.append((counts[tenant], index))
+    taken = []
+    for place, index in sorted(places):
+        if place > SHARE * free:
+            break  # all that follow would pass their shares, too
+        taken.append(index)
+        free -= 1
+    return taken
+
+
+def surplus(held: Sequence[str], wanted: int) -> list[int]:
+    """Returns the indexes of the leases that end for others that wait: the oldest of the tenants with the most leases.
+
+    `held`: the tenants of the leases, the oldest first.
+    """
+    counts = Counter(held)
+    oldest = {tenant: [index for index, one in enumerate(held) if one == tenant] for tenant in counts}
+    ending = []
+    for _ in range(min(wanted, len(held))):
+        tenant = max(counts, key=lambda one: counts[one])
+        ending.append(oldest[tenant][len(oldest[tenant]) - counts[tenant]])
+        counts[tenant] -= 1
+    return ending

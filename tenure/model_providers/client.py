@@ -37,7 +37,7 @@ from tenure.model_providers.stream import (
     StreamBroken,
     shown,
 )
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 _log: Final = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import aiohttp
 import httpx2
 
 from tenure.model_providers.stream import MAX_STREAM_BYTES
-from tenure.runtime.body_decoder import READABLE_ENCODINGS, BadEncoding, BodyDecoder
+from tenure.runtime.http.body_decoder import READABLE_ENCODINGS, BadEncoding, BodyDecoder
 
 MAX_CONNECTIONS: Final = 4096
 CONNECT_TIMEOUT_SECONDS: Final = 5.0

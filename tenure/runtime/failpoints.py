@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from tenure.domain import errors
-from tenure.runtime import metrics
-from tenure.runtime.logs import logged_context
-from tenure.runtime.rpc_status import CODES, from_plain
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import logged_context
+from tenure.runtime.rpc.status import CODES, from_plain
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
 from tenure.runtime.listening import CannotListen
-from tenure.runtime.logs import log_context
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import log_context
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:

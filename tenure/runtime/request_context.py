@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.trace_ids import parse_traceparent
+from tenure.domain.spans import parse_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,25 +15,33 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tenure.domain.access import Role
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime import failpoints as failpoint
-from tenure.runtime import metrics
-from tenure.runtime.health_check import health_problem
-from tenure.runtime.logs import FORMATS, configure_logs
-from tenure.runtime.metric_catalogue import CATALOGUE
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import FORMATS, configure_logs
+from tenure.runtime.observability.metric_catalogue import CATALOGUE
+from tenure.runtime.observability.request_log import set_logged_requests
+from tenure.runtime.observability.telemetry import telemetry
 from tenure.runtime.process import ExitCode, Process, run
-from tenure.runtime.request_log import set_logged_requests
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.sampling import sampling
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import SHARED_PREFIX, Address, ConfigurationError, describe, group, load, setting
-from tenure.runtime.telemetry import telemetry
-from tenure.runtime.tls import MutualTlsSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tenure.runtime.settings import Address
+
 
 _log: Final = logging.getLogger(__name__)
 
@@ -141,7 +149,7 @@ async def _serve_metrics(process: Process, name: str, settings: ServiceSettings)
     if not is_loopback_host(listen.host) and not settings.common.metrics_allow_network:
         raise ConfigurationError([_METRICS_IN_NETWORK.format(f"{SHARED_PREFIX}{name.upper()}_METRICS_LISTEN", listen)])
     # Imported here because only a process that serves metrics should pay for the import.
-    from tenure.runtime.prometheus import metrics_endpoint
+    from tenure.runtime.observability.prometheus import metrics_endpoint
 
     await process.open(metrics_endpoint(listen))
 
@@ -181,3 +189,63 @@ async def serve(process: Process, server: RpcServer, *front_ends: AbstractAsyncC
         await process.open(front_end)
     _log.info("listening", extra={"address": server.address})
     await process.run_until_stopped()
+
+
+# Samples the metrics of a process once a second: the delay of its event loop, and what is read from elsewhere.
+
+INTERVAL_SECONDS: Final = 1.0
+
+
+@asynccontextmanager
+async def sampling(interval_seconds: float = INTERVAL_SECONDS) -> AsyncIterator[None]:
+    """Samples inside the block."""
+    task = asyncio.create_task(_sample(interval_seconds), name="sample metrics")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _sample(interval_seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    delay = metrics.histogram("tenure_event_loop_delay_seconds")
+    while True:
+        metrics.REGISTRY.sample()
+        due = loop.time() + interval_seconds
+        await asyncio.sleep(interval_seconds)
+        delay.observe(max(0.0, loop.time() - due))
+
+
+# Asks a service of this machine for its health, for probes that run a command: `tenure serve gateway health`.
+
+ANSWER_SECONDS: Final = 5.0
+_EVERY_INTERFACE: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104  compared, never bound to
+
+
+async def health_problem(listen: Address, role: Role, tls: MutualTlsSettings) -> str:
+    """Returns why the service that listens there does not serve; "" if it serves. Presents the service's certificate.
+
+    Raises ConfigurationError for certificate files that cannot be used.
+    """
+    host = _EVERY_INTERFACE.get(listen.host)
+    address = str(listen) if host is None else f"{host}:{listen.port}"
+    async with _channel(address, role, tls) as channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            return f"{address} does not answer: {error.details()}"
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return "" if serving else f"{address} is NOT_SERVING; the service's log says why"
+
+
+def _channel(address: str, role: Role, tls: MutualTlsSettings) -> grpc.aio.Channel:
+    options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+    if tls.certificate_file is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    peer = PeerTls(CertificateFiles(tls), role)
+    return grpc.aio.secure_channel(
+        address, grpc.ssl_channel_credentials(*peer.read()), options=[*options, *peer.options()]
+    )

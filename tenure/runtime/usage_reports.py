@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any, Final, Never
 
 from tenure.domain.errors import TenureError, TryLater
-from tenure.domain.lost_model_calls import ATTEMPT_OPEN, ATTEMPT_SETTLED, ReportedCall
+from tenure.domain.in_doubt import ATTEMPT_OPEN, ATTEMPT_SETTLED, ReportedCall
 from tenure.domain.retry import Jitter, RetryPolicy
 from tenure.runtime.process import note_progress, resting
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=60.0, jitter=Jitter.EQUAL)

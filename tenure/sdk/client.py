@@ -29,7 +29,7 @@ from tenure.wire.tool import tool_to_domain
 
 if TYPE_CHECKING:
     from tenure.client import Client as GatewayClient
-    from tenure.runtime.tls import ClientTls
+    from tenure.runtime.security.tls import ClientTls
 
 T = TypeVar("T")
 

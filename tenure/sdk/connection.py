@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from tenure.client import Client as GatewayClient
-from tenure.runtime.rpc_client import target_of
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.client import target_of
+from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.errors import api_errors, invalid_argument
 from tenure.sdk.submit_options import argument_of
 

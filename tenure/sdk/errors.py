@@ -46,7 +46,7 @@ from tenure.domain.errors import (
     WrongState,
 )
 from tenure.domain.states import Reason, TaskState
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.task_info import TaskInfo
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source
 from tenure.domain.tools import ToolDefinition
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
 from tenure.sdk.client import Client
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent

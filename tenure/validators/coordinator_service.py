@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tenure.domain.agents import BUILD, BUILD_RULE
-from tenure.domain.live_address import problem_of
-from tenure.domain.session_secret import MAX_BYTES, MIN_BYTES
+from tenure.domain.fencing import MAX_BYTES, MIN_BYTES
+from tenure.domain.outbound import problem_of
 from tenure.domain.states import ReleaseReason
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.validators.common import Check

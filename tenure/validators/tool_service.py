@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tenure.domain.kept_content import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
-from tenure.domain.own_tools import (
+from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
+from tenure.domain.tools import (
     MAX_OWN_DESCRIPTION,
     MAX_OWN_OUTPUT_BYTES,
     MAX_OWN_SCHEMA,
     OWN_STATUSES,
     OWN_TOOL_NAME,
 )
-from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.admin_service import check_resolution
 from tenure.validators.common import (

@@ -24,7 +24,7 @@ from tenure.domain.task import BudgetPolicy, InDoubtPolicy, LeaseLostPolicy, Mon
 from tenure.domain.timeouts import TimeoutAction
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
-from tenure.runtime import rpc_status
+from tenure.runtime.rpc import status as rpc_status
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2, tool_pb2
 from tenure.v1 import schedule_service_pb2 as pb
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.domain.slots import Slots
+from tenure.domain.fairness import Slots
 from tenure.v1 import task_pb2
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 from tenure.domain.errors import TryLater, Unavailable
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 

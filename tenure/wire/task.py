@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from tenure.domain.agents import AgentPin
 from tenure.domain.budget import Budget, BudgetRequest, Prices, Rates, Tier, TokenUsage
 from tenure.domain.entries import WaitResolution
-from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import (
     CONTROL_LOOP,

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from tenure.domain.access import DEFAULT_INSTALLATION, check_holder
 from tenure.domain.errors import PermissionDenied, Unauthenticated
 from tenure.domain.fencing import Audience, Claims
-from tenure.runtime.access_control import current_principal
-from tenure.runtime.signing import DigestCache, SignedBytes, Signer, Verifier
+from tenure.runtime.security.access_control import current_principal
+from tenure.runtime.security.signing import DigestCache, SignedBytes, Signer, Verifier
 from tenure.v1 import token_pb2
 from tenure.wire import task  # noqa: F401  its allowlist is a part of the claims
 from tenure.wire.codec import pair

@@ -14,8 +14,8 @@ from tenure.domain.in_doubt import (
     Resolution,
     ResolveCall,
 )
-from tenure.domain.kept_content import KeptContent
 from tenure.domain.outputs import TaskOutput
+from tenure.domain.texts import KeptContent
 from tenure.domain.tools import CallStatus, CallStatuses, Outcome, ProgramUsage, ToolDefinition
 from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
 from tenure.wire.codec import pair, union

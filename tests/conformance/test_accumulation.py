@@ -28,8 +28,8 @@ from services.models.statements import SESSION_SETTINGS as MODELS_SETTINGS
 from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
 from services.tools.statements import SCHEMA as TOOLS
 from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
-from tenure.runtime.postgres import BoundedConnection, PoolOptions, configure_session, open_pool
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.postgres import BoundedConnection, PoolOptions, configure_session, open_pool
+from tenure.runtime.store.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_retention import ended

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import BoundedConnection, PoolOptions, configure_session
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import BoundedConnection, PoolOptions, configure_session
 from tests.support.fix_postgres import FreshDatabase
 
 pytestmark = pytest.mark.server
@@ -32,7 +32,7 @@ async def test_a_session_whose_set_up_failed_is_not_used(
             await postgres.execute("select pg_sleep(10)")
         await configure_session(postgres, options, schema)
 
-    monkeypatch.setattr("tenure.runtime.dedicated_connection.configure_session", fails_once)
+    monkeypatch.setattr("tenure.runtime.store.dedicated_connection.configure_session", fails_once)
     options = PoolOptions(lock_timeout_seconds=3.0)
     async with DedicatedConnection(
         await fresh_database(), service="t", options=options, keep_after_errors=True

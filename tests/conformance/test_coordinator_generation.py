@@ -11,7 +11,7 @@ from devstack.etcd import EtcdProcess
 from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import split_epoch
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub

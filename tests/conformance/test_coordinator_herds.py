@@ -11,7 +11,7 @@ import pytest
 
 from services.coordinator.lease_store import ClaimRecord, LeaseStore
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
-from tenure.runtime.signing import write_key_pair
+from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.token import read_claims
 from tests.support.fix_coordinator import Fleet, epoch_of

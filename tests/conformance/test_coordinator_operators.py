@@ -12,8 +12,8 @@ import pytest
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import NotFound, StaleEpoch, Unavailable
 from tenure.domain.fencing import Claims
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import Signer
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import Signer
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import task_pb2

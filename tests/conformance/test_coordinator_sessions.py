@@ -11,7 +11,7 @@ import pytest
 from devstack.etcd import EtcdProcess
 from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.domain.states import ReleaseReason
-from tenure.runtime.signing import write_key_pair
+from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
 from tests.support.fix_coordinator import SHORT, Fleet, epoch_of

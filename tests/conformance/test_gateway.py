@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, kinds, words

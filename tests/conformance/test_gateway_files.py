@@ -19,7 +19,7 @@ from tenure.client.files import download_file, read_file
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import Claims
-from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2, tool_service_pb2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import Serve
 from tests.support.patience import PATIENCE_SECONDS

@@ -21,7 +21,7 @@ from tenure.domain.errors import (
     StaleEpoch,
     Unauthenticated,
 )
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1 import token_pb2

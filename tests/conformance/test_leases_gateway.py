@@ -20,7 +20,7 @@ from tenure.cli.main import cli
 from tenure.client import Client
 from tenure.client.leases import HeldLease, watch_leases
 from tenure.domain.errors import LeaseHeld, LimitReached, OutOfRange, Unavailable
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
 from tests.support.fix_coordinator import Fleet

@@ -16,8 +16,8 @@ from services.checkpoint.commit.committer import commit_batcher
 from services.checkpoint.commit.prepared import prepare
 from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.fencing import Audience
-from tenure.runtime.batching import BatchLimits
-from tenure.runtime.signing import Verifier
+from tenure.runtime.security.signing import Verifier
+from tenure.runtime.store.batching import BatchLimits
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.token import TokenChecker
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words

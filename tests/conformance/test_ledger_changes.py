@@ -14,7 +14,7 @@ import pytest
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from services.checkpoint.watch.change_feed import ChangeCursor, ChangePruner, adopt_feed
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
-from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words

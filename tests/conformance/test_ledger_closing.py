@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
 

@@ -21,7 +21,7 @@ from tenure.domain.errors import (
     StaleEpoch,
     WrongState,
 )
-from tenure.runtime.signing import Signer
+from tenure.runtime.security.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.token import sign_task_claims

@@ -9,7 +9,7 @@ import psycopg
 
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint.queries import MIGRATIONS
-from tenure.runtime.sql import migrate
+from tenure.runtime.store.sql import migrate
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve, words
 

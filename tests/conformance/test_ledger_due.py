@@ -11,7 +11,7 @@ import pytest
 
 from services.checkpoint.queries import MIGRATIONS, QUEUE, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.queue.due import DueWork
-from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties, NoLimit
 from tests.support.fix_checkpoint import MakeCheckpoint
 

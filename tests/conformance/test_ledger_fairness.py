@@ -14,10 +14,10 @@ from google.protobuf.duration_pb2 import Duration
 from services.checkpoint.queries import MIGRATIONS, QUEUE, prepare_connection
 from services.checkpoint.queue.offering import Offering, OfferRequest
 from tenure.domain.errors import WrongState
-from tenure.domain.slots import Slots
+from tenure.domain.fairness import Slots
 from tenure.domain.task import Priority
-from tenure.runtime.postgres import BoundedConnection
 from tenure.runtime.request_context import set_tenant
+from tenure.runtime.store.postgres import BoundedConnection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2

@@ -19,11 +19,11 @@ from services.checkpoint.webhooks.sending import WebhookSettings
 from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.errors import Unavailable
 from tenure.runtime import failpoints
-from tenure.runtime.postgres import open_pool
 from tenure.runtime.process import Process
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
-from tenure.runtime.sql import migrate
+from tenure.runtime.store.postgres import open_pool
+from tenure.runtime.store.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, kinds, reserve, words
 from tests.support.fix_postgres import FreshDatabase

@@ -12,7 +12,7 @@ from tenure.domain import entries as facts
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.next_action import CallModel, ExecuteTools, JoinModelCall, next_action
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb

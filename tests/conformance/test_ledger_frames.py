@@ -12,8 +12,8 @@ import pytest
 
 from services.worker.ledger_client import LedgerClient
 from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
-from tenure.runtime import metrics
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.validators import MAX_COMMIT_BYTES, MAX_FRAME_BYTES
 from tenure.wire.common import refusal_to_domain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.domain import halts
+from services.checkpoint import halt_rules as halts
 from tenure.domain.retry import RetryPolicy
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2

@@ -9,7 +9,7 @@ import pytest
 
 from services.checkpoint.queries import LISTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb

@@ -14,8 +14,8 @@ from services.checkpoint.commit import opening
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from tenure.domain.errors import StaleEpoch, WrongState
-from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.settings import Secret
+from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_fairness import limit
 from tests.support.fix_checkpoint import Checkpoint, kinds, reserve, words

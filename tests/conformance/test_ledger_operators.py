@@ -13,7 +13,7 @@ from services.checkpoint.queries import QUERIES, prepare_connection
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.next_action import CallModel, next_action
-from tenure.runtime.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain

@@ -10,7 +10,7 @@ import pytest
 from services.checkpoint.queries import LISTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.outputs import MAX_OUTPUTS, RECORD_OUTPUT
-from tenure.runtime.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.conformance.test_ledger_changes import now, read_changes

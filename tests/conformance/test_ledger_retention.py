@@ -19,8 +19,8 @@ from services.checkpoint.retention import clearing, pruning
 from services.checkpoint.retention.clearing import PrunedRowCleaner
 from services.checkpoint.retention.pruning import TaskPruner
 from tenure.domain.errors import NotFound, StaleEpoch, WrongState
-from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.request_context import as_tenant
+from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2

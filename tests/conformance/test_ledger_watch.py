@@ -11,8 +11,8 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
-from tenure.runtime import metrics
-from tenure.runtime.sql import migrate
+from tenure.runtime.observability import metrics
+from tenure.runtime.store.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import (

@@ -12,7 +12,7 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint.queries import MIGRATIONS
 from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
-from tenure.runtime.sql import Rights, migrate
+from tenure.runtime.store.sql import Rights, migrate
 from tests.support.fix_checkpoint import MakeCheckpoint, words
 
 ROLES = (Path(__file__).parents[2] / "deploy/postgres/roles.sql").read_text(encoding="utf-8")

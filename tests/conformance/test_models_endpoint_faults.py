@@ -13,12 +13,12 @@ import pytest
 
 from devstack.simulator.scenario import fault_from
 from devstack.simulator.simulator import ModelSimulator
+from services.models import failover
 from services.models.endpoints import routing
 from services.models.endpoints.opening import open_endpoints
 from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
 from services.models.limits.key_queue import LineCaller
-from tenure.domain import failover
 from tenure.domain.conversation import text_of
 from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass, class_of_status

@@ -12,7 +12,7 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from services.models.statements import MIGRATIONS
 from tenure.domain.errors import LimitReached, TryLater
-from tenure.runtime.sql import migrate
+from tenure.runtime.store.sql import migrate
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.conformance.test_models_replicas import ended_at_last
 from tests.conformance.test_models_waiting import accepted, attempts

@@ -25,7 +25,7 @@ from tenure.domain.conversation import text_block
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.settings import ConfigurationError, Secret
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 

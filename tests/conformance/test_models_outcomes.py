@@ -11,7 +11,7 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from services.models.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
-from tenure.runtime.sql import migrate
+from tenure.runtime.store.sql import migrate
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import ModelRunnerClient, StartModels
 from tests.support.fix_simulator import SimulatorControl

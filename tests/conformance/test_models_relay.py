@@ -14,7 +14,7 @@ import pytest
 from services.models import relay as relays
 from services.models.relay import Relay
 from services.models.rules import RelayCall
-from tenure.runtime.security import NO_SECURITY
+from tenure.runtime.security.process_security import NO_SECURITY
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
 from tests.support.patience import PATIENCE_SECONDS

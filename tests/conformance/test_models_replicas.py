@@ -11,7 +11,7 @@ import pytest
 from services.models.liveness import RunnerLife
 from services.models.statements import SCHEMA
 from tenure.domain.errors import StaleEpoch, TryLater
-from tenure.runtime.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl

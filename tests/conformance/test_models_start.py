@@ -21,9 +21,9 @@ from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Fence
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelRequest
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.pipelined_transaction import SingleStatements
-from tenure.runtime.postgres import PoolOptions
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.pipelined_transaction import SingleStatements
+from tenure.runtime.store.postgres import PoolOptions
 from tenure.v1 import token_pb2
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import Connection, PoolOptions, TransactionConflict, in_transaction, open_pool
-from tenure.runtime.postgres import connection as pool_connection
-from tenure.runtime.postgres import transaction as transaction_of
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Connection, PoolOptions, TransactionConflict, in_transaction, open_pool
+from tenure.runtime.store.postgres import connection as pool_connection
+from tenure.runtime.store.postgres import transaction as transaction_of
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import CALL_SECONDS
 

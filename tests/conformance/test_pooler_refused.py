@@ -13,8 +13,8 @@ import pytest
 
 from devstack.options import choose_address
 from devstack.postgres_process import PostgresProcess
-from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
 from tenure.runtime.settings import ConfigurationError
+from tenure.runtime.store.postgres import PoolOptions, open_pool, startup_guard
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tenure.runtime import sql
 from tenure.runtime.settings import ConfigurationError
-from tenure.runtime.sql import Migrations, Queries, migrate
+from tenure.runtime.store import sql
+from tenure.runtime.store.sql import Migrations, Queries, migrate
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 

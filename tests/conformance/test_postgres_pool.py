@@ -16,9 +16,10 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from tenure.domain import errors
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import postgres as postgres_module
-from tenure.runtime import postgres as postgres_waits
-from tenure.runtime.postgres import (
+from tenure.runtime.settings import ConfigurationError, Secret
+from tenure.runtime.store import postgres as postgres_module
+from tenure.runtime.store import postgres as postgres_waits
+from tenure.runtime.store.postgres import (
     PoolOptions,
     TransactionConflict,
     connection,
@@ -28,7 +29,6 @@ from tenure.runtime.postgres import (
     startup_guard,
     transaction,
 )
-from tenure.runtime.settings import ConfigurationError, Secret
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -321,7 +321,7 @@ async def test_asynchronous_commits_are_refused(fresh_database: FreshDatabase) -
 async def test_a_server_too_old_is_always_refused(
     fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.runtime.postgres.OLDEST_VERSION", 990000)
+    monkeypatch.setattr("tenure.runtime.store.postgres.OLDEST_VERSION", 990000)
     async with pool_of(await fresh_database()) as pool:
         with pytest.raises(ConfigurationError, match="14 or newer"):
             await startup_guard(pool, allow_unsafe=True)

@@ -19,15 +19,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tenure.domain.access import DEFAULT_INSTALLATION, Access, Role
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import channel_renewal
-from tenure.runtime.certificate_files import CertificateFiles, PeerTls, TrustedCallers
-from tenure.runtime.certificates import Authority, write_certificate
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.rpc_options import ServerLimits
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
-from tenure.runtime.tls import MutualTlsSettings
+from tenure.runtime.rpc import client as channel_renewal
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.rpc.options import ServerLimits
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls, TrustedCallers
+from tenure.runtime.security.certificates import Authority, write_certificate
+from tenure.runtime.security.process_security import Security
+from tenure.runtime.security.tls import MutualTlsSettings
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SERVICE = "tenure.test.Echo"
@@ -216,7 +216,7 @@ def leaf(authority: Authority, days: float = 1) -> bytes:
 
 
 def test_a_caller_is_trusted_as_long_as_its_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.runtime.certificate_files._REREAD_SECONDS", 0.0)
+    monkeypatch.setattr("tenure.runtime.security.certificate_files._REREAD_SECONDS", 0.0)
     folder, other = Folder(tmp_path), Authority.create(DEFAULT_INSTALLATION, 1)
     trusted = TrustedCallers(folder.files("checkpoint"))
     own, others = leaf(folder.authority), leaf(other)
@@ -235,7 +235,7 @@ def test_a_caller_is_trusted_as_long_as_its_certificates(tmp_path: Path, monkeyp
 
 
 def test_an_authority_that_is_renewed_with_its_key_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.runtime.certificate_files._REREAD_SECONDS", 0.0)
+    monkeypatch.setattr("tenure.runtime.security.certificate_files._REREAD_SECONDS", 0.0)
     folder = Folder(tmp_path)
     trusted = TrustedCallers(folder.files("checkpoint"))
     own = leaf(folder.authority)

@@ -16,9 +16,9 @@ import pytest
 from tenure.domain.errors import Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.rpc_options import Keepalive, ServerLimits
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.rpc.options import Keepalive, ServerLimits
+from tenure.runtime.rpc.server import RpcServer
 from tests.support.fix_proxy import MakeProxy, TcpProxy
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 

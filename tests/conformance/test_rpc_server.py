@@ -14,12 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from tenure.domain import errors
-from tenure.runtime import metrics, rpc_server
 from tenure.runtime.listening import CannotListen
+from tenure.runtime.observability import metrics
 from tenure.runtime.request_context import as_tenant, current_tenant, traceparent, within_trace
-from tenure.runtime.rpc_client import TenureChannel, open_channel, target_of
-from tenure.runtime.rpc_server import RpcServer, draining
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc import server as rpc_server
+from tenure.runtime.rpc.client import TenureChannel, open_channel, target_of
+from tenure.runtime.rpc.server import RpcServer, draining
+from tenure.runtime.rpc.status import PeerFailed
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SERVICE = "tenure.test.Echo"

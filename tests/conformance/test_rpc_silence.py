@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from tenure.domain import errors
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_options import Keepalive, ServerLimits
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.options import Keepalive, ServerLimits
+from tenure.runtime.rpc.server import RpcServer
 from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import PATIENCE_SECONDS
 

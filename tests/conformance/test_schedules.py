@@ -13,7 +13,7 @@ import pytest
 
 from services.checkpoint.schedules import rows
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, WrongState
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.access import Role
-from tenure.runtime.certificates import Authority, write_certificate
+from tenure.runtime.security.certificates import Authority, write_certificate
 from tenure.serve import command_line
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.forked import REPOSITORY, run_program

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied
-from tenure.domain.session_secret import holder_proof, is_proof
-from tenure.runtime.rpc_client import open_channel
+from tenure.domain.fencing import holder_proof, is_proof
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub

@@ -16,7 +16,7 @@ from devstack.postgres_process import PostgresProcess
 from services.checkpoint import standby as module
 from services.checkpoint.queries import MIGRATIONS
 from services.checkpoint.standby import CATCH_UP_ENTRIES, StandbySettings
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.settings import Secret
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks_pb

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub

@@ -18,8 +18,8 @@ from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import DidNotHappen, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import PoolOptions
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import PoolOptions
 from tests.support.patience import PATIENCE_SECONDS
 
 RUNNER = uuid.uuid4()

@@ -19,9 +19,9 @@ from services.tools.statements import SCHEMA
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.tools import OutcomeStatus
-from tenure.runtime import metrics
-from tenure.runtime.postgres import open_pool
+from tenure.runtime.observability import metrics
 from tenure.runtime.request_context import as_tenant
+from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, appear

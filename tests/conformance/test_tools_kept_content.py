@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, StaleEpoch, WrongState
-from tenure.domain.kept_content import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_as
+from tenure.domain.texts import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_as
 from tenure.v1 import tool_service_pb2 as pb
 from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS

@@ -12,7 +12,7 @@ from services.tools.calls.executing import Executor
 from services.tools.calls.start_and_finish import OutcomeMark
 from tenure.domain.errors import LimitReached
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tenure.runtime.batching import Batcher
+from tenure.runtime.store.batching import Batcher
 from tenure.v1 import tool_pb2
 from tests import busy_tools
 from tests.conformance.test_tools_unknown_effect import Bank, bank, executor, outcome_of, request  # noqa: F401

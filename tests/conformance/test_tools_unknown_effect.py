@@ -28,10 +28,10 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
-from tenure.runtime import metrics
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import open_pool
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import open_pool
 
 LOST = "The bank was asked\0, and the connection broke."
 

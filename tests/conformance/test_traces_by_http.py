@@ -20,10 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from services.checkpoint.traces import exporting
 from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
-from tenure.runtime.certificates import StoreCertificate, open_authority, write_certificate
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.telemetry import telemetry
+from tenure.runtime.security.certificates import StoreCertificate, open_authority, write_certificate
 from tenure.runtime.settings import ConfigurationError, load
-from tenure.runtime.telemetry import telemetry
 from tests.conformance.test_traces_exported import ended, named, worked_off
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_collector import Collector, spans_in
@@ -154,7 +154,7 @@ async def test_collector_certificate_is_verified(checkpoint: MakeCheckpoint, tmp
 
 
 async def test_metrics_come_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.runtime.telemetry._FLUSH_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("tenure.runtime.observability.telemetry._FLUSH_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     names: set[str] = set()
 
     def answer(seen: Seen) -> bytes:

@@ -16,11 +16,11 @@ from services.checkpoint.queries import SCHEMA
 from services.checkpoint.traces import export_lease, exporting, otlp, projecting
 from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
+from tenure.domain.spans import attempt_span_id, call_span_id, trace_id
 from tenure.domain.traces import TracedTask
-from tenure.runtime import metrics
-from tenure.runtime.postgres import open_pool
+from tenure.runtime.observability import metrics
 from tenure.runtime.settings import ConfigurationError, Secret, load
+from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2

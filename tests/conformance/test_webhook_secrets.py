@@ -9,9 +9,9 @@ import pytest
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.webhooks.sealing import Resealed, seal_again
 from services.checkpoint.webhooks.sending import WebhookSettings
-from tenure.runtime import secret_box
-from tenure.runtime.postgres import open_pool
-from tenure.runtime.secret_box import SecretBox, add_encryption_key, withdraw_encryption_key
+from tenure.runtime.security import secret_box
+from tenure.runtime.security.secret_box import SecretBox, add_encryption_key, withdraw_encryption_key
+from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import new_secret, read_secret
 from tests.conformance.webhook_client import HERE, WebhookClient

@@ -13,7 +13,7 @@ from services.checkpoint.watch.change_feed import ChangeCursor
 from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKey
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import NotFound, WrongState
-from tenure.runtime.postgres import open_pool
+from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import new_secret

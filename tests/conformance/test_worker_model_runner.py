@@ -20,7 +20,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server

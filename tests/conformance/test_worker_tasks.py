@@ -18,7 +18,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import Limits, TaskPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tenure.runtime.schema_process import validate_in_child
+from tenure.runtime.schema_checks import validate_in_child
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import usage_to_domain

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from deploy import prepare
-from tenure.runtime.certificate_files import CertificateFiles
+from tenure.runtime.security.certificate_files import CertificateFiles
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import load
-from tenure.runtime.tls import MutualTlsSettings
 from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, ROOT, SERVICES, NothingReplaced, compose_file, compose_services
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain import errors
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.rpc_status import from_plain, to_plain
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.rpc.status import from_plain, to_plain
 from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from edges.tools_config import read_config
 from services.checkpoint.traces.settings import TraceSettings
 from services.coordinator.pools import parse_pools
 from tenure.domain.outbound import Networks
-from tenure.runtime.certificate_files import CertificateFiles
+from tenure.runtime.security.certificate_files import CertificateFiles
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import load
-from tenure.runtime.tls import MutualTlsSettings
 from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, ROOT, SERVICES
 from tests.support.helm_chart import (

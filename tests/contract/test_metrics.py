@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from tenure.runtime.metric_catalogue import CATALOGUE, page
-from tenure.runtime.metrics import BUCKETS_SECONDS
+from tenure.runtime.observability.metric_catalogue import CATALOGUE, page
+from tenure.runtime.observability.metrics import BUCKETS_SECONDS
 from tests.contract.sources import ROOT, files_with, parse
 
 FOLDERS = ("tenure", "services", "edges")
 KINDS = {"cell": {"counter", "gauge"}, "count": {"counter"}, "gauge": {"gauge"}}
 KINDS |= {"observe": {"histogram"}, "histogram": {"histogram"}, "remove": {"gauge"}}
-THEMSELVES = {"tenure/runtime/metrics.py", "tenure/runtime/metric_catalogue.py"}
+THEMSELVES = {"tenure/runtime/observability/metrics.py", "tenure/runtime/observability/metric_catalogue.py"}
 OWNERS = {"metrics", "REGISTRY", "self._registry"}
 SOURCE_FACTS = {"tenure_tool_source_linked", "tenure_tool_source_tools", "tenure_tool_source_held"}
 """The name is put together from a part that varies: `tenure_tool_source_{name}`."""
@@ -66,7 +66,7 @@ def uses_in(where: str) -> Iterator[Use]:
 
 def test_every_metric_of_the_code_is_described() -> None:
     unknown = {use.name: use.where for use in uses() if use.name not in CATALOGUE}
-    assert unknown == {}, "describe it in tenure/runtime/metric_catalogue.py"
+    assert unknown == {}, "describe it in tenure/runtime/observability/metric_catalogue.py"
 
 
 def test_every_described_metric_is_in_the_code() -> None:
@@ -93,7 +93,7 @@ def test_no_label_identifies_a_task() -> None:
 
 def test_the_page_has_the_tables_of_the_code() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert text == page(text), "run python -m tenure.runtime.metric_catalogue"
+    assert text == page(text), "run python -m tenure.runtime.observability.metric_catalogue"
 
 
 def test_the_thresholds_of_the_objectives_are_bounds_of_buckets() -> None:

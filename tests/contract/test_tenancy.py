@@ -65,15 +65,15 @@ def callers_of(name: str) -> set[str]:
 
 
 def test_one_interceptor_reads_the_tenant_of_the_metadata() -> None:
-    assert callers_of("named_tenant") == {"tenure/runtime/access_control.py"}
+    assert callers_of("named_tenant") == {"tenure/runtime/security/access_control.py"}
     naming = files_with("x-tenure-tenant|TENANT_KEY", FOLDERS)
     by_http = "services/gateway/http/call.py"  # names it as a client of the gateway's own server, which reads it
-    assert set(naming) == {"tenure/runtime/request_context.py", "tenure/runtime/rpc_client.py", by_http}
+    assert set(naming) == {"tenure/runtime/request_context.py", "tenure/runtime/rpc/client.py", by_http}
 
 
 def test_every_server_has_that_interceptor() -> None:
-    assert files_with(r"grpc\.aio\.server\(", FOLDERS) == ["tenure/runtime/rpc_server.py"]
-    assert "ErrorInterceptor(" in texts(*FOLDERS)["tenure/runtime/rpc_server.py"]
+    assert files_with(r"grpc\.aio\.server\(", FOLDERS) == ["tenure/runtime/rpc/server.py"]
+    assert "ErrorInterceptor(" in texts(*FOLDERS)["tenure/runtime/rpc/server.py"]
     callers = callers_of("RpcServer")
     for service in ("gateway", "coordinator", "checkpoint", "tools", "worker", "models"):
         assert any(file.startswith(f"services/{service}/") for file in callers), service
@@ -83,7 +83,7 @@ def test_only_duties_and_operators_use_another_tenant() -> None:
     """A task's tenant as its ledger or its signed grant states it, and the gateway's operators."""
     assert callers_of("set_tenant") | callers_of("as_tenant") == {
         "tenure/runtime/request_context.py",
-        "tenure/runtime/rpc_interceptor.py",
+        "tenure/runtime/rpc/interceptor.py",
         "services/coordinator/in_doubt_waits.py",
         "services/gateway/live_text.py",
         "services/coordinator/claims/close_out.py",

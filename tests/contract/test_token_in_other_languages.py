@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.fencing import Audience, Claims, compose_epoch
-from tenure.runtime.signing import Signer, Verifier, write_key_pair
+from tenure.runtime.security.signing import Signer, Verifier, write_key_pair
 from tenure.wire.token import sign_claims
 from tests.support.patience import CALL_SECONDS
 

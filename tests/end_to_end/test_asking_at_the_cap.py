@@ -14,7 +14,7 @@ from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import TryLater, WrongState
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole

@@ -17,9 +17,9 @@ from devstack.options import HOST
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.errors import Unauthenticated
-from tenure.runtime.certificates import Authority, write_certificate
-from tenure.runtime.channel_renewal import CHECK_SECONDS
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.client import CHECK_SECONDS
+from tenure.runtime.security.certificates import Authority, write_certificate
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.conftest import options

@@ -17,8 +17,8 @@ from devstack import Stack
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role, server_name
 from tenure.domain.errors import Unauthenticated
-from tenure.runtime.signing import LOOK_SECONDS
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.signing import LOOK_SECONDS
+from tenure.runtime.security.tls import ClientTls
 from tenure.serve import command_line
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as api

@@ -18,7 +18,7 @@ from devstack.etcd import environment as etcd_environment
 from tenure.client import Client
 from tenure.client.files import read_file
 from tenure.domain.errors import Unauthenticated, Unavailable
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.support.composed import HOST, Composed, composed, etcdctl

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tenure.runtime.signing import LOOK_SECONDS, Signer
+from tenure.runtime.security.signing import LOOK_SECONDS, Signer
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation, check_whole

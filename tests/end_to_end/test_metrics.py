@@ -25,7 +25,7 @@ from devstack import Stack
 from devstack.options import choose_address
 from devstack.service_process import ServiceProcess
 from tenure.client import Client
-from tenure.runtime.metric_catalogue import ALL, CATALOGUE
+from tenure.runtime.observability.metric_catalogue import ALL, CATALOGUE
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options

@@ -15,7 +15,7 @@ import pytest
 
 from devstack import Stack
 from devstack.child_process import ChildProcess
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api

@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from devstack import ServiceProcess, Stack
 from tenure.client import Client
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb

@@ -17,8 +17,8 @@ from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import NotFound, StaleEpoch
 from tenure.domain.fencing import Claims
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import Signer
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as tools

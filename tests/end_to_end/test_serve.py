@@ -21,9 +21,9 @@ from devstack.options import HeldAddresses
 from tenure.client import Client
 from tenure.domain.access import Role
 from tenure.domain.errors import Unavailable
-from tenure.runtime.certificates import make_certificates
-from tenure.runtime.signing import write_key_pair
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.certificates import make_certificates
+from tenure.runtime.security.signing import write_key_pair
+from tenure.runtime.security.tls import ClientTls
 from tenure.serve import SERVICES
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api

@@ -10,7 +10,7 @@ import pytest
 
 from devstack import Stack
 from tenure.client import Client
-from tenure.domain.trace_ids import attempt_span_id, call_span_id, trace_id
+from tenure.domain.spans import attempt_span_id, call_span_id, trace_id
 from tenure.runtime.request_context import within_trace
 from tenure.v1 import task_pb2
 from tests.end_to_end.conftest import options

@@ -27,7 +27,7 @@ from tenure.client import Client
 from tenure.domain.in_doubt import CallInDoubt, Decision, Resolution
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import Outcome
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub

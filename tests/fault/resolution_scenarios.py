@@ -9,7 +9,7 @@ from signal import SIGCONT
 
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import DidNotHappen, Resolution
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import tool_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.fault.mutation_bench import Arena

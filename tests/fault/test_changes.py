@@ -15,7 +15,7 @@ import pytest
 from services.checkpoint.queries import MIGRATIONS
 from tenure.client import Client
 from tenure.domain.errors import TryLater
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import Checkpoint, words

@@ -32,8 +32,8 @@ from tenure.domain.errors import (
     Unavailable,
 )
 from tenure.domain.fencing import split_epoch
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import write_key_pair
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import lease_service_pb2 as pb
 from tests.support.fix_coordinator import Fleet, make_fleet
 from tests.support.fix_etcd import paused

@@ -10,7 +10,7 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub

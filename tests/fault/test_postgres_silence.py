@@ -23,7 +23,7 @@ pytestmark = pytest.mark.faults
 REPOSITORY: Final = Path(__file__).parents[2]
 HOLD_A_LOCK: Final = """
 import asyncio, sys
-from tenure.runtime.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
 
 async def main():
     async with DedicatedConnection(sys.argv[1], service="test").transaction() as postgres:

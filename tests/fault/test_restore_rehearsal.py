@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tenure.domain.errors import NotFound, TenureError
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2
 from tenure.v1 import tool_service_pb2 as tools_pb

@@ -11,7 +11,7 @@ from devstack.postgres_process import PostgresProcess
 from services.tools.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
-from tenure.runtime.sql import migrate
+from tenure.runtime.store.sql import migrate
 from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -17,8 +17,8 @@ from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import DeathProver, FormerLives
 from services.tools.statements import SCHEMA
 from tenure.domain.tools import OutcomeStatus
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import open_pool
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import open_pool
 from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 

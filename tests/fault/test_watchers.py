@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import OutOfRange, Unavailable
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.support.fix_checkpoint import MakeCheckpointProcess, kinds, words

@@ -15,7 +15,7 @@ from devstack.postgres_process import PostgresProcess
 from devstack.service_process import ServiceProcess
 from devstack.stores import ensure_database
 from tenure.domain import entries as facts
-from tenure.domain.crash_loop import CRASH_LOOP_DEATHS
+from tenure.domain.close_out import CRASH_LOOP_DEATHS
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import state_name

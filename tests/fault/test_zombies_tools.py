@@ -13,7 +13,7 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.fault.test_zombies import check_done, logged, refused, stands_still, worker_stack

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from tenure.runtime.request_context import TENANT_KEY
-from tenure.runtime.rpc_status import DOMAIN
+from tenure.runtime.rpc.status import DOMAIN
 from tests.fuzz.methods import Method
 from tests.support.grpc_limits import STREAM_ENDED_DURING_WRITE
 from tests.support.patience import CALL_SECONDS

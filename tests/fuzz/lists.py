@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import Message
 
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import access_pb2, audit_service_pb2, lease_service_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import agent_service_pb2 as agents

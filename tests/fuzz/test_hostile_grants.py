@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fuzz.calling import call, check_answer
 from tests.fuzz.hostile import INT64

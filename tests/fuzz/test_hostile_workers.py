@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tests.fuzz.calling import call, check_answer

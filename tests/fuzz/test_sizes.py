@@ -15,7 +15,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, SequenceConflict
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2

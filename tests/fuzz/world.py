@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from devstack import Stack, StackOptions
 from tenure.domain.errors import LimitReached, Refused, Unavailable
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc.client import TenureChannel, open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2

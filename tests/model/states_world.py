@@ -33,9 +33,9 @@ from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import Audience, Claims
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.runtime.postgres import PoolOptions, open_pool
-from tenure.runtime.signing import Signer, Verifier
-from tenure.runtime.sql import Rights
+from tenure.runtime.security.signing import Signer, Verifier
+from tenure.runtime.store.postgres import PoolOptions, open_pool
+from tenure.runtime.store.sql import Rights
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES

@@ -19,9 +19,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from devstack import ServiceProcess, Stack
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
-from tenure.runtime.certificates import Authority, write_certificate
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.security.certificates import Authority, write_certificate
+from tenure.runtime.security.tls import ClientTls
 from tests.support.grpc_limits import STREAM_ENDED_DURING_WRITE
 from tests.support.patience import CALL_SECONDS
 

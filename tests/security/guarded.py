@@ -11,7 +11,7 @@ from typing import Any, Final
 from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS
 from tests.security.identity_provider import Provider, serve_provider, variables

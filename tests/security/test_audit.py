@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from tenure.domain.access import Permission
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
-from tenure.runtime.audit import FLUSH_SECONDS
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.audit import FLUSH_SECONDS
 from tenure.v1 import admin_service_pb2, webhook_service_pb2
 from tenure.v1 import api_key_service_pb2 as keys
 from tenure.v1 import audit_service_pb2 as pb

@@ -23,9 +23,9 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Role, spiffe_id
 from tenure.domain.audit import verify_chain
 from tenure.domain.errors import InvalidRequest, PermissionDenied, TenureError
 from tenure.domain.fencing import Audience, Claims
-from tenure.runtime.audit import FLUSH_SECONDS
-from tenure.runtime.signing import Signer
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.audit import FLUSH_SECONDS
+from tenure.runtime.security.signing import Signer
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb

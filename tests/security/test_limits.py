@@ -20,7 +20,7 @@ from tenure.domain.access import Permission
 from tenure.domain.call_limits import BURST_SECONDS
 from tenure.domain.errors import LimitReached
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.security.guarded import Guarded

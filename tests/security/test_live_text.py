@@ -20,14 +20,13 @@ import pytest_asyncio
 from devstack import ServiceProcess, Stack, StackOptions
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
 from tenure.domain.errors import NotFound, PermissionDenied
-from tenure.domain.fencing import Claims
-from tenure.domain.session_secret import holder_proof
-from tenure.runtime.certificate_files import CertificateFiles
-from tenure.runtime.certificates import Authority, write_certificate
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
-from tenure.runtime.tls import ClientTls, MutualTlsSettings
+from tenure.domain.fencing import Claims, holder_proof
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.certificate_files import CertificateFiles
+from tenure.runtime.security.certificates import Authority, write_certificate
+from tenure.runtime.security.process_security import Security
+from tenure.runtime.security.tls import ClientTls, MutualTlsSettings
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import live_pb2, task_pb2

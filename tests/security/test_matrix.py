@@ -12,8 +12,8 @@ import pytest
 
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
-from tenure.runtime.certificates import Authority, write_certificate
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.certificates import Authority, write_certificate
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.access import access_rules

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from services.gateway.api_keys import FRESH_SECONDS
 from tenure.domain.access import Permission, Role
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import api_key_service_pb2
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import task_service_pb2 as api

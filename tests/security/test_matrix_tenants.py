@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from tenure.client import Client
 from tenure.domain.access import Permission
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import api_key_service_pb2 as key_pb

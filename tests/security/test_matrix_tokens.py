@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.fencing import Audience, Claims
-from tenure.domain.kept_content import kept_as
-from tenure.runtime.signing import LOOK_SECONDS, Signer, withdraw_key, write_key_pair
+from tenure.domain.texts import kept_as
+from tenure.runtime.security.signing import LOOK_SECONDS, Signer, withdraw_key, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import model_service_pb2 as models

@@ -22,7 +22,7 @@ from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
 from tenure.domain.errors import Unauthenticated
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import api_key_service_pb2, task_pb2, webhook_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.access import PERMISSIONS

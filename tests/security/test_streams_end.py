@@ -17,7 +17,7 @@ from services.gateway.json_web_tokens import LEEWAY_SECONDS
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Permission, Role
 from tenure.domain.errors import TenureError, Unauthenticated
-from tenure.runtime.certificates import Authority
+from tenure.runtime.security.certificates import Authority
 from tenure.v1 import api_key_service_pb2, task_pb2
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import task_service_pb2 as api

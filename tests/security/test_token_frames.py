@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tenure.domain.access import Role
-from tenure.runtime.signing import Signer
+from tenure.runtime.security.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub

@@ -16,8 +16,8 @@ from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Role
 from tenure.domain.errors import LimitReached
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api

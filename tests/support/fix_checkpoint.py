@@ -39,10 +39,10 @@ from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import Claims
 from tenure.runtime.process import Process
-from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.security.signing import Signer, write_key_pair
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret
-from tenure.runtime.signing import Signer, write_key_pair
 from tenure.serve import command_line
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2

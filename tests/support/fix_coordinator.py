@@ -22,8 +22,8 @@ from services.checkpoint.queries import MIGRATIONS
 from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import TenureError
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import write_key_pair
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import lease_service_pb2 as lease_pb

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.support.fix_checkpoint import Checkpoint

@@ -18,8 +18,8 @@ import pytest_asyncio
 from psycopg import sql
 
 from services.checkpoint.queries import MIGRATIONS
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.sql import migrate
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.store.sql import migrate
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.common import duration

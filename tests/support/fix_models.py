@@ -20,7 +20,7 @@ import pytest
 
 from devstack.child_process import freeze
 from services.models.statements import MIGRATIONS
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.serve import command_line
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceStub

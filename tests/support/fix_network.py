@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from tenure.runtime.postgres import PoolOptions
+from tenure.runtime.store.postgres import PoolOptions
 from tests.support.fix_proxy import HOST, Lost, TcpProxy
 from tests.support.network_namespaces import (
     Cable,

@@ -22,10 +22,10 @@ from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
 from tenure.domain.errors import TenureError, Unavailable, WrongState
-from tenure.runtime.certificates import Authority, write_certificate
-from tenure.runtime.rpc_client import TenureChannel, open_channel
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.certificates import Authority, write_certificate
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2

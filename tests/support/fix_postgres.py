@@ -19,7 +19,7 @@ import pytest
 from psycopg import sql
 
 from devstack.postgres_process import PostgresProcess
-from tenure.runtime.sql import Migrations, migrate
+from tenure.runtime.store.sql import Migrations, migrate
 from tests.support.shared_stores import Served
 from tests.support.store_folder import store_folder
 

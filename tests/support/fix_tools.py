@@ -29,8 +29,8 @@ from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import Signer, write_key_pair
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import Signer, write_key_pair
 from tenure.serve import command_line
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2

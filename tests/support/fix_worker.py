@@ -36,7 +36,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Limits, TaskPolicy, TaskSpec
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2

@@ -13,7 +13,7 @@ import sys
 from importlib import import_module
 from typing import Final
 
-from tenure.runtime.outbound_http import http_tls_context
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.testing.fork_server import forked
 
 PRELOADED: Final = (

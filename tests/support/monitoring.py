@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from tenure.runtime.metric_catalogue import CATALOGUE
+from tenure.runtime.observability.metric_catalogue import CATALOGUE
 from tests.support.promql import Named, named_in
 
 ROOT: Final = Path(__file__).parents[2]

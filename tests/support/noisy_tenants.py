@@ -19,7 +19,7 @@ from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import Permission
 from tenure.domain.errors import TenureError
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.serve import command_line
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2

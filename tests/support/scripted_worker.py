@@ -12,11 +12,11 @@ from typing import Any, cast
 import grpc
 
 from tenure.domain.errors import TenureError
-from tenure.domain.slots import ReservedSlots
+from tenure.domain.fairness import ReservedSlots
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.tls import ChannelTls
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.tls import ChannelTls
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2

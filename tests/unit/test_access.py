@@ -23,14 +23,14 @@ from tenure.domain.access import (
     with_included,
 )
 from tenure.domain.errors import PermissionDenied, Unauthenticated
-from tenure.runtime import access_control
-from tenure.runtime.access_control import AccessControl
-from tenure.runtime.certificate_files import CertificateFiles
-from tenure.runtime.certificates import make_certificates
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.security import Security
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security import access_control
+from tenure.runtime.security.access_control import AccessControl
+from tenure.runtime.security.certificate_files import CertificateFiles
+from tenure.runtime.security.certificates import make_certificates
+from tenure.runtime.security.process_security import Security
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import Address, ConfigurationError, load
-from tenure.runtime.tls import MutualTlsSettings
 from tenure.wire.access import access_rules
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
-from tenure.runtime import metrics
-from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.status import OUTCOME_UNKNOWN
+from tenure.runtime.store.batching import Batcher, BatchLimits
 
 
 class Store:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tenure.domain.errors import InvalidRequest, TryLater, Unavailable
-from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN, STATEMENT_TIMEOUT
+from tenure.runtime.rpc.status import LOCK_TIMEOUT, OUTCOME_UNKNOWN, STATEMENT_TIMEOUT
+from tenure.runtime.store.batching import Batcher, BatchLimits
 
 ITEMS = 64
 POISON = 37

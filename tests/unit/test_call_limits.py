@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tenure.domain.access import Principal, Role
 from tenure.domain.call_limits import BURST_SECONDS, CallUsage, ClientCallLimits, limited_worker
 from tenure.domain.errors import LimitReached
-from tenure.runtime import call_limiter
-from tenure.runtime.call_limiter import CallLimiter, CallQueue, InFlightLimits
+from tenure.runtime.rpc import call_limiter
+from tenure.runtime.rpc.call_limiter import CallLimiter, CallQueue, InFlightLimits
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 

@@ -9,9 +9,9 @@ import httpcore2
 import pytest
 
 from tenure.domain.outbound import Networks
-from tenure.runtime import outbound_http
-from tenure.runtime.name_lookups import Unresolved
-from tenure.runtime.outbound_http import (
+from tenure.runtime.http import outbound_http
+from tenure.runtime.http.name_lookups import Unresolved
+from tenure.runtime.http.outbound_http import (
     AddressRefused,
     CheckedNetworkBackend,
     _share_seconds,

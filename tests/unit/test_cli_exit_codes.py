@@ -19,7 +19,7 @@ from tenure.cli.exit_codes import (
 )
 from tenure.cli.main import cli
 from tenure.domain import errors
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import task_pb2
 
 

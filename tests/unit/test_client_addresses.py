@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.client_addresses import client_address, limited_place, read_networks
+from services.gateway.client_addresses import client_address, limited_place, read_networks
 
 PROXIES = read_networks(["10.0.0.0/8", "fd00::/8", "192.0.2.7"])
 

@@ -12,8 +12,8 @@ import pytest
 from tenure.client.verification import TokenVerifier, raise_fence
 from tenure.domain.errors import LimitReached, StaleEpoch, Unauthenticated, Unavailable
 from tenure.domain.fencing import Audience, Claims, Fence
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.signing import Signer, write_key_pair
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.signing import Signer, write_key_pair
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import sign_claims
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.coordinator.claims.assigning import assign
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.sessions.session import AttachedSession, Timing
-from tenure.domain.slots import Slots
+from tenure.domain.fairness import Slots
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2

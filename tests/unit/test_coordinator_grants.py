@@ -15,7 +15,7 @@ from services.coordinator.claims.granting import ClaimGranter
 from services.coordinator.lease_store import HeldClaim
 from services.coordinator.lease_store.claim_keys import ClaimResult, NewClaim
 from services.coordinator.sessions.session_attach import Sessions
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.test_coordinator_session import TIMING, session

@@ -16,8 +16,8 @@ from services.coordinator.pruned_tasks import PrunedTasks
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.signing import Verifier, write_key_pair
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.signing import Verifier, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
 from tenure.wire.token import TokenChecker

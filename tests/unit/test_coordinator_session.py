@@ -14,7 +14,7 @@ from services.coordinator.sessions.session import (
     WorkerProfile,
 )
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.slots import Slots
+from tenure.domain.fairness import Slots
 from tenure.domain.task import Priority
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from tenure.domain.crash_loop import CRASH_LOOP_DEATHS_OF_FEW, OwnerDeaths, is_suspect
+from tenure.domain.close_out import CRASH_LOOP_DEATHS_OF_FEW, OwnerDeaths, is_suspect
 
 
 def after(*owners: str) -> OwnerDeaths:

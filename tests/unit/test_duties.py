@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
 from tenure.runtime import process as duties_module
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import (
     TICKS_OF_SILENCE,
     Duties,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tenure.domain import errors
-from tenure.runtime import rpc_status
+from tenure.runtime.rpc import status as rpc_status
 
 
 @pytest.mark.parametrize("kind", errors.LEAVES)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.failover import (
+from services.models.failover import (
     FAILURES_TO_OPEN,
     FIRST_PAUSE_SECONDS,
     KEPT_SECONDS,

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tenure.domain import errors
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import (
     arm,
     declare,
@@ -24,8 +23,9 @@ from tenure.runtime.failpoints import (
     failpoint,
     failpoint_enabled,
 )
-from tenure.runtime.logs import log_context
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import log_context
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.settings import ConfigurationError
 from tests.support.patience import PATIENCE_SECONDS
 

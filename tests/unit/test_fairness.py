@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, has_share, order_of_tiers, share
-from tenure.domain.slots import Slots
+from tenure.domain.fairness import UNBOUNDED, Line, Load, Slots, Waiting, has_share, order_of_tiers, share
 from tenure.domain.task import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW

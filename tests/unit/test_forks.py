@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from services.checkpoint.submit.fork_rules import (
+    ForkPiece,
+    choose_point,
+    ends_with_answer,
+    fork_points,
+    is_final_answer,
+    pieces_to_copy,
+)
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.forks import ForkPiece, choose_point, ends_with_answer, fork_points, is_final_answer, pieces_to_copy
 
 # Each letter an entry: Submitted, Transition, tools Defined, model attempt (M), Failure, Lost, Answer, Intent, Outcome,
 # User's words, Cancel, Wait's resolution, comPaction, stEp of a

@@ -13,7 +13,7 @@ from services.gateway import api_keys
 from services.gateway.api_keys import MAX_LOOK_UPS, ApiKeys
 from tenure.domain.access import make_api_key, read_api_key
 from tenure.domain.errors import LimitReached, NotFound, Unauthenticated
-from tenure.runtime import call_limiter
+from tenure.runtime.rpc import call_limiter
 from tenure.v1 import api_key_service_pb2 as pb
 from tests.support.patience import PATIENCE_SECONDS
 

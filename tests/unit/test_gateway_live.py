@@ -20,9 +20,9 @@ from services.gateway.live_text import (
     is_sound,
 )
 from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
-from tenure.domain.session_secret import holder_proof, proof_digest
-from tenure.runtime.name_lookups import NameLookups
-from tenure.runtime.rpc_server import RpcServer
+from tenure.domain.fencing import holder_proof, proof_digest
+from tenure.runtime.http.name_lookups import NameLookups
+from tenure.runtime.rpc.server import RpcServer
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import live_pb2
 from tenure.v1 import worker_service_pb2 as worker

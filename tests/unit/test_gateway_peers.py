@@ -15,8 +15,8 @@ from services.gateway.peers import Peers, out_of_reach, with_retries
 from services.gateway.tool_names import earlier_result
 from tenure.cli.exit_codes import explain
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.runtime.rpc_client import PEER
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.client import PEER
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 

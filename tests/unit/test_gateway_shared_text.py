@@ -12,9 +12,9 @@ from services.gateway.live_text import LiveTextRelay
 from services.gateway.pending_text import MAX_PENDING_CHARACTERS
 from services.gateway.watch import WatchTaskStream
 from tenure.domain.errors import NotFound
-from tenure.domain.session_secret import holder_proof, proof_digest
+from tenure.domain.fencing import holder_proof, proof_digest
 from tenure.runtime.request_context import as_tenant, current_tenant
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.server import RpcServer
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2

@@ -12,7 +12,7 @@ from h11 import _abnf, _readers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.http.h11_patterns import read_in_one_pass
 
 MAX_CPU_SECONDS = 2.0
 """It takes milliseconds now, and took 9 to 18 seconds on a quick machine."""

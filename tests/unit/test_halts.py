@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from services.checkpoint.halt_rules import HALTS, Pause, after_halt
 from tenure.domain.close_out import PendingEnding
-from tenure.domain.halts import HALTS, Pause, after_halt
 from tenure.domain.states import Reason, TaskState
 
 

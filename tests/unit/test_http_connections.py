@@ -21,10 +21,10 @@ from services.gateway.http import connections, server
 from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.origins import is_this_machine
 from services.gateway.http.settings import HttpSettings
-from tenure.runtime.certificate_files import CertificateFiles
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.certificate_files import CertificateFiles
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import Address, ConfigurationError, load
-from tenure.runtime.tls import MutualTlsSettings
 from tests.support.certificates import issue
 from tests.support.patience import CALL_SECONDS
 

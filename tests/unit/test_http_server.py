@@ -30,9 +30,9 @@ from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.listening import CannotListen
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import Address, ConfigurationError, load
-from tenure.runtime.tls import MutualTlsSettings
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, add_TaskServiceServicer_to_server
 from tenure.wire.access import access_rules

@@ -10,7 +10,7 @@ import pytest
 
 from services.gateway.http.streams import EventWatch
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc_status import DRAINING
+from tenure.runtime.rpc.status import DRAINING
 from tenure.v1 import task_service_pb2 as api
 
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
-from tenure.runtime import metrics
-from tenure.runtime.access_control import current_principal
-from tenure.runtime.in_process import PEER_KEY, InProcessContext, connection_of
+from tenure.runtime.observability import metrics
 from tenure.runtime.request_context import TENANT_KEY, as_tenant, current_tenant, traceparent
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.in_process import PEER_KEY, InProcessContext, connection_of
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, TaskServiceStub, add_TaskServiceServicer_to_server

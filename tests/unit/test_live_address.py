@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from tenure.domain.live_address import LiveAddress, LiveNetworks, is_from_this_machine, peer_ip, problem_of, refusal_of
+from tenure.domain.outbound import LiveAddress, LiveNetworks, is_from_this_machine, peer_ip, problem_of, refusal_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.budget import TokenUsage
-from tenure.domain.lost_model_calls import ReportedCall, settle_lost, with_input
+from tenure.domain.in_doubt import ReportedCall, settle_lost, with_input
 
 tokens = st.integers(-(2**40), 2**40)
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.models.work import read_prompt
 from services.worker.context_window import InputEstimate, likely_tokens
-from tenure.domain.text_tokens import text_tokens
+from tenure.domain.texts import text_tokens
 from tenure.model_providers.anthropic_models import AnthropicProvider, Prompt, marked
 from tenure.model_providers.client import ModelRequest
 from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS, TOOL_TEXTS, MessageTexts, ToolTexts, as_json

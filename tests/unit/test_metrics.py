@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tenure.runtime.metrics import MAX_SERIES_OF_A_NAME, OTHERS, MetricRegistry
+from tenure.runtime.observability.metrics import MAX_SERIES_OF_A_NAME, OTHERS, MetricRegistry
 
 MANY = 3 * MAX_SERIES_OF_A_NAME
 

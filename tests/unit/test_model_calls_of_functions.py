@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.checkpoint.submit.fork_rules import ForkPiece, fork_points, pieces_to_copy
 from services.worker.claim_ledger import size_bytes
 from services.worker.control.model_calls import AttemptReport, answer_entries, check_request, failure_entry
 from tenure.agents.output_report import OutputReport
@@ -28,7 +29,6 @@ from tenure.domain.entries import (
     Transition,
 )
 from tenure.domain.fold import ResumePoint, fold
-from tenure.domain.forks import ForkPiece, fork_points, pieces_to_copy
 from tenure.domain.states import TaskState
 from tenure.domain.task import ControlWork, TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from tenure.runtime import name_lookups
-from tenure.runtime.name_lookups import NameLookups, Unresolved
+from tenure.runtime.http import name_lookups
+from tenure.runtime.http.name_lookups import NameLookups, Unresolved
 from tests.support.dns_server import DnsServer, dns_server
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenure.runtime.otlp_http import OtlpAnswer, OtlpHttp
-from tenure.runtime.otlp_target import HttpTarget
+from tenure.runtime.observability.otlp import HttpTarget, OtlpAnswer, OtlpHttp
 from tests.support.http_stub import HttpStub, page
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.runtime.body_decoder import BadEncoding
-from tenure.runtime.outbound_http import HttpResponse
+from tenure.runtime.http.body_decoder import BadEncoding
+from tenure.runtime.http.outbound_http import HttpResponse
 
 
 def answer(chunks: Any, encoding: Any) -> Any:

@@ -17,7 +17,7 @@ from h11 import _abnf, _readers
 
 from services.tools.sending import failure_answer
 from tenure.domain.outbound import EVERYWHERE, Networks, parse_url
-from tenure.runtime.outbound_http import (
+from tenure.runtime.http.outbound_http import (
     MAX_READ_BYTES,
     MAX_TINY_PIECES,
     CheckedNetworkBackend,

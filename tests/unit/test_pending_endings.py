@@ -9,12 +9,12 @@ import pytest
 
 from tenure.domain.close_out import (
     WITHOUT_CRASH,
+    OwnerDeaths,
     PendingEnding,
     ending_of_lost_claim,
     follow_up,
     outcomes_of_ended_calls,
 )
-from tenure.domain.crash_loop import OwnerDeaths
 from tenure.domain.entries import ToolIntent
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState

@@ -111,8 +111,8 @@ async def main(process):
 
 def test_port_in_use_is_one_line() -> None:
     main = """
-from tenure.runtime.logs import configure_logs
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.observability.logs import configure_logs
+from tenure.runtime.rpc.server import RpcServer
 
 async def main(process):
     configure_logs("gateway", form="json")

@@ -20,13 +20,14 @@ from services.checkpoint.watch.announcement import Announcement
 from services.checkpoint.watch.ledger_metrics import count_announced, pickup_cause
 from tenure.domain.budget import TokenUsage
 from tenure.domain.states import Reason, TaskState
-from tenure.runtime import metrics, model_labels, service
-from tenure.runtime.metric_catalogue import CATALOGUE
-from tenure.runtime.metrics import OTHERS, BoundedNames, MetricRegistry
+from tenure.runtime import service
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability import metrics as model_labels
+from tenure.runtime.observability.metric_catalogue import CATALOGUE
+from tenure.runtime.observability.metrics import OTHERS, BoundedNames, MetricRegistry
+from tenure.runtime.observability.prometheus import metrics_endpoint
 from tenure.runtime.process import Process
-from tenure.runtime.prometheus import metrics_endpoint
-from tenure.runtime.sampling import sampling
-from tenure.runtime.service import CommonSettings
+from tenure.runtime.service import CommonSettings, sampling
 from tenure.runtime.settings import Address, ConfigurationError
 
 ANY_PORT = Address("127.0.0.1:0")

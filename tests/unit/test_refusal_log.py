@@ -10,8 +10,8 @@ import pytest
 
 from tenure.domain.audit import MAX_APPENDED, MAX_NAME, AuditRecord
 from tenure.domain.errors import PermissionDenied, Unavailable
-from tenure.runtime import audit
-from tenure.runtime.audit import RefusalLog
+from tenure.runtime.security import audit
+from tenure.runtime.security.audit import RefusalLog
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.wire.audit import target_of
 

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from tenure.domain.errors import NotFound, Unavailable
+from tenure.runtime.observability.request_log import LOGGER, level_of, log_request, set_logged_requests
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.request_log import LOGGER, level_of, log_request, set_logged_requests
 
 METHOD = "/tenure.v1.TaskService/GetTask"
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from tenure.domain.retention import KEEP_LABEL, TaskEntries, retention_text, split_batch
+from services.checkpoint.retention_rules import KEEP_LABEL, TaskEntries, retention_text, split_batch
 
 
 @pytest.mark.parametrize(

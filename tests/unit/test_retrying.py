@@ -9,7 +9,7 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties, heed_cancellation
 from tenure.runtime.retrying import retrying
 from tenure.runtime.task_group import TaskGroup

@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
-from tenure.runtime import metrics, schema_checks
+from tenure.runtime import schema_checks
+from tenure.runtime.observability import metrics
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.schema_checks import MAX_PER_TENANT, SchemaChecks
-from tenure.runtime.schema_process import TOO_COSTLY_ANSWER, TOO_COSTLY_SCHEMA, check_schema_in_child, validate_in_child
+from tenure.runtime.schema_checks import (
+    MAX_PER_TENANT,
+    TOO_COSTLY_ANSWER,
+    TOO_COSTLY_SCHEMA,
+    SchemaChecks,
+    check_schema_in_child,
+    validate_in_child,
+)
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.errors import Unavailable
-from tenure.runtime import secret_box
-from tenure.runtime.secret_box import SecretBox, add_encryption_key, withdraw_encryption_key
-from tenure.runtime.signing import KeyFileError
+from tenure.runtime.security import secret_box
+from tenure.runtime.security.secret_box import SecretBox, add_encryption_key, withdraw_encryption_key
+from tenure.runtime.security.signing import KeyFileError
 
 OWNER = "acme|0192"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tenure.domain.sender_leases import chosen, surplus
+from tenure.domain.webhooks import chosen, surplus
 
 MOST = 64
 

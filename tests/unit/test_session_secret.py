@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.domain.errors import PermissionDenied
-from tenure.domain.session_secret import SessionOwner, holder_proof, is_proof, proof_digest, secret_digest
+from tenure.domain.fencing import SessionOwner, holder_proof, is_proof, proof_digest, secret_digest
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 BOUND = SessionOwner("spiffe://tenure/worker/w", secret_digest(SECRET))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.errors import Unauthenticated, Unavailable
-from tenure.runtime.signing import SignedBytes, Signer, Verifier, write_key_pair
+from tenure.runtime.security.signing import SignedBytes, Signer, Verifier, write_key_pair
 
 
 @pytest.fixture

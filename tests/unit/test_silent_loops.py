@@ -14,10 +14,10 @@ from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import Sweeper
 from services.coordinator.claims.dispatch import Dispatch
 from services.coordinator.pruned_tasks import PrunedTasks
+from tenure.domain.fairness import Slots
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.slots import Slots
-from tenure.runtime.batching import Batcher
 from tenure.runtime.process import Duties
+from tenure.runtime.store.batching import Batcher
 from tests.support.patience import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
+from tenure.domain.fairness import NO_SLOTS, ReservedSlots, Slots
 from tenure.domain.task import Priority
 from tenure.wire.coordinator_service import lower_tiers, slots_to_domain
 

@@ -10,8 +10,8 @@ from services.checkpoint.commit import commit_stream as ledger_frames
 from services.tools.calls import execute_stream as tool_frames
 from services.tools.calls.runs import EventReader
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.runtime.batching import Answer
-from tenure.runtime.frame_server import MAX_IN_FLIGHT
+from tenure.runtime.rpc.frame_server import MAX_IN_FLIGHT
+from tenure.runtime.store.batching import Answer
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 

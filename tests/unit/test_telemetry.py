@@ -17,10 +17,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 from services.checkpoint.traces.settings import TraceSettings
-from tenure.domain.trace_ids import parse_traceparent
-from tenure.runtime import metrics
-from tenure.runtime.logs import configure_logs, log_context
-from tenure.runtime.metrics import MetricRegistry
+from tenure.domain.spans import parse_traceparent
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import configure_logs, log_context
+from tenure.runtime.observability.metrics import MetricRegistry
+from tenure.runtime.observability.telemetry import MetricsExport, telemetry
 from tenure.runtime.request_context import (
     Exporting,
     as_tenant,
@@ -30,7 +31,6 @@ from tenure.runtime.request_context import (
     within_trace,
 )
 from tenure.runtime.settings import ConfigurationError, Secret, load
-from tenure.runtime.telemetry import MetricsExport, telemetry
 
 
 @pytest.fixture

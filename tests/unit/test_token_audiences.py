@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tenure.domain.errors import PermissionDenied, Unauthenticated
 from tenure.domain.fencing import Audience, Claims
-from tenure.runtime.signing import Signer, Verifier, write_key_pair
+from tenure.runtime.security.signing import Signer, Verifier, write_key_pair
 from tenure.v1 import token_pb2
 from tenure.wire.token import TokenChecker, read_claims, sign_claims, sign_task_claims
 

@@ -17,8 +17,8 @@ from services.tools.registry import ToolRegistry
 from services.tools.tool import Tool, define
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.tools import MAX_UNKNOWN, EffectClass, ToolSourceKind
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb

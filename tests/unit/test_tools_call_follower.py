@@ -12,7 +12,7 @@ from services.tools.calls.following import Accepted, CallFollower, EventQueue, R
 from services.tools.calls.runs import Event, Output, RunningCall, RunningCalls, Started, StopReason, Superseded
 from tenure.domain.errors import LimitReached, Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.runtime.batching import Answer
+from tenure.runtime.store.batching import Answer
 from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.test_tools_effects import call_request
 

@@ -10,7 +10,7 @@ import pytest
 from services.tools.calls.metrics import MAX_TOOLS, count_outcome
 from services.tools.calls.records import CallKey, CallRequest
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 
 def request(tool: str, effect: EffectClass = EffectClass.PURE, *, is_own: bool = False) -> CallRequest:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from services.tools.source_facts import LONGEST_SENTENCE, MAX_PROBLEMS, SourceStatuses
 from tenure.domain.tools import ToolSourceKind
-from tenure.runtime.metric_catalogue import CATALOGUE
-from tenure.runtime.metrics import REGISTRY
+from tenure.runtime.observability.metric_catalogue import CATALOGUE
+from tenure.runtime.observability.metrics import REGISTRY
 from tenure.v1 import tool_pb2
 
 START = datetime(2026, 11, 22, 3, tzinfo=UTC)

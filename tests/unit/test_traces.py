@@ -15,11 +15,8 @@ from tenure.domain import entries as e
 from tenure.domain import semconv
 from tenure.domain.budget import Budget, BudgetWarning, Prices, Rates, TokenUsage
 from tenure.domain.in_doubt import ResolveCall
-from tenure.domain.spans import TaskSpan
-from tenure.domain.states import Reason, TaskState
-from tenure.domain.task import AgentSpec, ControlWork, TaskSpec
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage, ToolDefinition
-from tenure.domain.trace_ids import (
+from tenure.domain.spans import (
+    TaskSpan,
     attempt_span_id,
     attempt_traceparent,
     call_span_id,
@@ -28,6 +25,9 @@ from tenure.domain.trace_ids import (
     span_id,
     trace_id,
 )
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import AgentSpec, ControlWork, TaskSpec
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage, ToolDefinition
 from tenure.domain.traces import TracedTask, TraceProjection, project
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitKind
 

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import Unavailable, WrongState
-from tenure.domain.lost_model_calls import ATTEMPT_OPEN, ATTEMPT_SETTLED, ReportedCall
+from tenure.domain.in_doubt import ATTEMPT_OPEN, ATTEMPT_SETTLED, ReportedCall
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import usage_reports
 from tenure.runtime.usage_reports import UsageReport, UsageReports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.cli.answering import wait_text
-from tenure.domain.visible_text import visible_text
+from tenure.domain.texts import visible_text
 from tenure.v1 import task_pb2
 
 UNSEEN = "\u200b\u200c\u200d\u2060\u2062\u00ad\ufeff\u202e\u2066\u061c\u3164\ufe0f\u00a0\u2028\U000e0041\x1b"

@@ -22,8 +22,8 @@ from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, Webho
 from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.outbound import EVERYWHERE, Networks
 from tenure.domain.webhooks import FailureKind, WebhookResponse
-from tenure.runtime.outbound_http import HttpResponse
-from tenure.runtime.secret_box import SecretBox
+from tenure.runtime.http.outbound_http import HttpResponse
+from tenure.runtime.security.secret_box import SecretBox
 from tests.support.http_stub import HttpStub, page
 from tests.support.patience import CALL_SECONDS
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tenure.domain.budget import Prices, Tier
 from tenure.domain.entries import ContentBlock, ControlFailure, ControlStep
 from tenure.domain.fencing import Audience
-from tenure.domain.kept_content import KeptContent
 from tenure.domain.task import Priority
+from tenure.domain.texts import KeptContent
 from tenure.domain.waits import EscalationAction, EscalationStep
 from tenure.v1 import task_pb2
 from tenure.wire.codec import CODECS, FUNCTIONS, Codec, PairOptions, fields_of, reader, writer

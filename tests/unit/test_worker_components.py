@@ -17,8 +17,8 @@ from services.worker.main import WorkerSettings
 from services.worker.session_stream import PendingUpdates
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.fairness import Slots
 from tenure.domain.fencing import Claims
-from tenure.domain.slots import Slots
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.runtime import failpoints
 from tenure.runtime.settings import ConfigurationError, load

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from devstack.simulator.tokens import count_request, count_text
 from services.worker.context_window import InputEstimate, with_margin
-from tenure.domain.text_tokens import text_tokens
+from tenure.domain.texts import text_tokens
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)
 values = st.recursive(st.none() | st.booleans() | st.integers() | words, lambda inner: st.lists(inner, max_size=4))

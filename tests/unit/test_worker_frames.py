@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.worker import ledger_client, tools_client
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc_client import CALL_CANCELLED
+from tenure.runtime.rpc.client import CALL_CANCELLED
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate

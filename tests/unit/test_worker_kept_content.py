@@ -10,7 +10,7 @@ from services.worker.interrupts import TrustGate
 from services.worker.kept_content import KeptContents
 from tenure.control import ResultLost
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.kept_content import MAX_KEPT_BYTES, MAX_PART_BYTES, kept_as
+from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES, kept_as
 
 KEPT = kept_as(b"text")
 

@@ -20,11 +20,11 @@ from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
-from tenure.domain.kept_content import KeptContent, kept_as
 from tenure.domain.task import TaskPolicy
+from tenure.domain.texts import KeptContent, kept_as
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.validators import validate

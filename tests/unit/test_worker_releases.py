@@ -23,7 +23,7 @@ from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import TaskPolicy
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import token_pb2
 from tenure.v1 import worker_service_pb2 as worker_pb
 from tests.support.patience import PATIENCE_SECONDS

@@ -14,11 +14,11 @@ from services.worker.health import SERVICE, AttachmentHealth
 from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate
 from services.worker.session import WorkerIdentity, WorkerSession
+from tenure.domain.fairness import Slots
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.slots import Slots
 from tenure.runtime.process import Duties
-from tenure.runtime.rpc_client import TenureChannel
-from tenure.runtime.rpc_server import Health, RpcServer
+from tenure.runtime.rpc.client import TenureChannel
+from tenure.runtime.rpc.server import Health, RpcServer
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import (
     CoordinatorServiceServicer,

@@ -10,7 +10,7 @@ import pytest
 from services.checkpoint.queries import MIGRATIONS as LEDGER
 from services.models.statements import MIGRATIONS as MODELS
 from services.tools.statements import MIGRATIONS as TOOLS
-from tenure.runtime.sql import Migration
+from tenure.runtime.store.sql import Migration
 
 BUILD: Final = "create index concurrently by_state on tasks (state)"
 DROP: Final = "drop index concurrently if exists by_state"

@@ -12,7 +12,7 @@ export function harmless(text) {
 }
 
 // Characters that show nothing or reorder what is shown, also those that belong into some texts, such as joiners and
-// variation selectors; line ends stay. As in tenure/domain/visible_text.py.
+// variation selectors; line ends stay. As in tenure/domain/texts.py.
 const UNSEEN = /[\p{C}\p{Zl}\p{Zp}]|[^\P{Zs} ]|[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
 
 // Returns a text that a person decides on, with every character that they could not see escaped. In JSON it is the same

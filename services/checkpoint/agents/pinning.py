@@ -14,7 +14,7 @@ from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.wire.task import pin_to_wire
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
     from tenure.v1 import agent_service_pb2 as pb
 
 

@@ -9,7 +9,7 @@ from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from tenure.domain.agents import Routing, reference
 from tenure.domain.errors import NotFound
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.sql import Queries
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.wire.agent_service import KINDS
 from tenure.wire.codec import writer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tenure.domain.agents import AgentKind
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 class AgentRow(NamedTuple):

@@ -24,7 +24,7 @@ from tenure.v1.agent_service_pb2_grpc import AgentServiceServicer
 from tenure.wire.agent_service import KINDS, digest_of
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 MAX_AGENTS: Final = 1000
 MAX_REVISIONS: Final = 10_000

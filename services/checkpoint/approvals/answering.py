@@ -22,7 +22,7 @@ from tenure.domain.approvals import (
 )
 from tenure.domain.audit import MAX_NAME, MAX_REASON, MAX_TARGET, AuditRecord, Decision
 from tenure.domain.errors import InvalidRequest, NotFound, TenureError, TryLater, WrongState
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2, task_pb2
 from tenure.wire.common import STATES, timestamp
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from tenure.domain.waits import Wait
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 METHOD = "ApprovalService/AnswerByLink"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.approvals import MAX_GROUPS, groups_in
 from tenure.domain.errors import LimitReached
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.sql import Queries
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.wire.common import timestamp
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 APPROVALS: Final = Queries.load("services.checkpoint", "sql/approvals.sql")
 

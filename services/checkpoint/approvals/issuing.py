@@ -28,7 +28,7 @@ from tenure.domain.approvals import (
     takes_links,
     wait_of,
 )
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import setting
 from tenure.v1 import task_pb2
@@ -38,7 +38,7 @@ from tenure.wire.task import wait_to_domain
 if TYPE_CHECKING:
     from services.checkpoint.webhooks.notifier import LinksByAddressee
     from services.checkpoint.webhooks.sending import OutgoingDelivery
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 PREFIX: Final = "TENURE_CHECKPOINT_ANSWER_LINK_"
 KEPT_SECONDS: Final = 7 * 24 * 3600.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.watch.announcement import Announcement
     from tenure.domain.audit import AuditRecord
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
 
 
 class ApprovalServicer(ApprovalServiceServicer):

@@ -22,7 +22,7 @@ from tenure.wire.ledger import readable_content_of
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
     from tenure.domain.timeouts import Phase, TimeoutAction
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 async def carry_out_ending(connection: Connection, draft: Draft) -> None:

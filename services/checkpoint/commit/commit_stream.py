@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from tenure.domain.errors import InvalidRequest, TenureError
-from tenure.runtime.frame_server import MAX_IN_FLIGHT, FrameServer
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.rpc.frame_server import MAX_IN_FLIGHT, FrameServer
+from tenure.runtime.rpc.server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
 from tenure.validators import MAX_FRAME_BYTES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Callable
 
-    from tenure.runtime.batching import Answer
+    from tenure.runtime.store.batching import Answer
 
 _log: Final = logging.getLogger(__name__)
 _BUG: Final = token_pb2.Refusal(code=grpc.StatusCode.INTERNAL.value[0], reason="INTERNAL", message="internal error")

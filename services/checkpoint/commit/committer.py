@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, Self
 from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.queries import QUERIES, SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import InvalidRequest, StaleEpoch, TenureError, Unavailable
-from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import PoolOptions
 from tenure.runtime.process import note_progress, rest
-from tenure.runtime.rpc_status import LOCK_TIMEOUT
+from tenure.runtime.rpc.status import LOCK_TIMEOUT
+from tenure.runtime.store.batching import Batcher, BatchLimits
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import PoolOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from services.checkpoint.prices import PriceList
     from services.checkpoint.tenants.quotas import LimitedTenants
     from services.checkpoint.watch.announcement import Announcement
-    from tenure.runtime.batching import Write
     from tenure.runtime.settings import Secret
+    from tenure.runtime.store.batching import Write
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from services.checkpoint.rows import NewEntryRow
     from tenure.domain.budget import Budget, BudgetRequest, Granted, ReserveRequest
     from tenure.domain.waits import Wait
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
     from tenure.v1 import ledger_pb2
 
 _log: Final = logging.getLogger(__name__)

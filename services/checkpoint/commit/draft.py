@@ -14,8 +14,16 @@ from services.checkpoint.entries import KINDS
 from services.checkpoint.rows import BillRow, NewEntryRow
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost, crossed_warnings
 from tenure.domain.close_out import PendingEnding
-from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, decide_resolution
-from tenure.domain.lost_model_calls import ReportedCall, settle_lost, stays_open
+from tenure.domain.in_doubt import (
+    Abandon,
+    CallInDoubt,
+    DidNotHappen,
+    Happened,
+    ReportedCall,
+    decide_resolution,
+    settle_lost,
+    stays_open,
+)
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_transition
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.waits import BeginWait

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tenure.domain.entries import OperatorRequest
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # External entries that a task got while its owner worked: read for a batch of commits at once, within bounds.

@@ -14,11 +14,11 @@ from services.checkpoint.commit.opening import Opening, open_batch, open_task
 from services.checkpoint.commit.prepared import task_of
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import Unavailable
-from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import PoolOptions
-from tenure.runtime.rpc_status import LOCK_TIMEOUT
+from tenure.runtime.rpc.status import LOCK_TIMEOUT
+from tenure.runtime.store.batching import Batcher, BatchLimits
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import PoolOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from services.checkpoint.watch.announcement import Announcement
     from tenure.domain.errors import TenureError
     from tenure.domain.fencing import Claims
-    from tenure.runtime.postgres import Pool
     from tenure.runtime.settings import Secret
+    from tenure.runtime.store.postgres import Pool
 
 LOCK_TIMEOUT_SECONDS: Final = 0.25
 """Other transactions hold a task's lock for milliseconds; one that holds it longer must not delay the batches."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.rows import BudgetRow, TaskRow
     from tenure.domain.fencing import Claims
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 FIRST_PAGES_BYTES: Final = 8 * 1024 * 1024
 """The sum of the first pages of a batch, so that the memory of a batch is bounded."""

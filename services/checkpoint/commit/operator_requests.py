@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from services.checkpoint.rows import TaskRow
     from tenure.domain.budget import Budget
     from tenure.domain.entries import OperatorRequest
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
     from tenure.v1 import ledger_pb2
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.commit.draft import Draft
     from tenure.domain.entries import ToolIntent
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 _TOO_MANY: Final = Outcome(

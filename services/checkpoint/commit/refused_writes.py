@@ -12,8 +12,8 @@ from services.checkpoint.commit.draft import clean
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.fencing import describe_epoch
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import resting
 from tenure.v1 import token_pb2
 from tenure.wire.common import timestamp
@@ -21,7 +21,7 @@ from tenure.wire.common import timestamp
 if TYPE_CHECKING:
     from services.checkpoint.commit.prepared import PreparedCommit
     from tenure.domain.errors import StaleEpoch
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 KEPT_PER_TASK: Final = 500

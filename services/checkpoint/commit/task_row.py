@@ -16,7 +16,7 @@ from tenure.wire.task import escalation_step_to_wire, wait_to_domain, wait_to_wi
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 # The wait in a task row lasts from the transition that begins it to the next transition.

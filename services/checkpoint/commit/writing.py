@@ -10,13 +10,13 @@ from services.checkpoint.queries import QUERIES
 from services.checkpoint.rows import BILLS, BUDGETS, ENTRIES, MOVES, STEPS
 from services.checkpoint.tenants.usage_windows import count_calls
 from tenure.domain.states import Reason
-from tenure.runtime.sql_arrays import Bools, Byteas, Int8s, Texts
+from tenure.runtime.store.sql_arrays import Bools, Byteas, Int8s, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 _WARNINGS: Final = {
     KINDS["budget_warning"]: Reason.BUDGET_WARNING,

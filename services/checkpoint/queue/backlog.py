@@ -6,11 +6,11 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.queries import QUEUE, fetch_one, ledger_connection
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
 
 INTERVAL_SECONDS: Final = 10.0
 

@@ -12,7 +12,7 @@ from services.checkpoint.queries import QUERIES, QUEUE, fetch_all, ledger_connec
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
 
 
 # Live tasks by age, and held tasks by their last progress.

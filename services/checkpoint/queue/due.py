@@ -17,7 +17,7 @@ from tenure.runtime.process import rest, resting
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
 
 
 class DueWork:

@@ -30,8 +30,8 @@ from tenure.domain.task import Priority
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tenure.domain.slots import Slots
-    from tenure.runtime.postgres import Connection
+    from tenure.domain.fairness import Slots
+    from tenure.runtime.store.postgres import Connection
 
 
 # The quota of running tasks: counted where a task begins to run, under a lock of the tenant's row.

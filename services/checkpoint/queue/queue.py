@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.queue.offering import OfferRequest
-from tenure.domain.crash_loop import SUSPECT_DEATHS, is_suspect
+from tenure.domain.close_out import SUSPECT_DEATHS, is_suspect
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.failpoints import failpoint
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from services.checkpoint.queue.offering import OfferedTask, Offering
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
     T = TypeVar("T")
 

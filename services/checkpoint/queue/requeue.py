@@ -11,11 +11,11 @@ from services.checkpoint.commit.draft import LEDGER, Draft, clean
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
+from services.checkpoint.halt_rules import Pause, after_halt
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, QUEUE, fetch_all
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import WITHOUT_CRASH, PendingEnding, ending_of_lost_claim
-from tenure.domain.halts import Pause, after_halt
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.checkpoint.rows import TaskRow
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 _PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}

@@ -27,8 +27,8 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import outcome_of_sub_agents
 from tenure.domain.timeouts import Phase
 from tenure.domain.waits import NO_ANSWER
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.queue.due import DueWork
     from services.checkpoint.rows import TaskRow
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 ROWS_A_SWEEP: Final = 100

@@ -11,16 +11,16 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from tenure.domain.retention import TaskEntries, split_batch
-from tenure.runtime import metrics
+from services.checkpoint.retention_rules import TaskEntries, split_batch
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 ENTRIES_A_BATCH: Final = 1000
 TASKS_A_BATCH: Final = 50

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from services.checkpoint.commit.draft import LEDGER, clean
 from services.checkpoint.not_found import task_not_found, was_pruned
 from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.retention_rules import retention_text
 from tenure.domain.errors import WrongState
-from tenure.domain.retention import retention_text
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.common import moment
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 TASKS_A_BATCH: Final = 100

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 # A run's task is created once, however often replicas try: its request id is the identity of the run.

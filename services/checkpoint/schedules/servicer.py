@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.submit.create import CreateResult
     from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # An update first decides the due times so far by the old schedule, in the same transaction; then it changes the row.

@@ -13,7 +13,7 @@ from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.schedules.rows import SCHEDULES
 from services.checkpoint.schedules.runs import ScheduleDecision, decide
 from tenure.domain.errors import TenureError, TryLater
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from services.checkpoint.queue.due import DueWork
     from services.checkpoint.task_defaults import TaskDefaults
     from services.checkpoint.watch.announcement import Announcement
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 SCHEDULES_A_SWEEP: Final = 100
 POSTPONED_SECONDS: Final = 60.0

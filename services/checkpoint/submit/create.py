@@ -25,7 +25,7 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import TransactionConflict
+from tenure.runtime.store.postgres import TransactionConflict
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES
 from tenure.wire.task import policy_to_wire, source_to_domain, spec_to_wire
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.task import Source, TaskSpec
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 

@@ -32,11 +32,7 @@ from services.checkpoint.submit.create import (
     insert_first_entries,
     insert_task,
 )
-from services.checkpoint.tenants.quotas import admit, warn_of_submit
-from services.checkpoint.watch.announcement import Announcement
-from tenure.domain.close_out import no_reader
-from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
-from tenure.domain.forks import (
+from services.checkpoint.submit.fork_rules import (
     MAX_BYTES,
     MAX_ENTRIES,
     ForkPiece,
@@ -45,6 +41,10 @@ from tenure.domain.forks import (
     is_final_answer,
     pieces_to_copy,
 )
+from services.checkpoint.tenants.quotas import admit, warn_of_submit
+from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.close_out import no_reader
+from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.quotas import StartDecision
     from tenure.domain.task import Source
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 

@@ -29,7 +29,7 @@ from tenure.domain.sub_agents import (
 from tenure.domain.tool_arguments import InvalidArguments, unfit
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.waits import WaitKind
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import STATES, timestamp
 from tenure.wire.task import allowlist_to_wire, spec_to_domain, spec_to_wire
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
     from tenure.domain.entries import ToolIntent
     from tenure.domain.task import TaskSpec
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 _IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were started: their request_ids are used for other tasks.")
 

@@ -11,7 +11,7 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from tenure.domain.access import Permission, is_key_id, make_api_key, read_api_key
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.sql import Queries
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
 from tenure.wire.access import PERMISSIONS
@@ -19,7 +19,7 @@ from tenure.wire.codec import writer
 from tenure.wire.common import moment
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 EVERY_TENANT: Final = ""
 """The tenant of a key that may act for any."""

@@ -38,7 +38,7 @@ from tenure.domain.quotas import (
     wait_of_call,
 )
 from tenure.domain.states import Reason
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from tenure.domain.quotas import Quota, QuotaUse
     from tenure.domain.task import Source
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 CHECK_AGAIN_SECONDS: Final = 60.0
 """The database decides whether a warning is due. Not every commit of a tenant near its quota needs to ask it."""

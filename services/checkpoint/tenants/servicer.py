@@ -27,7 +27,7 @@ from tenure.wire.tenant_service import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # Sums of a tenant's bills, including those of pruned tasks; each grouping has its index.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of_running, window_use
-from tenure.runtime.sql_arrays import Int8s, Texts
+from tenure.runtime.store.sql_arrays import Int8s, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.rows import BillRow
     from services.checkpoint.tenants.rows import TenantRow
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 SHARDS = 8
 """Rows per bucket: as many transactions can settle calls of one tenant without waiting for each other."""

@@ -15,13 +15,13 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from services.checkpoint.row_lease import RowLease
 from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader
 from tenure.domain.traces import TracedTask
-from tenure.runtime import metrics
-from tenure.runtime.sql import Queries
+from tenure.runtime.observability import metrics
+from tenure.runtime.store.sql import Queries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 TRACES: Final = Queries.load("services.checkpoint", "sql/traces.sql")

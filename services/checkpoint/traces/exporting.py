@@ -25,13 +25,13 @@ from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, S
 from services.checkpoint.traces.projecting import Projections
 from tenure.domain import semconv
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 
 if TYPE_CHECKING:
     from services.checkpoint.traces.settings import TraceSettings
     from tenure.domain.spans import TaskSpan
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
 
 _log: Final = logging.getLogger(__name__)
 INTERVAL_SECONDS: Final = 1.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from services.checkpoint.traces.export_lease import DueTask
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
 
 MAX_KEPT: Final = 2000
 """The most projections that are kept between two looks. A task without one is read from its first entry."""

@@ -23,14 +23,14 @@ from tenure.domain.requeue import continues_after_raise
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import MIN_TIMEOUT_SECONDS
 from tenure.domain.waits import APPROVE, Wait, WaitAnswer, WaitAnswerKind, WaitKind
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import seconds
 from tenure.wire.task import budget_request_to_wire
 
 if TYPE_CHECKING:
     from services.checkpoint.rows import TaskRow
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 _RAISED: Final = "the budget of its tree was raised"
 

@@ -21,7 +21,7 @@ from tenure.wire.task import wait_to_domain
 
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 async def take_step(connection: Connection, draft: Draft) -> None:

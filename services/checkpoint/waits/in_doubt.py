@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.rows import TaskRow
     from tenure.domain.in_doubt import CallInDoubt
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # The calls in doubt that a tenant's tasks wait for, page by page, read from the waiting tasks.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 async def keep_starts(connection: Connection, drafts: Iterable[Draft]) -> None:

@@ -25,7 +25,7 @@ from tenure.runtime.process import note_progress
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0

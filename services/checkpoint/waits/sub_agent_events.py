@@ -26,7 +26,7 @@ from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waits import WaitKind
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
 from tenure.v1 import ledger_pb2
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from services.checkpoint.queue.due import DueWork
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 EVENTS_AT_ONCE: Final = 100
 CANCELLED_AT_ONCE: Final = 100

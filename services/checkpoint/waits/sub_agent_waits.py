@@ -19,7 +19,7 @@ from tenure.domain.waits import SUB_AGENTS_ENDED, Wait, WaitKind
 
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 
 class SubAgents(NamedTuple):

@@ -19,13 +19,13 @@ from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger
 from services.checkpoint.reads import filter_parameters
 from tenure.domain.errors import InvalidRequest, OutOfRange
 from tenure.domain.webhooks import GapReason
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.v1 import task_pb2
 from tenure.wire.codec import writer
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # A cursor is opaque to clients and valid at every replica.

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.watch.change_feed import ChangePage, FeedGap, FeedReader, RecordedChange, begin
-from tenure.runtime import metrics
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from services.checkpoint.watch.hub import Hub
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.store.postgres import Pool
     from tenure.v1 import task_pb2
 
 POLL_SECONDS: Final = 2.0

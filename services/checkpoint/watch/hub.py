@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 if TYPE_CHECKING:
     from services.checkpoint.watch.announcement import Announcement

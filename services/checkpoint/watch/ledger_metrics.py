@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.states import TERMINAL, Reason, TaskState
-from tenure.runtime import metrics
-from tenure.runtime.model_labels import model_labels
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.metrics import model_labels
 
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Move

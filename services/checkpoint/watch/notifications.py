@@ -19,16 +19,16 @@ from uuid import uuid4
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection, prepare_connection
 from services.checkpoint.watch.announcement import Announcement
 from services.checkpoint.watch.ledger_metrics import count_announced
-from tenure.runtime.dedicated_connection import DedicatedConnection
-from tenure.runtime.postgres import PoolOptions, notifications
 from tenure.runtime.process import note_progress, resting
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import PoolOptions, notifications
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.checkpoint.watch.hub import Hub
-    from tenure.runtime.postgres import Pool
     from tenure.runtime.settings import Secret
+    from tenure.runtime.store.postgres import Pool
 
 _log: Final = logging.getLogger(__name__)
 CHANNEL: Final = "tenure_ledger"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import LedgerPosition, entries_after, position_of
 from tenure.domain.errors import OutOfRange
-from tenure.runtime import metrics
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.observability import metrics
+from tenure.runtime.rpc.server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tenure.wire.webhook_service import DELIVERY_STATES
 if TYPE_CHECKING:
     from services.checkpoint.webhooks.event_writer import SenderLeaseKey
     from services.checkpoint.webhooks.sending import OutgoingDelivery
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # Results of attempts, written under the fence of the sender lease that made the attempt.

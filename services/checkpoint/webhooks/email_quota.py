@@ -16,13 +16,13 @@ from services.checkpoint.tenants.usage_windows import count_use, read_use
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery
 from tenure.domain.quotas import QuotaKind, deliveries_allowed, recheck_seconds
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 if TYPE_CHECKING:
     from services.checkpoint.tenants.rows import TenantRow
     from services.checkpoint.webhooks.event_writer import SenderLeaseKey
     from tenure.domain.quotas import QuotaUse
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 _KIND: Final = QuotaKind.EMAILS_PER_HOUR
 

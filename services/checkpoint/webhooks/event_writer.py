@@ -13,15 +13,15 @@ from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedRea
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, gap_message
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 for _reason in GapReason:

@@ -11,7 +11,7 @@ from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.outbound import origin_only
 from tenure.domain.webhooks import GapReason, WebhookKind
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.sql import Queries
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.codec import writer
 from tenure.wire.common import timestamp
@@ -20,7 +20,7 @@ from tenure.wire.webhook_service import GAP_REASONS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenure.runtime.postgres import Connection
+    from tenure.runtime.store.postgres import Connection
 
 GAPS_SHOWN: Final = 10
 NO_TASK: Final = "webhook/"

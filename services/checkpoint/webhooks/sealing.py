@@ -10,11 +10,11 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import Unavailable
-from tenure.runtime.secret_box import SECRET_NOT_READABLE
+from tenure.runtime.security.secret_box import SECRET_NOT_READABLE
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
-    from tenure.runtime.secret_box import SecretBox
+    from tenure.runtime.security.secret_box import SecretBox
+    from tenure.runtime.store.postgres import Connection, Pool
 
 PAGE: Final = 50
 

@@ -24,10 +24,9 @@ from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKe
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
 from tenure.domain.errors import TenureError
-from tenure.domain.sender_leases import chosen, surplus
-from tenure.domain.webhooks import MAX_RECEIVED_KEPT, decide_delivery
-from tenure.runtime import metrics
+from tenure.domain.webhooks import MAX_RECEIVED_KEPT, chosen, decide_delivery, surplus
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from services.checkpoint.approvals.issuing import LinkIssuer
     from services.checkpoint.queue.due import DueWork
     from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.store.postgres import Connection, Pool
 
 LONGEST_LEASE_SECONDS: Final = 60.0
 """The longest time that a replica keeps a sender lease, however much remains to be sent."""

@@ -17,12 +17,12 @@ from tenure.domain.approvals import AnswerLink, body_with_links, without_tokens
 from tenure.domain.errors import Unavailable
 from tenure.domain.outbound import Networks, UrlRefused, parse_url
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.visible_text import one_line
+from tenure.domain.texts import one_line
 from tenure.domain.webhooks import RETRY, WebhookKind, WebhookResponse, http_failure, retry_after_seconds
-from tenure.runtime import metrics
-from tenure.runtime.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
-from tenure.runtime.outbound_http import HttpResponse as Response
-from tenure.runtime.secret_box import SecretBox
+from tenure.runtime.http.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
+from tenure.runtime.http.outbound_http import HttpResponse as Response
+from tenure.runtime.observability import metrics
+from tenure.runtime.security.secret_box import SecretBox
 from tenure.runtime.settings import setting
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from tenure.wire.webhook_service import WEBHOOK_KINDS, new_secret, read_secret, 
 
 if TYPE_CHECKING:
     from services.checkpoint.webhooks.sending import WebhookPolicy
-    from tenure.runtime.postgres import Connection, Pool
-    from tenure.runtime.secret_box import SecretBox
+    from tenure.runtime.security.secret_box import SecretBox
+    from tenure.runtime.store.postgres import Connection, Pool
 
 
 # The methods of WebhookService on webhooks.

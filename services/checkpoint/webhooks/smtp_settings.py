@@ -10,7 +10,7 @@ from typing import Final
 
 from tenure.domain.email_addresses import domain_of, is_email_address
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.runtime.outbound_http import tls_context
+from tenure.runtime.http.outbound_http import tls_context
 from tenure.runtime.settings import Secret, setting
 
 PREFIX: Final = "TENURE_CHECKPOINT_SMTP_"

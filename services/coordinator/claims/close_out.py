@@ -26,9 +26,9 @@ from tenure.domain.errors import Fenced, InvalidRequest, TenureError, Unavailabl
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.logs import log_context
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import log_context
 from tenure.runtime.process import note_progress, rest, resting
 from tenure.runtime.request_context import set_tenant
 from tenure.runtime.retrying import retrying

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from services.coordinator.claims.assigning import tier_of
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from tenure.domain.errors import TenureError
-from tenure.domain.slots import NO_SLOTS, Slots
+from tenure.domain.fairness import NO_SLOTS, Slots
 from tenure.runtime.process import note_progress, resting
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 if TYPE_CHECKING:
     from services.coordinator.claims.granting import ClaimGranter

@@ -19,10 +19,10 @@ from services.coordinator.lease_store.claim_keys import ClaimRefusal, ClaimResul
 from tenure.domain.errors import TenureError
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.common import seconds
 

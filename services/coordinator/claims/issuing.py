@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims
 from tenure.runtime.process import rest
-from tenure.runtime.signing import Signer, Verifier
+from tenure.runtime.security.signing import Signer, Verifier
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import TokenChecker, sign_claims, sign_task_claims
 

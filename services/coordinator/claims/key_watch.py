@@ -19,7 +19,7 @@ from services.coordinator.lease_store.events import DeletedKeys, GenerationDoubt
 from services.coordinator.lease_store.session_keys import DrainMark
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import Reason
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
 from tenure.runtime.task_group import TaskGroup
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from services.coordinator.operator_requests import OperatorRequests
     from services.coordinator.sessions.session import AttachedSession
     from services.coordinator.sessions.session_attach import Sessions
-    from tenure.domain.lost_model_calls import ReportedCall
+    from tenure.domain.in_doubt import ReportedCall
 
 _log: Final = logging.getLogger(__name__)
 _MAX_REMEMBERED: Final = 10_000

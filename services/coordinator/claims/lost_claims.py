@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from services.coordinator.ledger_client import MAX_CLAIMS, LedgerClient
 from tenure.domain.errors import TenureError
-from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
-from tenure.runtime import metrics
-from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.store.batching import Batcher, BatchLimits
 from tenure.v1 import checkpoint_service_pb2
 from tenure.validators import MAX_TRANSITION_MESSAGE
 from tenure.wire.task import reported_call_to_wire

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,7 @@ import logging
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tenure.domain.fencing import Fence, compose_epoch
-from tenure.domain.session_secret import SessionOwner
+from tenure.domain.fencing import Fence, SessionOwner, compose_epoch
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -16,8 +16,8 @@ from services.coordinator.lease_store.named_leases import LeaseRecord, LeaseTake
 from services.coordinator.leases.messages import Target, is_meant, lost
 from tenure.domain.errors import AlreadyExists, LeaseHeld, LimitReached, Unavailable
 from tenure.domain.fencing import LeaseReason, describe_epoch
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.observability import metrics
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation

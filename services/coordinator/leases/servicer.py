@@ -23,7 +23,7 @@ from services.coordinator.leases.watching import LeaseWatch
 from services.coordinator.ledger_client import MAX_INSPECTED, LeaseGrantClient
 from tenure.domain.errors import NotFound, TenureError
 from tenure.domain.fencing import LeaseReason, compose_epoch
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import lease_service_pb2 as pb
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from services.coordinator.lease_store.named_leases import NamedLease, NamedLeases
     from services.coordinator.leases.granting import GrantedLease
     from services.coordinator.settings import CoordinatorSettings
-    from tenure.runtime.rpc_client import TenureChannel
+    from tenure.runtime.rpc.client import TenureChannel
 
 
 # The list of leases, in pages.

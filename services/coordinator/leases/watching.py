@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from services.coordinator.leases.messages import to_message
 from tenure.domain.errors import LimitReached, OutOfRange, TenureError
 from tenure.domain.fencing import compose_epoch, split_epoch
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.rpc.server import draining
 from tenure.v1 import lease_service_pb2 as pb
 
 if TYPE_CHECKING:

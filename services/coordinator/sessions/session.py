@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.domain.access import certificate_name
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
-from tenure.domain.lost_model_calls import ReportedCall
-from tenure.domain.slots import NO_SLOTS, Slots
+from tenure.domain.fairness import NO_SLOTS, Slots
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE, Priority
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.common import PRIORITIES, seconds
 from tenure.wire.coordinator_service import slots_to_domain

@@ -19,9 +19,9 @@ from services.coordinator.lease_store import GenerationMoved, HeldSession, Sessi
 from services.coordinator.sessions.session import AttachedSession, Timing, WorkerProfile
 from tenure.domain.access import Principal, certificate_name, check_holder
 from tenure.domain.errors import Unavailable
-from tenure.domain.live_address import is_from_this_machine, peer_ip
-from tenure.domain.session_secret import SessionOwner, proof_digest, secret_digest
-from tenure.runtime import metrics
+from tenure.domain.fencing import SessionOwner, proof_digest, secret_digest
+from tenure.domain.outbound import is_from_this_machine, peer_ip
+from tenure.runtime.observability import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.common import duration
 

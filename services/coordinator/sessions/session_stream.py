@@ -16,8 +16,8 @@ from services.coordinator.lease_store import SessionLost
 from services.coordinator.sessions.session import reported_slots
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.states import Reason
-from tenure.runtime.logs import log_context
-from tenure.runtime.rpc_server import draining
+from tenure.runtime.observability.logs import log_context
+from tenure.runtime.rpc.server import draining
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
 

@@ -41,7 +41,7 @@ from services.gateway.http.settings import HttpSettings
 from services.gateway.http.shapes import read_json, read_query
 from services.gateway.http.streams import LAST_EVENT_ID
 from tenure.domain.errors import InvalidRequest, TenureError, Unauthenticated
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.json_shape import PublicValue
 
 _log: Final = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from services.gateway.http.body import may_be_large
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.sessions import key_of_session
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.in_process import PEER_KEY
 from tenure.runtime.request_context import TENANT_KEY, TRACEPARENT_KEY
-from tenure.runtime.rpc_client import AUTHORIZATION
-from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.rpc.client import AUTHORIZATION
+from tenure.runtime.rpc.in_process import PEER_KEY
+from tenure.runtime.rpc.server import RpcServer
 from tenure.v1 import admin_service_pb2
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub

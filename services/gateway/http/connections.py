@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from tenure.domain.client_addresses import Network, is_trusted, limited_place
+from services.gateway.client_addresses import Network, is_trusted, limited_place
 
 _log: Final = logging.getLogger(__name__)
 HANDSHAKE_SECONDS: Final = 20.0

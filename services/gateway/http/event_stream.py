@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.http.call import until_disconnected
 from services.gateway.http.json_text import json_text
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 

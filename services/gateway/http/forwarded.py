@@ -8,7 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tenure.domain.client_addresses import Network, client_address, is_trusted
+from services.gateway.client_addresses import Network, client_address, is_trusted
 
 _FORWARDED_FOR: Final = "x-forwarded-for"
 _FORWARDED_SCHEME: Final = "x-forwarded-proto"

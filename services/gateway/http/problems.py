@@ -13,7 +13,7 @@ from starlette.responses import Response
 from services.gateway.http.answers import FieldProblem, Problem
 from services.gateway.http.json_text import json_bytes
 from tenure.domain.errors import InvalidRequest, TenureError, TryLater
-from tenure.runtime.rpc_status import PeerFailed, code_of
+from tenure.runtime.rpc.status import PeerFailed, code_of
 
 MEDIA_TYPE: Final = "application/problem+json"
 

@@ -23,13 +23,13 @@ from services.gateway.http.settings import HttpSettings
 from services.gateway.peers import Peers
 from tenure.domain.errors import TenureError
 from tenure.domain.outbound import is_loopback_host
-from tenure.runtime.certificate_files import CertificateFiles
-from tenure.runtime.h11_patterns import StrictLines, read_in_one_pass
+from tenure.runtime.http.h11_patterns import StrictLines, read_in_one_pass
 from tenure.runtime.listening import CannotListen
-from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.certificate_files import CertificateFiles
+from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import Address, ConfigurationError
-from tenure.runtime.tls import MutualTlsSettings
 
 _log: Final = logging.getLogger(__name__)
 MAX_READ_BYTES: Final = 16 * 1024

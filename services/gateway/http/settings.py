@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tenure.domain.client_addresses import Network, read_networks
+from services.gateway.client_addresses import Network, read_networks
 from tenure.runtime.settings import Address, setting
 
 

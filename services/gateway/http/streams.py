@@ -18,7 +18,7 @@ from services.gateway.http.tasks import filter_of, read_task
 from tenure.client.reconnect import StreamReconnect
 from tenure.domain.errors import InvalidRequest, TenureError, TryLater, Unavailable
 from tenure.domain.states import TERMINAL
-from tenure.runtime.rpc_status import DRAINING, PeerFailed
+from tenure.runtime.rpc.status import DRAINING, PeerFailed
 from tenure.sdk.events import Event, LiveTextEvent
 from tenure.sdk.from_wire import change_event
 from tenure.sdk.live_text import LiveTextFilter

@@ -1,6 +1,6 @@
 """Sends calls to endpoints: a call waits for the rate limit of a key, and moves to the next endpoint if it is refused.
 
-The rules are those of tenure.domain.failover and tenure.domain.rate_limits.
+The rules are those of services.models.failover and tenure.domain.rate_limits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final, NamedTuple, Self
 
 from services.models.admission import LimitedCall
 from services.models.endpoints.settings import EndpointSettings
+from services.models.failover import TRY_SECONDS, Circuit, RankedEndpoint, WarmCaches, may_move, preferred_order
 from services.models.limits.key_queue import KeyFlight, KeyQueue, LineCaller
 from tenure.domain.budget import TokenUsage
-from tenure.domain.failover import TRY_SECONDS, Circuit, RankedEndpoint, WarmCaches, may_move, preferred_order
 from tenure.domain.models import vendor_of
 from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from tenure.model_providers.stream import shown
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 _log: Final = logging.getLogger(__name__)
 

@@ -15,10 +15,9 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from tenure.domain.budget import TokenUsage
-from tenure.domain.fairness import FLOOR_SLOTS, Line, Load, Waiting, order_of_tiers, share
+from tenure.domain.fairness import FLOOR_SLOTS, Line, Load, Slots, Waiting, order_of_tiers, share
 from tenure.domain.rate_limits import CallSize, Flight, KeyLimiter
 from tenure.domain.retry import FailureClass
-from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelCallFailed
 from tenure.model_providers.rate_limit_headers import stated_limits

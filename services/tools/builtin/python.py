@@ -23,7 +23,7 @@ from services.tools.workspace.bounds import reporting_full_disk
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
-from tenure.runtime import metrics
+from tenure.runtime.observability import metrics
 
 PYTHON_LANE: Final = "python"
 MIN_TIMEOUT_SECONDS: Final = 0.1

@@ -28,7 +28,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
 from tenure.domain.tools import CallState, EffectClass, Outcome
-from tenure.runtime.postgres import Connection
+from tenure.runtime.store.postgres import Connection
 
 # Reads fences and calls under the row locks of the decision, and writes fences.
 

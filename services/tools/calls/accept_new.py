@@ -14,8 +14,8 @@ from uuid import UUID
 from services.tools.calls.accept_rules import RunCall, Verdict, decide_unknown
 from services.tools.calls.records import CallRequest
 from services.tools.statements import QUERIES
-from tenure.runtime.postgres import Connection
-from tenure.runtime.sql_arrays import Bools, Byteas, Column, Int8s, Texts, Uuids
+from tenure.runtime.store.postgres import Connection
+from tenure.runtime.store.sql_arrays import Bools, Byteas, Column, Int8s, Texts, Uuids
 
 FIRST_ATTEMPT: Final = RunCall(1)
 

@@ -15,8 +15,8 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims, describe_epoch
 from tenure.domain.tools import CallState, EffectClass, Outcome
-from tenure.runtime import metrics
-from tenure.runtime.postgres import Connection, Pool, connection
+from tenure.runtime.observability import metrics
+from tenure.runtime.store.postgres import Connection, Pool, connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, timestamp

@@ -18,10 +18,10 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Claims, Fence
 from tenure.domain.tools import CallState, EffectClass
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Connection, Pool, connection, in_transaction
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool, connection, in_transaction
 
 if TYPE_CHECKING:
     from services.tools.workspace.sweep import WorkspaceSweep

@@ -17,7 +17,7 @@ from services.tools.calls.answers import tagged_event
 from services.tools.calls.runs import Event, EventReader, Started
 from tenure.domain.errors import LimitReached, TenureError
 from tenure.domain.tools import Outcome
-from tenure.runtime.frame_server import MAX_IN_FLIGHT, FrameServer
+from tenure.runtime.rpc.frame_server import MAX_IN_FLIGHT, FrameServer
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS

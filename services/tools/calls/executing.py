@@ -36,12 +36,12 @@ from services.tools.tool import ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import Outcome
-from tenure.runtime.batching import AGAIN, Answer, Batcher
-from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Pool, connection
 from tenure.runtime.process import rest, resting
-from tenure.runtime.rpc_status import DRAINING
+from tenure.runtime.rpc.status import DRAINING
+from tenure.runtime.store.batching import AGAIN, Answer, Batcher
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Pool, connection
 
 # The poll of calls that run in other replicas: one query for all of them.
 

@@ -11,7 +11,7 @@ from typing import Final
 from services.tools.calls.runs import Event, EventReader, Listener, Output, RunningCall, Started, Superseded
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import Outcome
-from tenure.runtime.batching import Answer
+from tenure.runtime.store.batching import Answer
 
 _MAX_ACCEPTS: Final = 20
 _MAX_UNREAD_CHARACTERS: Final = 64 * 1024

@@ -12,7 +12,7 @@ from uuid import UUID
 from services.tools.statements import QUERIES
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.tools import EffectClass
-from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tenure.validators import CALL_ID

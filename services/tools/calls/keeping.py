@@ -13,8 +13,8 @@ from services.tools.workspace.kept import ContentPart
 from services.tools.workspace.requests import FileRequests
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims
-from tenure.domain.kept_content import KeptContent
-from tenure.runtime.postgres import Connection, Pool, in_transaction
+from tenure.domain.texts import KeptContent
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 
 METHOD: Final = "KeepContent"
 

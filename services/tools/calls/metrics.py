@@ -7,8 +7,8 @@ from typing import Final
 from services.tools.calls.records import CallRequest
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import Outcome
-from tenure.runtime import metrics
-from tenure.runtime.metrics import OTHERS, BoundedNames
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.metrics import OTHERS, BoundedNames
 
 OWN: Final = "own"
 """The source of tools that come with their call, because the caller runs them itself."""

@@ -14,9 +14,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.tools.statements import QUERIES
-from tenure.runtime.postgres import Connection as PostgresConnection
-from tenure.runtime.postgres import Pool, connection, in_transaction
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.postgres import Connection as PostgresConnection
+from tenure.runtime.store.postgres import Pool, connection, in_transaction
+from tenure.runtime.store.sql import Queries
 
 RESTORE: Final = Queries.load("services.tools", "sql/restore.sql")
 PAGE: Final = 500

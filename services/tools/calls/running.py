@@ -33,12 +33,12 @@ from tenure.domain.fairness import has_share
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
-from tenure.runtime import metrics
-from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoints import failpoint, failpoint_armed
-from tenure.runtime.logs import log_context
-from tenure.runtime.postgres import Pool
+from tenure.runtime.observability import metrics
+from tenure.runtime.observability.logs import log_context
 from tenure.runtime.request_context import within_trace
+from tenure.runtime.store.batching import AGAIN, Batcher
+from tenure.runtime.store.postgres import Pool
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")

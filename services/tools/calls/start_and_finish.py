@@ -13,11 +13,11 @@ from services.tools.calls.records import CallKey
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from tenure.domain.tools import CallState
-from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Connection, Pool, connection
-from tenure.runtime.sql_arrays import Byteas, Int4s, Texts, Uuids
+from tenure.runtime.store.batching import Batcher, BatchLimits
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.sql_arrays import Byteas, Int4s, Texts, Uuids
 
 _SIZE_BYTES: Final = 128
 

@@ -22,12 +22,12 @@ from services.tools.runners.proof import FormerLives, prove_former
 from services.tools.statements import QUERIES
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import DEFAULT_MARGIN_SECONDS, TrustWindow
-from tenure.runtime import metrics
-from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Connection
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.runner_row import AGAIN_SECONDS, keep_renewed, record_end
+from tenure.runtime.store.dedicated_connection import DedicatedConnection
+from tenure.runtime.store.postgres import Connection
+from tenure.runtime.store.runner_row import AGAIN_SECONDS, keep_renewed, record_end
 
 _log: Final = logging.getLogger(__name__)
 _NOT_KNOWN: Final = ProcessIdentity(machine_id="", boot_id="", namespaces="", pid=0, start_ticks=0)

@@ -16,8 +16,8 @@ from uuid import UUID
 from services.tools.runners.identity import ProcessIdentity, is_dead, uptime_seconds
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater
-from tenure.runtime.postgres import Connection, Pool, connection
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool, connection
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

@@ -24,7 +24,7 @@ from services.tools.workspace.directories import (
     give_to_owner,
     open_to_read,
 )
-from tenure.domain.kept_content import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_path
+from tenure.domain.texts import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_path
 
 _READ_BYTES: Final = 1024 * 1024
 

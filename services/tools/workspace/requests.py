@@ -33,8 +33,8 @@ from services.tools.workspace.reading import (
     read_token,
 )
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
-from tenure.domain.kept_content import KeptContent, kept_path
 from tenure.domain.outputs import FileDigest
+from tenure.domain.texts import KeptContent, kept_path
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import tool_service_pb2 as pb

@@ -23,10 +23,10 @@ from uuid import UUID
 from services.tools.statements import QUERIES
 from services.tools.workspace.copying import UNFINISHED
 from services.tools.workspace.removal import remove_some
-from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, resting
+from tenure.runtime.store.postgres import Pool, connection
 
 _log: Final = logging.getLogger(__name__)
 _TASK_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

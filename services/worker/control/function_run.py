@@ -21,8 +21,8 @@ from tenure.control.failures import CallFailure, NotReplayable, failure_of, fail
 from tenure.control.work import STEP_TIMEOUT_SECONDS, RecordedCall
 from tenure.domain.control import MESSAGES, FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
-from tenure.domain.kept_content import MAX_KEPT_BYTES
 from tenure.domain.task import ControlWork
+from tenure.domain.texts import MAX_KEPT_BYTES
 from tenure.domain.tool_arguments import well_formed_value
 from tenure.domain.tools import Outcome
 

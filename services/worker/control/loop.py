@@ -54,10 +54,10 @@ from tenure.domain.control import (
     step_limit,
 )
 from tenure.domain.errors import Unavailable, WrongState
-from tenure.domain.kept_content import digest_of_path
 from tenure.domain.next_action import calls_to_make
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
+from tenure.domain.texts import digest_of_path
 from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
 from tenure.runtime.request_context import within_trace
 

@@ -38,7 +38,7 @@ from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
-from tenure.domain.text_tokens import text_tokens
+from tenure.domain.texts import text_tokens
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 ATTEMPT_HEADER: Final = "x-tenure-attempt"

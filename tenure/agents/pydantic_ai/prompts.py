@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic_ai.messages import BinaryContent, ModelMessage, ModelMessagesTypeAdapter
 from pydantic_ai.models import ModelRequestParameters
 
-from tenure.domain.text_tokens import text_tokens
+from tenure.domain.texts import text_tokens
 
 TOKENS_PER_REQUEST: Final = 512
 """Of the provider's own text, about tools for example."""

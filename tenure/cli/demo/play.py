@@ -22,7 +22,7 @@ from tenure.client import Client
 from tenure.client.retries import CALL_TIMEOUT_SECONDS
 from tenure.domain.states import is_terminal
 from tenure.domain.tools import CallState
-from tenure.runtime.postgres import Pool, connection, open_pool
+from tenure.runtime.store.postgres import Pool, connection, open_pool
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1.admin_service_pb2 import ListWorkersRequest
 from tenure.v1.task_pb2 import AgentSpec, TaskSpec

@@ -20,7 +20,7 @@ from tenure.cli.demo.judgement import Observed, Promise, broken
 from tenure.cli.demo.play import perform
 from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 
 # Plays while the board is shown; Ctrl-C stops both in order.
 

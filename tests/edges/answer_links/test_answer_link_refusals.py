@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.runtime.security import Security
+from tenure.runtime.security.process_security import Security
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tests.conformance.test_ledger_waits import leave_of_a_person, say, waiting
 from tests.conformance.webhook_client import WebhookClient

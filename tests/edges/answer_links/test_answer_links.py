@@ -19,7 +19,7 @@ from services.checkpoint.queries import SCHEMA
 from services.checkpoint.webhooks.sending import WebhookSettings
 from services.gateway.peers import Peers
 from tenure.domain.errors import InvalidRequest, PermissionDenied, WrongState
-from tenure.runtime.postgres import Pool, open_pool
+from tenure.runtime.store.postgres import Pool, open_pool
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as webhook_pb

@@ -14,7 +14,7 @@ from edges.answer_links import pages as answer_links
 from edges.answer_links.pages import AnswerPages
 from tenure.domain.approvals import make_link_token
 from tenure.domain.errors import InvalidRequest, NotFound
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.validators import validate
 

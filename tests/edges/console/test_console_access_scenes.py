@@ -13,7 +13,7 @@ import pytest_asyncio
 from devstack import Stack
 from tenure.client import Client
 from tenure.domain.access import Permission
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.access import PERMISSIONS

@@ -14,7 +14,7 @@ from edges.http_fetch.fetch import Fetcher, fetch_tools
 from edges.http_fetch.settings import HttpFetchSettings
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure
 from tenure.domain.outbound import Networks
-from tenure.runtime.outbound_http import CheckedNetworkBackend
+from tenure.runtime.http.outbound_http import CheckedNetworkBackend
 from tests.support.dialling import Dialler, knowing
 from tests.support.http_stub import HttpStub, page
 from tests.support.patience import CALL_SECONDS

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from edges.http_fetch.settings import HttpFetchSettings
 from edges.http_fetch.text import NotText, read_text, readable, reads
 from tenure.domain.outbound import parse_url
-from tenure.runtime.outbound_http import Body
+from tenure.runtime.http.outbound_http import Body
 
 HERE = parse_url("https://example.com/a/b")
 

@@ -14,7 +14,7 @@ from edges.http_fetch.fetch import Fetcher
 from edges.http_fetch.settings import HttpFetchSettings
 from services.tools.tool import ToolFailure
 from tenure.domain.outbound import Networks
-from tenure.runtime.outbound_http import CheckedNetworkBackend
+from tenure.runtime.http.outbound_http import CheckedNetworkBackend
 from tests.edges.http_fetch.http_fetcher import PUBLIC, world
 from tests.support.dialling import Dialler, answering, knowing
 from tests.support.examples import examples

@@ -30,8 +30,8 @@ from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.rpc_status import to_status
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.rpc.status import to_status
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_provider_service_pb2 as pb
 from tenure.v1.tool_provider_service_pb2_grpc import (

@@ -15,7 +15,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-from tenure.runtime.sql import Queries
+from tenure.runtime.store.sql import Queries
 
 STATEMENTS = "sql/queries.sql"
 

@@ -8,7 +8,7 @@ ADMISSION = "tenure.domain.admission"
 BUDGET = "tenure.domain.budget"
 COMMITTING = "services.checkpoint.commit.committing"
 DRAFT = "services.checkpoint.commit.draft"
-LOST_CALLS = "tenure.domain.lost_model_calls"
+LOST_CALLS = "tenure.domain.in_doubt"
 
 MUTATIONS = (
     Mutation(

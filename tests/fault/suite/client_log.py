@@ -16,7 +16,7 @@ from checker.history import (
     Subscription,
 )
 from tenure.domain.errors import Refused, TenureError, TryLater
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import STATES

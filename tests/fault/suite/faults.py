@@ -21,7 +21,7 @@ from tenure.client.leases import HeldLease
 from tenure.client.retries import RETURN_PATIENCE
 from tenure.domain.errors import Fenced, NotFound, TryLater
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2, task_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as api

@@ -19,8 +19,8 @@ from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import SequenceConflict, StaleEpoch, TryLater
 from tenure.domain.fencing import Claims
 from tenure.domain.states import TERMINAL, Reason, TaskState
-from tenure.runtime.rpc_client import open_channel
-from tenure.runtime.signing import Signer
+from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.common import STATES

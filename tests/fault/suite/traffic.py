@@ -15,7 +15,7 @@ from checker.history import Delivered, Method, OperationResult
 from tenure.client import Client
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime.request_context import DEFAULT_TENANT
-from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.client_log import ClientLog, Stream, request_hash
