@@ -160,7 +160,7 @@ inline settled(a) {
   assert(nset[a] == 1);
 #endif
 }
-/* code: tenure/domain/lost_model_calls.py settle_lost */
+/* code: tenure/domain/in_doubt.py settle_lost */
 inline settle_lost() {
   lost[natt] = 1; bill[natt] = ESTIMATE; settled(natt); printf("ledger: attempt %d is settled as lost\n", natt)
 }
@@ -374,7 +374,7 @@ inline ended(a, x) { mend[mx(r, a)] = x; mem[mx(r, a)] = M_ENDED; used[a] = USAG
 #else
 #define SEND_FIRST(a)
 #endif
-/* The usage of a call that may have been settled as lost; code: tenure/runtime/usage_reports.py UsageReports; tenure/domain/lost_model_calls.py decide_report RecordedModelCall.may_have_begun_under */
+/* The usage of a call that may have been settled as lost; code: tenure/runtime/usage_reports.py UsageReports; tenure/domain/in_doubt.py decide_report RecordedModelCall.may_have_begun_under */
 #ifdef M_REPORT_CLAIM
 #define REPORT_OK(a) (begun[a] == made[a])
 #else

@@ -54,6 +54,7 @@ MAX_MESSAGE_CHARACTERS = 10 * MAX_FAILURE_CHARACTERS
 
 ANY_TIME = {
     FailureClass.BROKEN_STREAM,
+    FailureClass.UNUSABLE_ANSWER,
     FailureClass.CONNECTION,
     FailureClass.TIMEOUT,
     FailureClass.OVERLOADED,

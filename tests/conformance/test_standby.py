@@ -205,7 +205,7 @@ async def test_a_server_that_is_not_a_standby_is_never_used(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while "the standby is not used" not in caplog.text:
             await asyncio.sleep(0.05)
-    assert "no standby of the ledger's database" in str([vars(record).get("reason") for record in caplog.records])
+    assert "not a standby of the ledger's database" in str([vars(record).get("reason") for record in caplog.records])
     assert await ledger.listed() == ({task_id}, None)
 
 

@@ -66,7 +66,7 @@ class TestDeadLetters:
         assert {one.task_id for one in took} == {task_id}
         await hooks.until(lambda hook: hook.delivered == 2)
         assert (await hooks.call("ReplayWebhookDeliveries", delivery_id=newest.delivery_id)).replayed == 0
-        with pytest.raises(NotFound, match="no delivery"):
+        with pytest.raises(NotFound, match="of this webhook not found"):
             await hooks.call("ReplayWebhookDeliveries", delivery_id="00000000-0000-0000-0000-000000000000")
         await hooks.counts_are_those_of_the_deliveries()
 

@@ -21,7 +21,7 @@ async def test_a_typed_result_is_corrected_and_returned(installation: Installati
     schema.write_text('{"type": "objekt"}')
     requests = ("submit", "count", "--model", "sim-e2e-shaped", "--result-schema", str(schema))
     refused = await tenure(*requests, address=address)
-    assert (refused.code, "result_schema_json" in refused.err) == (Exit.REFUSED, True)
+    assert (refused.code, "--result-schema" in refused.err) == (Exit.REFUSED, True)
     schema.write_text(json.dumps(SCHEMA))
     task_id = (await tenure(*requests, address=address)).out.strip()
     done = await tenure("tasks", "wait", task_id, address=address)

@@ -57,6 +57,7 @@ def main() -> None:
     gc.unfreeze()
     gc.enable()
     sys.argv[:] = [request["module"], *request["arguments"]]
+    sys.modules.pop(request["module"], None)  # runpy warns of a program that is imported already
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
