@@ -161,4 +161,4 @@ async def test_a_control_task_without_a_function_is_refused(installation: Instal
     assert "--function" in refused.err
     malformed = await tenure("submit", "--function", "month_end", "--input", "{", address=address)
     assert malformed.code == Exit.REFUSED
-    assert "control.input_json" in malformed.err
+    assert "--input" in malformed.err
