@@ -16,7 +16,7 @@ from tenure.v1 import token_pb2
 
 MARGIN_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 2.0
-BROKEN: Final = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, EOFError)
+BROKEN: Final = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError, TimeoutError, EOFError)
 """The errors of a broken stream; in Python a write to an ended stream is an InvalidStateError."""
 
 

@@ -15,11 +15,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import grpc
+from grpc.aio import InternalError
 
 from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.interrupts import Interruption, TrustGate, trust_clock
@@ -147,7 +148,8 @@ class WorkerSession:
                 await self._updates.all_sent.wait()
                 self._ending_session = True
                 if self._attached is not None:
-                    await self._attached.call.done_writing()
+                    with suppress(InternalError):  # the coordinator has ended the stream already
+                        await self._attached.call.done_writing()
                     await self._session_ended.wait()
         except TimeoutError:
             _log.warning("the session ended with unsent releases", extra={"left": len(self._updates.releases)})

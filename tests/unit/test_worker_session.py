@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
+from grpc.aio._call import StreamStreamCall
 
 from services.worker import session as session_module
 from services.worker.health import SERVICE, AttachmentHealth
@@ -151,6 +153,25 @@ async def test_a_cancellation_by_grpc_is_not_the_end(coordinator: Coordinator, m
     async with working(coordinator) as session:
         assert cancelled
         assert session.is_attached
+
+
+async def test_worker_drains_although_its_stream_ends_first(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """grpcio fails the close of a stream that the coordinator has ended meanwhile."""
+    failed: list[bool] = []
+    close = StreamStreamCall.done_writing
+
+    async def close_and_fail(self: Any) -> None:
+        await close(self)
+        failed.append(True)
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    async with working(coordinator) as session:
+        monkeypatch.setattr(StreamStreamCall, "done_writing", close_and_fail)
+        session.drain()
+        await session.end_session()
+    assert failed
 
 
 async def test_an_attachment_that_hangs_is_noticed_and_made_anew(
