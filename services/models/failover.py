@@ -84,6 +84,8 @@ class Circuit:
         if is_try:
             self._is_tried = False
         if error_class is not None and error_class in _FAULTS:
+            if self.is_open and not is_try:
+                return  # of a call that was sent before: one outage is one pause, however many calls it met
             self._failures, self.fault = self._failures + 1, error_class
             doublings = min(max(0, self._failures - FAILURES_TO_OPEN), _MAX_DOUBLINGS)
             self._paused_until = now + min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**doublings)

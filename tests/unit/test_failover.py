@@ -105,6 +105,16 @@ def test_pauses_double_to_a_limit() -> None:
     assert pauses == [10, 20, 40, 80, 160, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
+def test_calls_that_meet_one_outage_make_one_pause() -> None:
+    circuit = Circuit()
+    sent = [circuit.begin(0) for _ in range(50)]
+    for is_try in sent:
+        circuit.end(1, OVERLOADED, is_try=is_try)
+    assert circuit.wait_seconds(1) == FIRST_PAUSE_SECONDS
+    fail(circuit, 11)
+    assert circuit.wait_seconds(11) == 2 * FIRST_PAUSE_SECONDS
+
+
 def test_refused_request_does_not_open_the_circuit() -> None:
     circuit = Circuit()
     for _ in range(9):
