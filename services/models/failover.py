@@ -3,9 +3,10 @@
 A call moves only while no provider can have billed it: the provider refused it before any byte of an answer, or no
 connection was made. A call that was answered and broke, and one whose connection broke after it was sent, fails.
 
-Each endpoint has a circuit for each model. It opens after three failures in a row, so that calls no longer meet them;
-after a pause one call tries the endpoint again for all, and its success closes the circuit. The pause doubles with each
-failure, to a limit. A call that finds all circuits open fails at once, without a request, and is tried again later.
+Each endpoint has a circuit for each model. It opens when calls of three tasks failed in a row, so that calls no longer
+meet them; after a pause one call tries the endpoint again for all, and its success closes the circuit. The pause
+doubles with each failed try, to a limit. A call that finds all circuits open fails at once, without a request, and is
+tried again later.
 
 Endpoints of the same rank share the tasks: each task prefers one of them, which follows from its id, so that all of its
 calls meet the same prompt cache. After a task was answered elsewhere it stays there while its prompt is cached.
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from tenure.domain.retry import ACCOUNT_FAULTS, FailureClass
+from tenure.domain.retry import FailureClass
 
 KEPT_SECONDS: Final = 300.0
 """How long a provider keeps a prompt in its cache after the last use."""
@@ -29,13 +30,19 @@ FIRST_PAUSE_SECONDS: Final = 10.0
 LONGEST_PAUSE_SECONDS: Final = 300.0
 _MAX_TASKS: Final = 100_000
 _MAX_DOUBLINGS: Final = 16
+_MAX_FAILED: Final = 64
 
 REFUSALS: Final = frozenset({FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.RATE_LIMITED})
 """The classes with which a provider refuses a call that another endpoint may accept."""
-_FAULTS: Final = ACCOUNT_FAULTS | {
-    FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.CONNECTION, FailureClass.TIMEOUT,
-}  # fmt: skip
-"""The classes that are faults of the endpoint or of its account. A rate limit is none: the limiter waits for it."""
+_FAULTS: Final = frozenset(
+    {
+        *(FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.CONNECTION, FailureClass.TIMEOUT),
+        *(FailureClass.AUTHENTICATION, FailureClass.BILLING),
+    }
+)
+"""The classes that are faults of the endpoint, its key or its account. A rate limit is none: the limiter waits for it.
+Nor is PERMISSION, which some providers say of a prompt.
+"""
 TRY_SECONDS: Final = 5.0
 """When a call asks again whether the call that tries an endpoint was answered."""
 
@@ -52,16 +59,24 @@ def may_move(error_class: FailureClass, status_code: int, *, was_sent: bool, was
 
 @dataclass(slots=True)
 class Circuit:
-    """Whether calls go to one endpoint. `now`: monotonic seconds. `fault`: the class of the newest failure."""
+    """Whether calls go to one endpoint. `now`: monotonic seconds. `fault`: the class of the newest failure.
+
+    It counts the tasks whose calls failed since the last success: one prompt may be at fault for all of its own
+    failures. In the same way the failures of one tenant keep out that tenant only.
+    """
 
     fault: FailureClass = FailureClass.CONNECTION
-    _failures: int = 0
+    _failed: dict[str, str] = field(default_factory=dict)
+    _failed_tries: int = 0
     _paused_until: float = -math.inf
     _is_tried: bool = False
 
-    def wait_seconds(self, now: float) -> float:
-        """Returns how long until a call may go; 0: now; infinite: until the call that tries it is answered."""
-        if not self.is_open:
+    def wait_seconds(self, now: float, tenant: str) -> float:
+        """Returns how long until a call of the tenant may go.
+
+        0: now; infinite: until the call that tries the endpoint is answered.
+        """
+        if not self._is_open_to(tenant):
             return 0.0
         if now < self._paused_until:
             return self._paused_until - now
@@ -69,28 +84,38 @@ class Circuit:
 
     @property
     def is_open(self) -> bool:
-        """Whether the endpoint failed too often since its last success."""
-        return self._failures >= FAILURES_TO_OPEN
+        """Whether calls of enough tasks failed since the last success."""
+        return len(self._failed) >= FAILURES_TO_OPEN
 
-    def begin(self, now: float) -> bool:
-        """Records that a call is sent. Returns whether it tries an endpoint whose circuit is open."""
-        if self.wait_seconds(now) or not self.is_open:
+    def _is_open_to(self, tenant: str) -> bool:
+        tenants = set(self._failed.values())
+        return self.is_open and (tenant in tenants or len(tenants) > 1)
+
+    def begin(self, now: float, tenant: str) -> bool:
+        """Records that a call is admitted. Returns whether it tries an endpoint whose circuit is open."""
+        if not self._is_open_to(tenant) or self.wait_seconds(now, tenant):
             return False
         self._is_tried = True
         return True
 
-    def end(self, now: float, error_class: FailureClass | None, *, is_try: bool) -> None:
+    def end(
+        self, now: float, error_class: FailureClass | None, *, task_id: str, tenant: str, is_try: bool = False
+    ) -> None:
         """Takes what became of a call. None: the endpoint accepted it."""
         if is_try:
             self._is_tried = False
-        if error_class is not None and error_class in _FAULTS:
-            if self.is_open and not is_try:
-                return  # of a call that was sent before: one outage is one pause, however many calls it met
-            self._failures, self.fault = self._failures + 1, error_class
-            doublings = min(max(0, self._failures - FAILURES_TO_OPEN), _MAX_DOUBLINGS)
+        if error_class is None or error_class not in _FAULTS:
+            if error_class is not FailureClass.INTERRUPTED:  # which says nothing about the endpoint
+                self._failed.clear()
+                self._failed_tries = 0
+            return
+        was_open, self.fault = self.is_open, error_class
+        if len(self._failed) < _MAX_FAILED:
+            self._failed[task_id] = tenant
+        self._failed_tries += is_try
+        if is_try or (self.is_open and not was_open):  # a call that was sent before belongs to the same outage
+            doublings = min(self._failed_tries, _MAX_DOUBLINGS)
             self._paused_until = now + min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**doublings)
-        elif error_class is not FailureClass.INTERRUPTED:  # which says nothing about the endpoint
-            self._failures = 0
 
 
 class RankedEndpoint(NamedTuple):

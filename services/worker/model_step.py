@@ -30,7 +30,7 @@ from tenure.domain.next_action import CallModel
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, call_id
+from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus, ToolDefinition, call_id
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.model_providers.stream import UNUSABLE
 from tenure.runtime.retrying import retrying
@@ -93,7 +93,8 @@ def answer_entries(step: int, attempt: entries.ModelAttempt, answer: ModelAnswer
         intent = entries.ToolIntent(call_id(step, index), block["id"], block["name"], written)
         calls.append(intent)
         if why := block.get(UNUSABLE):
-            calls.append(entries.ToolOutcome(intent.call_id, Outcome(OutcomeStatus.INVALID_ARGUMENTS, why)))
+            outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, why, detail=UNUSABLE_CALL)
+            calls.append(entries.ToolOutcome(intent.call_id, outcome))
     content = tuple({key: value for key, value in block.items() if key != UNUSABLE} for block in answer.content)
     return [(step, _message(attempt, replace(answer, content=content))), *((step, call) for call in calls)]
 

@@ -30,6 +30,7 @@ from tenure.domain.retry import (
     FailureClass,
     RetryPolicy,
     reason_of_retry,
+    wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState, is_terminal
 from tenure.domain.task import TaskPolicy
@@ -91,7 +92,7 @@ def after_failure(
         TaskState.RETRY_SCHEDULED,
         reason_of_retry(newest.error_class),
         message,
-        retry_delay_seconds=policy.wait_seconds(retries + 1, random_fraction, newest.retry_after_seconds),
+        retry_delay_seconds=wait_for_provider(policy, retries + 1, random_fraction, newest.retry_after_seconds),
         error_class=newest.error_class,
     )
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from tenure.domain.entries import ControlFailure, ControlStep, ToolIntent, Transition
 from tenure.domain.fold import ResumePoint
-from tenure.domain.retry import RetryPolicy
+from tenure.domain.retry import PROVIDER_AWAY, RetryPolicy, reason_of_retry, wait_for_provider
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import call_id
 
@@ -152,6 +152,11 @@ def after_function_failure(
     `retries`: how often the task was retried since its newest step. `random_fraction`: in [0, 1), for the jitter.
     """
     message = f"{failure.error_class}: {failure.message}"
+    if failure.error_class in PROVIDER_AWAY:  # of a model call that it did not handle: no fault of the task
+        delay_seconds = wait_for_provider(policy, retries + 1, random_fraction, failure.retry_after_seconds)
+        reason = reason_of_retry(failure.error_class)
+        delay_seconds = min(delay_seconds, MAX_RETRY_SECONDS)
+        return Transition(TaskState.RETRY_SCHEDULED, reason, message, retry_delay_seconds=delay_seconds)
     if not failure.retryable:
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, message)
     if policy.exhausted(retries + 1):

@@ -43,6 +43,7 @@ from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import leaves_call_open
 
 TRUNCATED = "max_tokens"
+_UNFINISHED = frozenset({TRUNCATED, "pause_turn"})
 _TOO_LONG = "model_context_window_exceeded"
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
@@ -313,7 +314,8 @@ class ResumePoint:
         self.answer_text = self.answer_text + text if self._is_text_truncated else text
         self.truncations = self.truncations + 1 if body.stop_reason == TRUNCATED else 0
         self._is_text_truncated = body.stop_reason == TRUNCATED and not has_calls
-        self.empty_answers = 0 if has_calls or self.answer_text else self.empty_answers + 1
+        if body.stop_reason not in _UNFINISHED:
+            self.empty_answers = 0 if has_calls or self.answer_text else self.empty_answers + 1
 
     def _failure(self, body: ModelFailure) -> None:
         attempt, self.open_attempt = self.open_attempt, None

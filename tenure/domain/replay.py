@@ -27,7 +27,7 @@ from tenure.domain.entries import (
 from tenure.domain.fold import ResumePoint, text_of_approval
 from tenure.domain.next_action import CallModel, NextAction
 from tenure.domain.states import TERMINAL
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 
 NOT_RECORDED_MARK: Final = "[not recorded]"
 NOT_RECORDED: Final = (
@@ -79,6 +79,8 @@ class RecordedRun:
                     intents[call_id] = entry.body
                 case WaitResolution(call_id=call_id) if message := _message_of(entry.body, intents):
                     approvals[call_id] = message
+                case ToolOutcome(outcome=Outcome(detail=detail)) if detail == UNUSABLE_CALL:
+                    pass  # the replay's worker settles such a call itself
                 case ToolOutcome(call_id=call_id, outcome=outcome) if call_id in intents:
                     recorded = CallRecording(outcome, approvals.pop(call_id, None))
                     self._calls[call_key(intents[call_id])].append(recorded)

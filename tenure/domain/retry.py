@@ -105,6 +105,9 @@ UNUSABLE: Final = frozenset({FailureClass.UNUSABLE_ANSWER, FailureClass.ANSWER_T
 MAX_UNUSABLE_ANSWERS: Final = 3
 """A step whose call got so many unusable answers ends the task."""
 
+PROVIDER_AWAY: Final = (RETRYABLE - UNUSABLE - {FailureClass.INTERRUPTED}) | ACCOUNT_FAULTS
+"""The classes that are not faults of a task. Such a provider is tried until the task's deadline."""
+
 _CLASS_OF_STATUS: Final = {
     401: FailureClass.AUTHENTICATION,
     402: FailureClass.BILLING,
@@ -123,6 +126,22 @@ def class_of_status(status_code: int) -> FailureClass:
     """Returns the class of an HTTP status of 400 or more. Other statuses: INVALID_REQUEST, or SERVER_ERROR from 500."""
     default = FailureClass.SERVER_ERROR if status_code >= 500 else FailureClass.INVALID_REQUEST
     return _CLASS_OF_STATUS.get(status_code, default)
+
+
+OWN_PACE_RETRIES: Final = 3
+_LEAST_PACE: Final = RetryPolicy(jitter=Jitter.EQUAL)
+
+
+def wait_for_provider(
+    policy: RetryPolicy, failures: int, random_fraction: float, retry_after_seconds: float | None
+) -> float:
+    """Returns the seconds until a task tries a provider again that is away, after so many failures (1 or more).
+
+    No count ends these tries, so from the fourth on they have at least the backoff of the default policy: a short one
+    would read the task's whole history every second for a day.
+    """
+    least = _LEAST_PACE.wait_seconds(failures - OWN_PACE_RETRIES, random_fraction) if failures > OWN_PACE_RETRIES else 0
+    return max(least, policy.wait_seconds(failures, random_fraction, retry_after_seconds))
 
 
 def reason_of_retry(error_class: str) -> str:

@@ -118,6 +118,8 @@ class CallStatus(NamedTuple):
 CallStatuses = Mapping[str, CallStatus]
 """The statuses of a task's calls, by call id."""
 
+UNUSABLE_CALL: Final = "UNUSABLE_CALL"
+"""The detail of the outcome of a call that was never made, because the model's answer has no arguments for it."""
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
 IN_DOUBT = Outcome(
     OutcomeStatus.IN_DOUBT,

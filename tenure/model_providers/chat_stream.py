@@ -74,7 +74,7 @@ class ChatStream(EventStream):
             self._whole = bytearray() if start.startswith(b"{") else None
         if self._whole is not None:
             self.count(chunk)
-            self._whole += chunk
+            self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
             return
         for event in EventStream.feed(self, chunk):
             yield from self._events(event)
@@ -116,6 +116,8 @@ class ChatStream(EventStream):
     def _events_of_whole(self, data: str) -> Iterator[Event]:
         answer = self._read("", data) or {}
         choices = answer.get("choices")
+        if choices is None:  # a gateway's refusal with the status of a success
+            raise ErrorEvent(data)
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise MalformedAnswer(f"the answer has no choice; received {shown(data)}")
         yield from self._events({**answer, "choices": [{**choices[0], "delta": choices[0].get("message")}]})

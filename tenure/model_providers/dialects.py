@@ -30,19 +30,21 @@ class ChatDialect:
     models: str = r"(?!)"
     limit_name: str = OLD_LIMIT
     thoughts: str = ""
-    returns_extra_content: bool = True
+    returns_extra_content: bool = False
 
 
 OTHER: Final = ChatDialect("other")
 DIALECTS: Final = (
     # OpenAI's reasoning models refuse the old name of the limit, wherever they are; older servers ignore the new one
-    ChatDialect("openai", (".openai.com", ".azure.com"), limit_name=NEW_LIMIT, returns_extra_content=False),
+    ChatDialect("openai", (".openai.com", ".azure.com"), limit_name=NEW_LIMIT),
     ChatDialect("openai-models", models=r"(.*/)?(o[1-9]|gpt-5)", limit_name=NEW_LIMIT),
+    # these refuse members that they do not know, whatever the model
+    ChatDialect("strict", (".groq.com", ".cerebras.ai", ".mistral.ai")),
     # refused without the thoughts of the same turn: "The reasoning_content in the thinking mode must be passed back"
     ChatDialect("deepseek", (".deepseek.com",), r"(.*[/.])?deepseek", thoughts="reasoning_content"),
     ChatDialect("moonshot", (".moonshot.ai", ".moonshot.cn"), r"(.*/)?kimi", thoughts="reasoning_content"),
     # refused without the signature of a call, in extra_content.google.thought_signature
-    ChatDialect("gemini", (".googleapis.com",), r"(.*/)?gemini"),
+    ChatDialect("gemini", (".googleapis.com",), r"(.*/)?gemini", returns_extra_content=True),
 )
 
 

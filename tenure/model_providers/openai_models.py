@@ -51,6 +51,9 @@ _STATUS_OF_KIND: Final = {
 _UNPAID: Final = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 """The codes of a 429 that no wait helps against."""
 
+_FLAGGED: Final = "flagged_input"
+"""The member by which OpenRouter says of a 403 that the prompt is refused, and not the key."""
+
 _TOO_LONG_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _TOO_LONG: Final = re.compile(
     r"maximum context length|context length exceeded|exceeds? the (available )?context|exceeds? the model's context"
@@ -119,6 +122,8 @@ class OpenAIProvider:
             status = next((_STATUS_OF_KIND[kind] for kind in kinds if kind in _STATUS_OF_KIND), 500)
         if status == 429 and not _UNPAID.isdisjoint(kinds):
             status = 402
+        if status == 403 and _FLAGGED in (error.get("metadata") or ()):
+            status = 400
         message = text_in(error, "message") or message
         is_too_long = status in {400, 413, 422} and (
             not _TOO_LONG_CODES.isdisjoint(kinds) or _TOO_LONG.search(message) is not None

@@ -157,6 +157,18 @@ async def test_model_reads_that_its_arguments_are_not_json(bench: WorkerBench, a
     await its_bill_is_right(bench, task)
 
 
+@pytest.mark.parametrize("tool", ["spawn_sub_agents", "record_output", "ask_user"])
+async def test_unreadable_call_of_the_ledger_has_one_outcome(bench: WorkerBench, tool: str) -> None:
+    """The ledger carries these calls out itself, but not one that the worker has settled."""
+    bench.simulator.order_answer(stream(call_of(tool, '{"goals": ["a')))
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", tools=(*TOOLS, tool))
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    [settled] = await bench.bodies(task_id, facts.ToolOutcome)
+    assert settled.outcome.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert "cannot be read" in settled.outcome.content
+
+
 @pytest.mark.faults
 async def test_as_many_calls_as_a_commit_holds_survive_a_crash(
     bench: WorkerBench,

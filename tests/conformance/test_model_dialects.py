@@ -154,6 +154,7 @@ async def test_error_that_google_puts_into_a_list_is_read() -> None:
         ("api.deepseek.com", "any", "deepseek"),
         ("openrouter.ai", "deepseek/deepseek-v3.2", "deepseek"),
         ("generativelanguage.googleapis.com", "any", "gemini"),
+        ("api.groq.com", "deepseek-r1-distill-llama-70b", "strict"),
         ("", "", "other"),
     ],
 )

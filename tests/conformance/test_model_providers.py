@@ -421,6 +421,27 @@ async def test_malformed_chat_answer_is_unusable(client: Any, simulator: Any, bo
     assert (await failure_of(client, "openai/sim-hello")).error_class == "UNUSABLE_ANSWER"
 
 
+@pytest.mark.parametrize(
+    ("body", "error_class"),
+    [
+        ({"code": 429, "message": "busy"}, "RATE_LIMITED"),
+        ({"detail": "starting"}, "SERVER_ERROR"),
+        ({"error": {"code": 403, "message": "flagged", "metadata": {"flagged_input": "x"}}}, "INVALID_REQUEST"),
+    ],
+)
+async def test_refusal_with_a_status_of_success_is_a_refusal(
+    client: Any, simulator: Any, body: Any, error_class: str
+) -> None:
+    simulator.order_answer(json.dumps(body).encode())
+    assert (await failure_of(client, "openai/sim-hello")).error_class == error_class
+
+
+async def test_whole_answer_may_begin_with_a_mark(client: Any, simulator: Any) -> None:
+    whole = {"choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}
+    answer = await chat_answer(client, simulator, b"\xef\xbb\xbf\n" + json.dumps(whole).encode())
+    assert text_of(answer.content) == "Hi."
+
+
 async def test_answer_without_its_end_is_a_broken_stream(client: Any, simulator: Any) -> None:
     simulator.order_answer(stream(chunk({"content": "Hi."}), done=False))
     assert (await failure_of(client, "openai/sim-hello")).error_class == "BROKEN_STREAM"

@@ -19,6 +19,7 @@ from services.models.endpoints.opening import open_endpoints
 from services.models.endpoints.routing import ModelEndpoints
 from services.models.endpoints.settings import read_endpoints
 from services.models.limits.key_queue import LineCaller
+from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import text_of
 from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass, class_of_status
@@ -104,9 +105,15 @@ async def test_one_call_tries_a_failing_endpoint_for_all(monkeypatch: pytest.Mon
             with pytest.raises(ModelCallFailed) as avoided:
                 await ask(endpoints, limited())
             assert (avoided.value.error_class, avoided.value.was_sent) == (class_of_status(status), False)
-            assert 0 < (avoided.value.retry_after_seconds or 0) <= 30.0
+            # random beyond the pause, of which some time has passed
+            assert 15.0 < (avoided.value.retry_after_seconds or 0) <= 1.5 * 30.0
         assert len(only.log.calls) == sent
         monkeypatch.setattr(routing, "monotonic", lambda: time.monotonic() + 30.0)
+        unsent = endpoints.admit_now(limited())
+        assert unsent is not None
+        with pytest.raises(ModelCallFailed, match="tries it just now"):
+            await endpoints.admit(limited())
+        unsent.close(TokenUsage(), None)
         await ask(endpoints, limited())
         assert endpoints.open_circuits() == {"one": False}
 

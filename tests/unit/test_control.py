@@ -182,6 +182,16 @@ class Known(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize(
+    ("error_class", "reason"), [("SERVER_ERROR", "MODEL_UNAVAILABLE"), ("AUTHENTICATION", "MODEL_ACCOUNT_REFUSED")]
+)
+def test_function_waits_for_a_provider_that_is_away(error_class: str, reason: str) -> None:
+    """An outage is not a fault of the function, however often it is tried."""
+    failure = ControlFailure(error_class, "words", retryable=error_class == "SERVER_ERROR")
+    move = after_function_failure(failure, 1000, RetryPolicy(), random_fraction=0.5)
+    assert (move.to_state, move.reason) == (TaskState.RETRY_SCHEDULED, reason)
+
+
+@pytest.mark.parametrize(
     ("error", "retryable"),
     [
         (ConnectionResetError("gone"), True),

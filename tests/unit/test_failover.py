@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, OrderedDict
 
@@ -58,41 +59,69 @@ def test_an_answered_call_never_moves(error_class: FailureClass, was_sent: bool)
     assert not may_move(error_class, 0, was_sent=was_sent, was_taken=True)
 
 
-def fail(circuit: Circuit, now: float, times: int = 1) -> None:
+TASKS = itertools.count()
+
+
+def end(circuit: Circuit, now: float, error_class: FailureClass | None, tenant: str = "t", task: str = "") -> None:
+    """The end of a call that was admitted at the same moment."""
+    is_try = circuit.begin(now, tenant)
+    circuit.end(now, error_class, task_id=task or str(next(TASKS)), tenant=tenant, is_try=is_try)
+
+
+def fail(circuit: Circuit, now: float, times: int = 1, tenant: str = "t") -> None:
     for _ in range(times):
-        circuit.end(now, OVERLOADED, is_try=circuit.begin(now))
+        end(circuit, now, OVERLOADED, tenant)
 
 
 def test_a_circuit_opens_after_failures_in_a_row() -> None:
     circuit = Circuit()
     fail(circuit, 0, FAILURES_TO_OPEN - 1)
-    circuit.end(0, None, is_try=circuit.begin(0))
+    end(circuit, 0, None)
     fail(circuit, 0, FAILURES_TO_OPEN - 1)
-    assert circuit.wait_seconds(0) == 0
+    assert circuit.wait_seconds(0, "t") == 0
     fail(circuit, 0)
-    assert circuit.wait_seconds(0) == FIRST_PAUSE_SECONDS
+    assert circuit.wait_seconds(0, "t") == FIRST_PAUSE_SECONDS
 
 
 def test_one_call_tries_an_open_circuit() -> None:
     circuit = Circuit()
-    is_old_try = circuit.begin(0)
+    is_old_try = circuit.begin(0, "t")
     fail(circuit, 0, FAILURES_TO_OPEN)
     now = FIRST_PAUSE_SECONDS
-    assert circuit.wait_seconds(now) == 0
-    is_try = circuit.begin(now)
-    assert (is_old_try, is_try) == (False, True)
-    assert circuit.wait_seconds(now) == math.inf
-    circuit.end(now, None, is_try=is_try)
-    assert circuit.wait_seconds(now) == 0
+    assert circuit.wait_seconds(now, "t") == 0
+    is_try = circuit.begin(now, "t")
+    assert (is_old_try, is_try, circuit.begin(now, "t")) == (False, True, False)
+    assert circuit.wait_seconds(now, "t") == math.inf
+    circuit.end(now, None, task_id="try", tenant="t", is_try=True)
+    assert circuit.wait_seconds(now, "t") == 0
     assert not circuit.is_open
 
 
 def test_a_cancelled_try_leaves_room_for_another() -> None:
     circuit = Circuit()
     fail(circuit, 0, FAILURES_TO_OPEN)
-    circuit.end(99, FailureClass.INTERRUPTED, is_try=circuit.begin(99))
+    end(circuit, 99, FailureClass.INTERRUPTED)
     assert circuit.is_open
-    assert circuit.begin(99)
+    assert circuit.begin(99, "t")
+
+
+def test_failures_of_one_task_keep_nothing_out() -> None:
+    circuit = Circuit()
+    for _ in range(9):
+        end(circuit, 0, OVERLOADED, task="its prompt may be at fault")
+    assert not circuit.is_open
+
+
+def test_failures_of_one_tenant_keep_out_that_tenant_only() -> None:
+    circuit = Circuit()
+    fail(circuit, 0, 9, "noisy")
+    assert circuit.wait_seconds(0, "noisy") == FIRST_PAUSE_SECONDS
+    assert circuit.wait_seconds(0, "other") == 0
+    assert not circuit.begin(0, "other"), "a usual call"
+    fail(circuit, 0, 1, "other")
+    assert circuit.wait_seconds(0, "third") == FIRST_PAUSE_SECONDS
+    end(circuit, FIRST_PAUSE_SECONDS, None, "third")
+    assert circuit.wait_seconds(FIRST_PAUSE_SECONDS, "noisy") == 0
 
 
 def test_pauses_double_to_a_limit() -> None:
@@ -100,26 +129,25 @@ def test_pauses_double_to_a_limit() -> None:
     fail(circuit, now, FAILURES_TO_OPEN - 1)
     for _ in range(7):
         fail(circuit, now)
-        pauses.append(circuit.wait_seconds(now))
+        pauses.append(circuit.wait_seconds(now, "t"))
         now += pauses[-1]
     assert pauses == [10, 20, 40, 80, 160, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
 def test_calls_that_meet_one_outage_make_one_pause() -> None:
     circuit = Circuit()
-    sent = [circuit.begin(0) for _ in range(50)]
-    for is_try in sent:
-        circuit.end(1, OVERLOADED, is_try=is_try)
-    assert circuit.wait_seconds(1) == FIRST_PAUSE_SECONDS
+    for _ in range(50):
+        circuit.end(1, OVERLOADED, task_id=str(next(TASKS)), tenant="t")
+    assert circuit.wait_seconds(1, "t") == FIRST_PAUSE_SECONDS
     fail(circuit, 11)
-    assert circuit.wait_seconds(11) == 2 * FIRST_PAUSE_SECONDS
+    assert circuit.wait_seconds(11, "t") == 2 * FIRST_PAUSE_SECONDS
 
 
 def test_refused_request_does_not_open_the_circuit() -> None:
     circuit = Circuit()
     for _ in range(9):
-        circuit.end(0, FailureClass.INVALID_REQUEST, is_try=circuit.begin(0))
-        circuit.end(0, FailureClass.RATE_LIMITED, is_try=circuit.begin(0))
+        for error_class in (FailureClass.INVALID_REQUEST, FailureClass.RATE_LIMITED, FailureClass.PERMISSION):
+            end(circuit, 0, error_class)
     assert not circuit.is_open
 
 

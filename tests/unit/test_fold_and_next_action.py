@@ -185,6 +185,12 @@ def test_empty_answer_is_asked_for_again_once(content: list[Any]) -> None:
     assert (failed.to_state, failed.reason) == (TaskState.FAILED, "MODEL_EMPTY_ANSWER")
 
 
+@pytest.mark.parametrize("stop", ["pause_turn", "max_tokens"])
+def test_unfinished_answer_without_text_is_not_an_empty_one(stop: str) -> None:
+    story = [(1, attempt()), (1, answer(THOUGHT, stop=stop)), (2, attempt()), (2, answer(THOUGHT))]
+    assert next_action(fold(ledger(*story))) == AskAgain(2, EMPTY_PROMPT)
+
+
 def test_an_answer_that_refuses_fails_the_task() -> None:
     move = next_action(fold(ledger((1, attempt()), (1, answer(text("no"), stop="refusal")))))
     assert isinstance(move, CloseOut)

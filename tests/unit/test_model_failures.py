@@ -19,6 +19,7 @@ from tenure.domain.retry import (
     FailureClass,
     RetryPolicy,
     class_of_status,
+    wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState
 from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
@@ -52,11 +53,19 @@ def test_provider_that_is_away_never_ends_a_task(error_class: FailureClass) -> N
         FailureClass.RATE_LIMITED: Reason.MODEL_RATE_LIMITED,
         **dict.fromkeys(ACCOUNT_FAULTS, Reason.MODEL_ACCOUNT_REFUSED),
     }.get(error_class, Reason.MODEL_UNAVAILABLE)
-    for retries, delay_seconds in ((0, 2.0), (1, 4.0), (1000, 150.0)):
+    for retries, delay_seconds in ((0, 2.0), (1, 4.0), (1000, 225.0)):
         verdict = after_failure(failures, retries, POLICY, result="", random_fraction=0.5)
         assert isinstance(verdict, Transition)
         assert (verdict.to_state, verdict.reason) == (TaskState.RETRY_SCHEDULED, reason)
         assert (verdict.error_class, verdict.retry_delay_seconds) == (error_class.value, delay_seconds)
+
+
+def test_short_backoff_grows_when_the_provider_stays_away() -> None:
+    """No count ends these tries, and each reads the task's history."""
+    hasty = RetryPolicy(initial_seconds=0.001, cap_seconds=0.001)
+    waits = [wait_for_provider(hasty, failures, 0.0, None) for failures in (1, 3, 4, 5, 10, 1000)]
+    assert waits == [0.0, 0.0, 2.5, 5.0, 150.0, 150.0]
+    assert wait_for_provider(hasty, 4, 0.0, 900.0) == 900.0
 
 
 def test_refused_account_is_not_asked_again_at_once() -> None:

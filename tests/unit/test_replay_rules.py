@@ -27,7 +27,7 @@ from tenure.domain.replay import NOT_RECORDED, RecordedRun, divergences, message
 from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import spawns_at_once
 from tenure.domain.task import REPLAY_LOOP, AgentSpec, TaskSpec
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 SUBMIT: tuple[int, Body] = (0, Submitted(TaskSpec("Count")))
@@ -73,6 +73,13 @@ def test_repeats_of_a_call_get_the_outcomes_in_order() -> None:
     same = ToolIntent("9.0", "u", "append", '{"b": 2, "a": 1}')
     assert [run.outcome(same, repeat).content for repeat in range(3)] == ["1", "0", "0"]
     assert run.outcome(ToolIntent("9.0", "u", "append", '{"a": 1}'), 0).content == NOT_RECORDED
+
+
+def test_outcome_of_a_call_that_was_never_made_is_no_recording() -> None:
+    unusable = (1, ToolOutcome("1.0", Outcome(OutcomeStatus.INVALID_ARGUMENTS, "cut off", detail=UNUSABLE_CALL)))
+    record = ledger(attempt(1), answer(1), call(1), unusable, attempt(2), answer(2), call(2), outcome(2, "ran"))
+    made = ToolIntent("9.0", "u", "append", "{}")
+    assert RecordedRun(record).outcome(made, 0).content == "ran"
 
 
 def test_a_message_belongs_to_the_step_that_read_it() -> None:

@@ -180,9 +180,13 @@ def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
 
 
 def _intents_of(request: pb.CommitRequest, tool: str) -> tuple[ToolIntent, ...]:
+    """Returns the calls of a tool that the ledger carries out: those that the commit does not settle itself."""
+    settled = {entry.body.tool_outcome.call_id for entry in request.entries if entry.body.HasField("tool_outcome")}
     intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
     return tuple(
-        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json) for one in intents if one.tool == tool
+        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
+        for one in intents
+        if one.tool == tool and one.call_id not in settled
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -105,7 +106,7 @@ class ModelEndpoints:
     def admit_now(self, call: LimitedCall) -> EndpointPermit | None:
         """Returns a permit if the call need not wait."""
         for route in self._routes(call):
-            if route.circuit.wait_seconds(monotonic()):
+            if route.circuit.wait_seconds(monotonic(), call.tenant):
                 continue
             if (flight := route.queue.take_now(_caller(call), _size(call))) is not None:
                 return EndpointPermit(self, call, route, flight)
@@ -131,7 +132,11 @@ class ModelEndpoints:
                 if free is not None:
                     _log.info("a call left a rate limit", extra={"task": call.task_id, "endpoint": free.name})
                     return free
-            return EndpointPermit(self, call, route, waiting.take())
+            flight = waiting.take()
+            if route.circuit.wait_seconds(monotonic(), call.tenant):  # it opened meanwhile
+                flight.end(None)
+                raise _avoided([route], call.tenant)
+            return EndpointPermit(self, call, route, flight)
         finally:
             route.queue.leave(waiting)
             seconds = monotonic() - waiting.since
@@ -139,7 +144,7 @@ class ModelEndpoints:
 
     def _free_one(self, call: LimitedCall, without: frozenset[str]) -> EndpointPermit | None:
         for route in self._routes(call):
-            if route.endpoint.name in without or route.circuit.wait_seconds(monotonic()):
+            if route.endpoint.name in without or route.circuit.wait_seconds(monotonic(), call.tenant):
                 continue
             if (flight := route.queue.take_now(_caller(call), _size(call))) is not None:
                 return EndpointPermit(self, call, route, flight)
@@ -152,9 +157,9 @@ class ModelEndpoints:
             vendor, _ = vendor_of(call.model)
             text = NO_ENDPOINT.format(model=shown(call.model), vendor=vendor.upper())
             raise ModelCallFailed(FailureClass.NOT_FOUND, text)
-        closed = [route for route in routes if not route.circuit.wait_seconds(monotonic())]
+        closed = [route for route in routes if not route.circuit.wait_seconds(monotonic(), call.tenant)]
         if not closed:
-            raise _avoided(routes)
+            raise _avoided(routes, call.tenant)
         waits = [(route.queue.expected_wait_seconds(_size(call)), index) for index, route in enumerate(closed)]
         short = next((index for wait, index in waits if wait <= self._longest_wait_seconds), None)
         return closed[min(waits)[1] if short is None else short]
@@ -163,7 +168,7 @@ class ModelEndpoints:
         """Whether another endpoint works, has no long line and has not refused the call."""
         return any(
             route.endpoint.name not in refused_by
-            and not route.circuit.wait_seconds(monotonic())
+            and not route.circuit.wait_seconds(monotonic(), call.tenant)
             and route.queue.expected_wait_seconds(_size(call)) <= self._longest_wait_seconds
             for route in self._routes(call)
         )
@@ -229,10 +234,14 @@ class ModelEndpoints:
 
 
 class EndpointPermit:
-    """The permission to send one call, to one endpoint at first."""
+    """The permission to send one call, to one endpoint at first.
+
+    It may be the try of an endpoint whose circuit is open: no other call is admitted until its circuit learns the end.
+    """
 
     def __init__(self, endpoints: ModelEndpoints, call: LimitedCall, route: _Route, flight: KeyFlight) -> None:
         self._endpoints, self._call, self._route, self._flight = endpoints, call, route, flight
+        self._is_try = route.circuit.begin(monotonic(), call.tenant)
 
     @property
     def name(self) -> str:
@@ -258,6 +267,7 @@ class EndpointPermit:
                 except TimeoutError:
                     raise failure from None
                 self._route, self._flight = other._route, other._flight  # noqa: SLF001  a permit like this one
+                self._is_try = other._is_try  # noqa: SLF001
                 metrics.count("tenure_models_failovers_total", endpoint=refused, error_class=failure.error_class.value)
                 _log.warning(
                     "a call moved to another endpoint",
@@ -271,8 +281,7 @@ class EndpointPermit:
 
     async def _answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Asks one endpoint. Its circuit learns of the outcome when the response begins, or by the failure."""
-        circuit, flight, began = self._route.circuit, self._flight, monotonic()
-        is_try = circuit.begin(monotonic())
+        flight, began = self._flight, monotonic()
         is_open_question = True
 
         def hear(status: int, headers: Mapping[str, str]) -> None:
@@ -280,7 +289,7 @@ class EndpointPermit:
             flight.hear(status, headers)
             if call.was_taken and is_open_question:
                 is_open_question = False
-                circuit.end(monotonic(), None, is_try=is_try)
+                self._tell_circuit(None)
 
         call.on_headers = hear
         error_class: FailureClass | None = FailureClass.INTERRUPTED
@@ -293,11 +302,16 @@ class EndpointPermit:
         finally:
             if is_open_question:
                 is_hasty = 0 < request.timeout_seconds < min(PATIENT_SECONDS, monotonic() - began)
-                said = FailureClass.INTERRUPTED if is_hasty else error_class
-                circuit.end(monotonic(), said, is_try=is_try)
+                self._tell_circuit(FailureClass.INTERRUPTED if is_hasty else error_class)
             self._count(error_class, call.usage)
         self._endpoints.keep(self._call, self.name)
         return answer
+
+    def _tell_circuit(self, error_class: FailureClass | None) -> None:
+        """Tells the circuit what became of the call. None: the endpoint accepted it."""
+        is_try, self._is_try = self._is_try, False
+        call = self._call
+        self._route.circuit.end(monotonic(), error_class, task_id=call.task_id, tenant=call.tenant, is_try=is_try)
 
     def _count(self, error_class: FailureClass | None, usage: TokenUsage) -> None:
         outcome = "ANSWERED" if error_class is None else error_class.value
@@ -316,22 +330,29 @@ class EndpointPermit:
 
     def close(self, usage: TokenUsage, failure: ModelCallFailed | None) -> None:
         """Takes what the call used and how it failed. Repeatable."""
+        if self._is_try:  # it was never sent
+            self._tell_circuit(FailureClass.INTERRUPTED)
         if failure is not None and failure.error_class is FailureClass.RATE_LIMITED and not usage.total:
             self._flight.refuse(failure.retry_after_seconds)
         else:
             self._flight.end(usage if usage.total else None)
 
 
-def _avoided(routes: Sequence[_Route]) -> ModelCallFailed:
-    """Returns the failure of a call that is not sent: one call tries an endpoint for all of them."""
+def _avoided(routes: Sequence[_Route], tenant: str) -> ModelCallFailed:
+    """Returns the failure of a call that is not sent: one call tries an endpoint for all of them.
+
+    Its wait is random beyond the pause, so that not all calls come back in the same moment.
+    """
     now = monotonic()
-    route = min(routes, key=lambda route: route.circuit.wait_seconds(now))
-    wait_seconds = route.circuit.wait_seconds(now)
+    route = min(routes, key=lambda route: route.circuit.wait_seconds(now, tenant))
+    wait_seconds = route.circuit.wait_seconds(now, tenant)
     again = "a call tries it just now" if math.isinf(wait_seconds) else f"a call tries it in {wait_seconds:.0f} s"
+    # a timeout would be one of this call, for which its task has a rule
+    fault = FailureClass.CONNECTION if route.circuit.fault is FailureClass.TIMEOUT else route.circuit.fault
     failure = ModelCallFailed(
-        route.circuit.fault,
-        f"the endpoint {route.endpoint.name} failed several times in a row, so no call is sent to it; {again}",
-        retry_after_seconds=TRY_SECONDS if math.isinf(wait_seconds) else wait_seconds,
+        fault,
+        f"calls of several tasks to the endpoint {route.endpoint.name} failed, so no call is sent to it; {again}",
+        retry_after_seconds=(TRY_SECONDS if math.isinf(wait_seconds) else wait_seconds) * random.uniform(1.0, 1.5),
     )
     failure.was_sent = False
     return failure
