@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def http_edges() -> tuple[HttpEdge, ...]:
-    """Returns the edges of the HTTP door. Only a gateway with a door imports their libraries."""
+    """Returns the edges of the HTTP server. Only a gateway with a door imports their libraries."""
     from edges.a2a.door import A2A
     from edges.answer_links.door import ANSWER_LINKS
     from edges.chats.routes import CHATS

@@ -19,7 +19,6 @@ ROOT: Final = Path(__file__).parents[2]
 READY_SECONDS: Final = 90.0
 RUN_SECONDS: Final = 300.0
 END_SECONDS: Final = 5.0
-POLL_SECONDS: Final = 0.005
 LOG_LINES: Final = 12
 
 

@@ -45,7 +45,15 @@ _FILLED: Final[Mapping[str, Callable[[], Any]]] = {"request_id": new_id, "secret
 
 
 def set_own_fields(request: Message) -> None:
-    """Replaces the marked fields of a request of a client, and fills in those that it left empty."""
+    """Replaces the marked fields of a request of a client, and fills in those that it left empty.
+
+    Drops fields that this version does not know: a newer service may trust them as fields of the gateway.
+    """
+    request.DiscardUnknownFields()
+    _set_marked(request)
+
+
+def _set_marked(request: Message) -> None:
     replaced, filled, parts = _marked(request.DESCRIPTOR)
     for name in replaced:
         request.ClearField(name)
@@ -56,7 +64,7 @@ def set_own_fields(request: Message) -> None:
             setattr(request, name, _FILLED[name]())
     for name in parts:
         for part in _messages(request, name):
-            set_own_fields(part)
+            _set_marked(part)
 
 
 @cache

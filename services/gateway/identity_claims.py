@@ -9,7 +9,8 @@ from typing import Any, Final, NoReturn
 from tenure.domain.access import TENANT_NAME, Permission, Principal, with_included
 from tenure.domain.errors import Unauthenticated
 
-MAX_SUBJECT: Final = 255
+MAX_SUBJECT: Final = 195
+"""So that `user/` and the subject fit into an actor of 200 characters, which each entry of the caller has."""
 """Characters, as OpenID Connect has it."""
 
 

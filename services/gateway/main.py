@@ -134,7 +134,7 @@ class GatewaySettings:
 
 
 async def compose(process: Process, settings: GatewaySettings, http_edges: LoadEdges) -> None:
-    """Opens the channels to the services, then the server that uses them. `http_edges`: called for an HTTP door."""
+    """Opens the channels to the services, then the server that uses them. `http_edges`: called for an HTTP server."""
     security = Security.load(settings.common, Role.GATEWAY, settings.listen, access_rules, serves_clients=True)
     peers = await process.open(
         Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address, security)

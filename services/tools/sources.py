@@ -14,7 +14,7 @@ from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
 
-# The common parts of the config file's sections. They are not in config.py, because config.py imports the sections.
+# The common parts of the config file's sections. They are not in edges/tools_config.py, which imports the sections.
 
 
 class Section(BaseModel):

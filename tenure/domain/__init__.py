@@ -48,7 +48,7 @@ outside
 errors.py               every error that Tenure raises
 
 A rule that only one service needs is a pure module of that service: services/checkpoint/submit/fork_rules.py,
-retention_rules.py and halt_rules.py; services/models/failover.py; services/gateway/client_addresses.py and
+services/checkpoint/retention_rules.py and halt_rules.py; services/models/failover.py; services/gateway/client_addresses.py and
 identity_claims.py.
 
 What to touch when:

@@ -51,8 +51,6 @@ _INCLUDED: Final = {
     Permission.TENANT_ADMIN: (Permission.READ, Permission.WRITE, Permission.APPROVE),
     Permission.OPERATE: tuple(Permission),
 }
-FORWARDING_ROLES: Final = frozenset({Role.GATEWAY, Role.COORDINATOR})
-"""The roles that may name any tenant: their requests are those of other callers, or of all tenants."""
 
 
 def with_included(granted: Iterable[Permission]) -> frozenset[Permission]:
@@ -72,7 +70,6 @@ class Access:
 
     roles: frozenset[Role] = frozenset()
     permission: Permission | None = None
-    is_installation_wide: bool = False
     needs_token: bool = False
     is_audited: bool = False
     is_long_poll: bool = False

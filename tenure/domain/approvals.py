@@ -27,8 +27,6 @@ from tenure.domain.webhooks import WAIT_ESCALATED_EVENT, state_event
 
 GROUP_PREFIX: Final = "group:"
 WEBHOOK_PREFIX: Final = "webhook/"
-MAX_APPROVERS: Final = 20
-MAX_MEMBERS: Final = 200
 MAX_MEMBER_CHARACTERS: Final = 300
 MAX_GROUPS: Final = 100
 GROUP_NAME_RULE: Final = "must be a name of up to 63 characters"

@@ -39,9 +39,7 @@ DEFAULT_RESULT_CORRECTIONS: Final = 3
 DEFAULT_MAX_DEPTH: Final = 3
 DEFAULT_MAX_FAN_OUT: Final = 8
 DEFAULT_MAX_LIVING: Final = 100
-MAX_DEPTH: Final = 8
 MAX_FAN_OUT: Final = 64
-MAX_LIVING: Final = 1000
 MAX_LEASE_TTL_SECONDS: Final = 300.0
 MAX_START_DELAY_SECONDS: Final = 366 * 24 * 3600.0
 
@@ -121,8 +119,8 @@ class ControlWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a task. `max_nano_usd` 0: no cap in money. `money_cap` None: `resolve_submit` in caps.py has not
-    run yet. `no_money_cap`: the submit declines the default cap.
+    """The limits of a task. `max_nano_usd` 0: no cap in money. `money_cap` None: `resolve_submit` has not run
+    yet. `no_money_cap`: the submit declines the default cap.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS

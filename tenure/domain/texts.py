@@ -1,4 +1,4 @@
-"""Computes an upper bound of the tokens of a text, without the model provider."""
+"""Rules of texts: an upper bound of their tokens, what people may be shown, and content that is kept as a file."""
 
 from __future__ import annotations
 

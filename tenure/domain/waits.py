@@ -32,7 +32,6 @@ MAX_REFERENCE_CHARACTERS: Final = 200
 MAX_OPTIONS: Final = 20
 MAX_ESCALATION_STEPS: Final = 8
 """The limit of the steps of one list: the steps of waits for people, or those of waits for events."""
-MAX_ASSIGNEE_CHARACTERS: Final = 200
 MAX_OPTION_CHARACTERS: Final = 200
 MAX_APPROVED_ARGUMENT_BYTES: Final = 256 * 1024
 """The limit of a call that needs approval: its arguments are shown to the person, and kept in the task's row."""

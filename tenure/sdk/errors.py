@@ -204,7 +204,7 @@ def _texts(value: Any) -> list[Any]:
 def _hint_of(error: TenureError, address: str) -> str:
     if isinstance(error, InvalidRequest):
         return f"change {error.field}" if error.field else "change the request"
-    if isinstance(error, Unavailable) and error.metadata.get("outcome") == "unknown":
+    if address and isinstance(error, Unavailable) and error.metadata.get("outcome") == "unknown":
         return f"no gateway answers at {address}: start it (`tenure dev`), or give another address"
     if isinstance(error, LimitReached) and error.retry_after_seconds:
         return f"try again in {error.retry_after_seconds:.0f} s"

@@ -12,7 +12,6 @@ from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, c
 from tenure.validators.rules import WORKER_ID, Violations
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
-MAX_SEEN_TOOLS: Final = 256
 MAX_WORKERS_A_PAGE: Final = 1000
 _WORKERS_TOKEN: Final = re.compile(WORKER_ID.pattern.removesuffix(r"\Z") + rf" .{{1,{MAX_ID_CHARACTERS}}}\Z")
 
@@ -41,7 +40,6 @@ _IN_DOUBT_CHECKS: Final[dict[type, Check]] = {
     admin.ResolveInDoubtCallRequest: _resolve,
 }
 
-MAX_EXTRA_STEPS: Final = 100_000
 MAX_IDLE_SECONDS: Final = 366 * 24 * 3600.0
 _END_STATES: Final = frozenset(
     {

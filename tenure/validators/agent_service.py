@@ -13,13 +13,7 @@ from tenure.validators.task import check_agent, check_limits, check_policy, chec
 
 MAX_DEFINITION_BYTES: Final = message_bytes(agents.AgentDefinition)
 MAX_TOOLS: Final = 256
-MAX_DESCRIPTION: Final = 16_000
-MAX_SCHEMA_BYTES: Final = 64 * 1024
-MAX_VERSION: Final = 128
-MAX_REASON: Final = 1000
-MAX_TENANTS: Final = 1000
 MAX_WORKER_AGENTS: Final = 64
-NAME_RULE: Final = "must be a name of up to 55 characters: letters, digits, dots, - and _"
 
 
 def check_build(field: str, build: str, v: Violations) -> None:

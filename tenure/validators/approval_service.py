@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from tenure.domain.approvals import (
@@ -17,10 +16,6 @@ from tenure.validators.common import Check
 from tenure.validators.rules import Violations
 
 DIGEST_BYTES: Final = 32
-_SHOWN_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-MAX_REPLY_BYTES: Final = 64 * 1024
-MAX_COMMENT: Final = 4000
-MAX_ADDRESS: Final = 100
 
 
 def _set(request: approvals.SetApproverGroupRequest, v: Violations) -> None:

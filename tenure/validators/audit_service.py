@@ -9,9 +9,6 @@ from tenure.validators.common import Check
 from tenure.validators.rules import Violations
 from tenure.wire.audit import DECISIONS
 
-MAX_PAGE: Final = 500
-MAX_TOKEN: Final = 64
-
 
 def _append(request: audit.AppendAuditRecordsRequest, v: Violations) -> None:
     for index, record in enumerate(request.records):

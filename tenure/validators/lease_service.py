@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,14 +12,8 @@ from tenure.validators.common import Check, check_claim_epoch, check_guarded, ch
 from tenure.validators.rules import Violations
 from tenure.wire.common import seconds
 
-RESOURCE: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/-]{0,199}\Z")
-_PREFIX: Final = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9._/-]{0,199})?\Z")
 _MIN_TTL_SECONDS: Final = 2
 _MAX_TTL_SECONDS: Final = 3600
-_MAX_REASON: Final = 1000
-_MAX_NAME: Final = 128
-_MAX_CODE: Final = 64
-_MAX_PAGE: Final = 500
 
 
 def _acquire(request: leases.AcquireLeaseRequest, v: Violations) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
@@ -67,10 +66,6 @@ def _overrides(overrides: task_pb2.ForkOverrides, v: Violations) -> None:
 
 # The file requests of the gateway and of the tool service.
 
-_LONGEST_PATH = 1024
-_LONGEST_TOKEN = 16 * 1024
-"""A page token contains a path, and paths of deep directories are long."""
-
 
 def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
     v.require(request.task_id != request.from_task_id, "task_id", "must be another task")
@@ -95,10 +90,6 @@ _GATEWAY_CHECKS: Final[dict[type, Check]] = {
     tasks.SendMessageRequest: check_send,
     tasks.ForkTaskRequest: check_fork,
 }
-
-MAX_ANSWER_BYTES: Final = 64 * 1024
-MAX_COMMENT_CHARACTERS: Final = 4000
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def check_wait(transition: checkpoint.Transition, v: Violations) -> None:

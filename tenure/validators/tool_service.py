@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
@@ -28,8 +27,6 @@ from tenure.validators.rules import Violations
 from tenure.validators.task_service import check_copy_files
 from tenure.wire.common import OUTCOME_STATUSES
 
-MAX_CHECKED_NAMES: Final = 1000
-_SHA256: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
 
 

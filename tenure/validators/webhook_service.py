@@ -14,8 +14,6 @@ from tenure.validators.rules import Violations
 from tenure.wire.common import seconds
 from tenure.wire.webhook_service import DELIVERY_STATES, read_secret
 
-MAX_URL: Final = 2000
-MAX_PATTERNS: Final = 50
 MAX_OVERLAP_SECONDS: Final = 7 * 24 * 3600
 
 

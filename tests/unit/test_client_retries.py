@@ -8,7 +8,7 @@ import pytest
 
 from tenure.client import Client
 from tenure.client import client as client_module
-from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE, with_request_id
+from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE, completed
 from tenure.domain.errors import Unavailable
 from tenure.runtime import retrying
 from tenure.v1 import agent_service_pb2 as agent_pb
@@ -20,10 +20,10 @@ class Gateway:
     """Answers unless it is away, and counts how often it was asked."""
 
     def __init__(self) -> None:
-        self.away, self.request_count = False, 0
+        self.away, self.request_count, self.timeout = False, 0, 0.0
 
-    async def get_task(self, request: api.GetTaskRequest, timeout: float = CALL_TIMEOUT_SECONDS) -> api.GetTaskResponse:
-        self.request_count += 1
+    async def get_task(self, request: Any, timeout: float = CALL_TIMEOUT_SECONDS) -> api.GetTaskResponse:
+        self.request_count, self.timeout = self.request_count + 1, timeout
         if self.away:
             raise Unavailable("connection refused")
         return api.GetTaskResponse(task=task_pb2.Task(task_id=request.task_id))
@@ -71,10 +71,39 @@ async def test_call_with_its_own_timeout_is_made_once(gateway: Gateway, monkeypa
 
 def test_retries_of_a_request_have_one_id() -> None:
     request = api.SendMessageRequest(text="hello")
-    sent = with_request_id(request)
+    sent = completed(request)
     assert (sent.text, request.request_id) == ("hello", "")
-    assert sent.request_id != with_request_id(request).request_id
-    assert with_request_id(sent).request_id == sent.request_id
+    assert sent.request_id != completed(request).request_id
+    assert completed(sent).request_id == sent.request_id
+
+
+def test_retries_of_a_request_have_one_secret() -> None:
+    """A second one would drop the receiver's secret out of the overlap."""
+    for request in (webhook_pb.CreateWebhookRequest(name="w"), webhook_pb.RotateWebhookSecretRequest(webhook="w")):
+        sent = completed(request)
+        assert sent.secret
+        assert completed(sent).secret == sent.secret
+        assert not request.secret
+    assert not completed(webhook_pb.CreateWebhookRequest(kind=webhook_pb.WEBHOOK_KIND_SLACK)).secret
+
+
+async def test_key_is_created_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "open_channel", lambda *_, **__: gateway)
+    gateway.away = True
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(Unavailable):
+            await client.api_keys.CreateApiKey(key_pb.CreateApiKeyRequest())
+    assert gateway.request_count == 1
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(None, 45.0), (600, 615.0)])
+async def test_call_of_a_wait_outlasts_the_wait(
+    wait: int | None, expected: float, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "open_channel", lambda *_, **__: gateway)
+    async with Client("127.0.0.1:1") as client:
+        await client.tasks.WaitTask(api.WaitTaskRequest(timeout=None if wait is None else duration(wait)))
+    assert gateway.timeout == expected
 
 
 class Pages:

@@ -187,7 +187,8 @@ def test_empty_answer_is_asked_for_again_once(content: list[Any]) -> None:
 
 @pytest.mark.parametrize("stop", ["pause_turn", "max_tokens"])
 def test_unfinished_answer_without_text_is_not_an_empty_one(stop: str) -> None:
-    story = [(1, attempt()), (1, answer(THOUGHT, stop=stop)), (2, attempt()), (2, answer(THOUGHT))]
+    story: list[tuple[int, facts.Body]] = [(1, attempt()), (1, answer(THOUGHT, stop=stop))]
+    story += [(2, attempt()), (2, answer(THOUGHT))]
     assert next_action(fold(ledger(*story))) == AskAgain(2, EMPTY_PROMPT)
 
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenure.runtime.observability.otlp import HttpTarget, OtlpAnswer, OtlpHttp
+from tenure.runtime.observability.otlp_http import OtlpAnswer, OtlpHttp
+from tenure.runtime.observability.otlp_target import HttpTarget
 from tests.support.http_stub import HttpStub, page
 from tests.support.patience import PATIENCE_SECONDS
 

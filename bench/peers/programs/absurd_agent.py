@@ -12,7 +12,6 @@ from absurdctl import BUNDLED_SCHEMA_SQL
 from bench.peers.programs import agent
 
 TASK = "agent"
-FINISH_SECONDS = 0.002
 
 
 class Finished:

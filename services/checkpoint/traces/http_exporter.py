@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from tenure.runtime.observability.otlp import OtlpHttp
+    from tenure.runtime.observability.otlp_http import OtlpHttp
 
 _log: Final = logging.getLogger(__name__)
 _OF_THE_SPANS: Final = frozenset({400, 413, 422, 500})

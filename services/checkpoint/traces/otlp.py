@@ -17,7 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from tenure.domain import semconv
 from tenure.domain.spans import AttributeValue, SpanKind, TaskSpan
 from tenure.runtime.observability import metrics
-from tenure.runtime.observability.otlp import HTTP
+from tenure.runtime.observability.otlp_target import HTTP
 from tenure.runtime.observability.telemetry import is_plain
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def collector_at(settings: TraceSettings, redact: Redact | None) -> Collector:
     """Returns the collector that the settings name."""
     if settings.protocol == HTTP:
         from services.checkpoint.traces.http_exporter import HttpSpanExporter
-        from tenure.runtime.observability.otlp import OtlpHttp
+        from tenure.runtime.observability.otlp_http import OtlpHttp
 
         return Collector(HttpSpanExporter(OtlpHttp(settings.http_target(), EXPORT_TIMEOUT_SECONDS)), redact)
     from services.checkpoint.traces.grpc_exporter import NotingExporter

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.runtime.observability.otlp import HTTP, PROTOCOLS, HttpTarget, http_target, protocol_of, variable_of
-from tenure.runtime.observability.otlp import PREFIX as OTLP_PREFIX
+from tenure.runtime.observability.otlp_target import HTTP, PROTOCOLS, HttpTarget, http_target, protocol_of, variable_of
+from tenure.runtime.observability.otlp_target import PREFIX as OTLP_PREFIX
 from tenure.runtime.observability.telemetry import DISABLED, ENDPOINT, TRACES_ENDPOINT, endpoint, is_plain
 from tenure.runtime.settings import Secret, group, setting
 

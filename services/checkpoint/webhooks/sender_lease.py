@@ -106,7 +106,7 @@ class SenderLease:
             # sends the interrupted deliveries again.
             await self._lease.end(kept=MAX_RECEIVED_KEPT)
             raise
-        await self._lease.end(kept=MAX_RECEIVED_KEPT)
+        await self._lease.write(WEBHOOKS.end_lease, {"kept": MAX_RECEIVED_KEPT})
 
     async def _work(self, sending: TaskGroup) -> None:
         while (kept := await self._lease.keep()) is not None:

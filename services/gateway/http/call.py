@@ -43,7 +43,8 @@ if TYPE_CHECKING:  # these names exist for type checkers only
 TENANT_HEADER: Final = "tenure-tenant"
 TENANT_PARAMETER: Final = "tenant"
 REQUEST_ID_HEADER: Final = "idempotency-key"
-CALL_SECONDS: Final = 30.0
+CALL_SECONDS: Final = 60.0
+"""Longer than the gateway waits for the services behind it, so that their answer arrives."""
 MAX_AUTHORIZATION: Final = 6144
 """Characters, as by gRPC, which refuses more than 8 KiB of metadata."""
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What an edge adds to the HTTP door: a protocol or pages beside the product's own routes. See edges/."""
+"""What an edge adds to the HTTP server: a protocol or pages beside the product's own routes. See edges/."""
 
 from __future__ import annotations
 

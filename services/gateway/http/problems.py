@@ -14,6 +14,7 @@ from services.gateway.http.answers import FieldProblem, Problem
 from services.gateway.http.json_text import json_bytes
 from tenure.domain.errors import InvalidRequest, TenureError, TryLater
 from tenure.runtime.rpc.status import PeerFailed, code_of
+from tenure.sdk.errors import ServerFailed
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -49,6 +50,8 @@ def status_of(error: Exception) -> HTTPStatus:
     match error:
         case HttpRefusal():
             return error.status
+        case ServerFailed():
+            return HTTPStatus.INTERNAL_SERVER_ERROR
         case PeerFailed():
             return STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
         case TenureError():
@@ -61,7 +64,7 @@ def problem_of(error: Exception) -> dict[str, Any]:
     """Returns the problem document. Of a bug, it says nothing but that."""
     status = status_of(error)
     beginning = ("about:blank", status.phrase, int(status))
-    if not isinstance(error, TenureError):
+    if not isinstance(error, TenureError) or isinstance(error, ServerFailed):
         detail = "internal error; the log of the gateway has the details"
         return Problem(*beginning, detail, "INTERNAL", {}).to_json()
     violations = error.violations if isinstance(error, InvalidRequest) else ()

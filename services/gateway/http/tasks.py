@@ -27,7 +27,6 @@ from tenure.wire.common import duration
 FORK_SECONDS: Final = 150.0
 _WAIT_MARGIN_SECONDS: Final = 15.0
 _WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
-_THIS_GATEWAY: Final = "this address"
 _OVERRIDES: Final = ("model", "system", "tools", "max_cost", "max_tokens", "max_steps", "timeout", "source")
 """The options of a submit in which a fork may differ."""
 
@@ -49,7 +48,7 @@ async def submit(call: HttpCall, _query: req.NoQuery, body: req.SubmitBody) -> T
 
 async def submitted(call: HttpCall, body: req.SubmitBody, request_id: str) -> task_pb2.Task:
     """Submits a task. A refusal names the fields of the body."""
-    with api_errors(_THIS_GATEWAY, argument_of):
+    with api_errors("", argument_of):
         answer = await call.one(call.stubs.tasks.SubmitTask, submit_of(body, request_id))
     task: task_pb2.Task = answer.task
     return task

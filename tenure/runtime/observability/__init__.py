@@ -6,5 +6,6 @@ metrics.py           counters, gauges and histograms, and the labels of models
 metric_catalogue.py  every metric: its labels and what it means
 prometheus.py        serves the metrics to Prometheus
 telemetry.py         the export of metrics to an OpenTelemetry collector
-otlp.py              OTLP over HTTP: the target from the environment, and the export
+otlp_target.py       where OTLP over HTTP goes, from the environment
+otlp_http.py         the export over it
 """

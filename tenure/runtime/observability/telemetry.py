@@ -18,7 +18,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 
 from tenure.runtime.observability.metrics import BUCKETS_SECONDS, REGISTRY, MetricRegistry
-from tenure.runtime.observability.otlp import HTTP, PROTOCOLS, http_target, protocol_of
+from tenure.runtime.observability.otlp_target import HTTP, PROTOCOLS, http_target, protocol_of
 from tenure.runtime.request_context import Exporting
 from tenure.runtime.settings import ConfigurationError
 
@@ -137,7 +137,7 @@ def _metric_reader(endpoint: str) -> MetricReader:
 def _http_metric_reader(environment: Mapping[str, str]) -> MetricReader:
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    from tenure.runtime.observability.otlp import HttpMetricExporter, OtlpHttp
+    from tenure.runtime.observability.otlp_http import HttpMetricExporter, OtlpHttp
 
     try:
         http = OtlpHttp(http_target(environment, "METRICS"), _EXPORT_TIMEOUT_SECONDS)

@@ -1,7 +1,7 @@
 """Mutual TLS between the processes of an installation, with certificates that can be replaced while it runs.
 
 A server takes new files with the next connection, and refuses further calls of a caller whose authority was withdrawn.
-A channel replaces its connections: `channel_renewal.py`.
+A channel replaces its connections: `tenure/runtime/rpc/client.py`.
 """
 
 from __future__ import annotations
