@@ -11,15 +11,12 @@ watchdog.py          ends the processes and removes the folders of a process tha
 listening.py         which process listens at a port (Linux)
 service_process.py   the services and the simulator as child processes
 supervisor.py        restarts parts that die, for `tenure dev`
-rolling.py           restarts every process of a stack in turn, as a rolling upgrade does
 all_services.py      one of each service without stores, for `tenure serve all`
 
 stores.py            Postgres and etcd of a stack: embedded, or those that the options name
 postgres_cluster.py  the data directory of the embedded Postgres: account, binaries, initdb, lock
 postgres_process.py  the server process of the embedded Postgres
-postgres_backup.py   its base backup with an archive of the write-ahead log, the restore of both, and a hot standby
 etcd.py              the embedded etcd, as one member or as a cluster
-etcd_backup.py       a snapshot of the embedded etcd, and its restore
 
 search_stub.py       a web search without a network
 simulator/           the model simulator, which speaks the model provider's API and plays scenarios

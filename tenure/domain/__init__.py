@@ -44,12 +44,15 @@ access
 outside
   webhooks.py           event types, request bodies, responses, and which webhooks a replica sends for
   email_addresses.py    the e-mail addresses that are accepted
+  approvals.py          approver groups, and links by which people answer waits
+  audit.py              the records of the audit log and their chain
+  outputs.py            references to what a task produced
   outbound.py           URLs and addresses of untrusted sources and of workers
 errors.py               every error that Tenure raises
 
 A rule that only one service needs is a pure module of that service: services/checkpoint/submit/fork_rules.py,
-services/checkpoint/retention_rules.py and halt_rules.py; services/models/failover.py; services/gateway/client_addresses.py and
-identity_claims.py.
+services/checkpoint/retention_rules.py and halt_rules.py; services/models/failover.py;
+services/gateway/client_addresses.py and identity_claims.py.
 
 What to touch when:
 - a new entry kind: entries.py and fold.py, then tenure/wire/ledger.py

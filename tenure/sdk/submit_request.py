@@ -64,7 +64,7 @@ def _of_code(request: api.SubmitTaskRequest, name: str, revision: int, input_jso
 
 
 def request_of(goal: str, options: Mapping[str, Any]) -> api.SubmitTaskRequest:
-    """Returns a submit with these options. An option that is not given stays unset: the installation has a default for it."""
+    """Returns a submit with these options. An option that is not given stays unset: the server has its default."""
     request = api.SubmitTaskRequest(spec=spec_of(options))
     set_field(request, "spec.goal", goal, "goal")
     set_field(request, "request_id", options.get("request_id") or "", "request_id")

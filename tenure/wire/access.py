@@ -41,7 +41,6 @@ def _rule(method: str, options: object) -> Access:
     return Access(
         roles,
         permission,
-        stated.scope == access_pb2.ACCESS_SCOPE_INSTALLATION,
         stated.token_required,
         stated.audited,
         stated.long_poll,

@@ -55,8 +55,7 @@ pair(Happened, tool_pb2.InDoubtDecision.Happened)
 pair(DidNotHappen, tool_pb2.InDoubtDecision.DidNotHappen)
 pair(Abandon, tool_pb2.InDoubtDecision.Abandon)
 decision_to_wire: Callable[[Decision], tool_pb2.InDoubtDecision]
-decision_to_domain: Callable[[tool_pb2.InDoubtDecision], Decision]
-decision_to_wire, decision_to_domain = union(Decision, tool_pb2.InDoubtDecision)
+decision_to_wire, _ = union(Decision, tool_pb2.InDoubtDecision)
 pair(ResolveCall, ledger_pb2.OperatorRequest.ResolveCall)
 resolution_to_wire, resolution_to_domain = pair(Resolution, tool_pb2.CallResolution)
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from devstack.postgres_backup import make_standby
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint import standby as module
 from services.checkpoint.queries import MIGRATIONS
@@ -23,6 +22,7 @@ from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.postgres_backup import make_standby
 from tests.support.shared_stores import POSTGRES_SETTINGS
 from tests.support.store_folder import store_folder
 

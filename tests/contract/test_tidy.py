@@ -81,6 +81,35 @@ def test_no_error_is_swallowed() -> None:
     assert silent == [], "use contextlib.suppress with the one error that is meant, and say why"
 
 
+def test_each_constant_has_a_reader() -> None:
+    """A bound that nothing reads is a second, wrong number as soon as the one that counts is changed."""
+    code = {file: parse(file) for file in texts(*PRODUCT, "bench", "tests")}
+    nodes = [(file, node) for file, tree in code.items() for node in ast.walk(tree)]
+    imported = {
+        (node.module, each.name) for _, node in nodes if isinstance(node, ast.ImportFrom) for each in node.names
+    }
+    attributes = {node.attr for _, node in nodes if isinstance(node, ast.Attribute)}
+    read = {(file, node.id) for file, node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    unread = [
+        f"{file}: {name}"
+        for file in texts(*PRODUCT, "bench")
+        for name in _constants(code[file])
+        if (file, name) not in read
+        and name not in attributes
+        and (file.removesuffix(".py").removesuffix("/__init__").replace("/", "."), name) not in imported
+    ]
+    assert unread == []
+
+
+def _constants(tree: ast.Module) -> Iterator[str]:
+    """Yields the constants of a module, without tables of enums, which register themselves."""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.isupper():
+            made = node.value.func if isinstance(node.value, ast.Call) else None
+            if not (isinstance(made, ast.Name) and made.id == "EnumMap"):
+                yield node.target.id
+
+
 def test_files_are_short() -> None:
     long = {file: lines for file, text in texts(*PRODUCT).items() if (lines := len(text.splitlines())) > MAX_LINES}
     assert long == {}, f"split what has more than {MAX_LINES} lines by what it does"

@@ -18,12 +18,12 @@ from checker.history import History
 from checker.verify import examine
 from devstack import Stack, StackOptions
 from devstack.options import REPLICATED
-from devstack.rolling import ORDER, RestartedProcess, rolling_restart
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
 from tests.fault.suite.etcd_log import EtcdLog
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.rolling import ORDER, RestartedProcess, rolling_restart
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400), pytest.mark.faults]
 

@@ -17,13 +17,13 @@ import pytest
 from checker.collect import collect_tasks, read_effects, read_model_calls
 from checker.verify import examine
 from devstack import Stack
-from devstack.rolling import ORDER
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_replicas import KEYED_EFFECTS
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.rolling import ORDER
 from tests.support.store_backup import StoreBackup
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400), pytest.mark.faults]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devstack.etcd import EtcdProcess
-from devstack.etcd_backup import restore_snapshot, save_snapshot
-from devstack.postgres_backup import WalArchive, restore_backup, take_base_backup
 from devstack.postgres_process import PostgresProcess
+from tests.support.etcd_backup import restore_snapshot, save_snapshot
+from tests.support.postgres_backup import WalArchive, restore_backup, take_base_backup
 
 
 @dataclass(slots=True)

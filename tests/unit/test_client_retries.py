@@ -12,8 +12,11 @@ from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENC
 from tenure.domain.errors import Unavailable
 from tenure.runtime import retrying
 from tenure.v1 import agent_service_pb2 as agent_pb
+from tenure.v1 import api_key_service_pb2 as key_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.v1 import webhook_service_pb2 as webhook_pb
+from tenure.wire.common import duration
 
 
 class Gateway:
