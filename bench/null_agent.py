@@ -11,7 +11,7 @@ from typing import Final
 from bench.data_path import HeldTask
 from services.worker.ledger_client import LedgerClient
 from services.worker.tools_client import CallLimits, ToolsClient
-from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.entries import ControlStep, ToolIntent, ToolOutcome
 from tenure.domain.tools import Outcome, call_id
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -24,6 +24,7 @@ TOOL: Final = "web_search"
 ARGUMENTS: Final = json.dumps({"query": "nothing"})
 NOT_SET_UP: Final = "NOT_CONFIGURED"
 _LIMITS: Final = CallLimits(outcome_seconds=30.0)
+_ENDING: Final = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
 
 
 def dotted_text(step: int) -> str:
@@ -59,6 +60,18 @@ class NullAgent:
         await self._commit(task, finished(task, intent, outcome, last=last))
         return perf_counter() - began
 
+    async def recorded_step(self, task: HeldTask, effect: Callable[[], str], *, last: bool = False) -> float:
+        """Makes the effect in this process, then commits its result, as a function's `work.step`. Returns the seconds.
+
+        The last commit also has the end of the task.
+        """
+        began = perf_counter()
+        result = effect()
+        entry = new_entry(task.step, ControlStep("effect", json.dumps(result), duration_seconds=perf_counter() - began))
+        task.step += 1
+        await self._commit(task, task.commit([entry], transition=_ENDING if last else None))
+        return perf_counter() - began
+
     async def _commit(self, task: HeldTask, request: pb.CommitRequest) -> None:
         response = await self.ledger.commit(request)
         assert not request.HasField("reserve") or response.reserve.HasField("granted"), "the reservation was denied"
@@ -85,8 +98,7 @@ def finished(task: HeldTask, intent: ToolIntent, outcome: Outcome, *, last: bool
     entry = new_entry(task.step, ToolOutcome(intent.call_id, outcome))
     task.step += 1
     if last:
-        ending = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
-        return task.commit([entry], transition=ending)
+        return task.commit([entry], transition=_ENDING)
     return task.commit([entry], reserve=_reserve(task.step))
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bench.peers.environment import Environment, NotInstalledError
-from bench.peers.page import Run, faults_table, page, split, steps_table, svg
-from bench.peers.peers import NOT_COMPARED, PEERS, TENURE_SETTINGS, Peer
-from bench.peers.results import TENURE, Result, as_json
+from bench.peers.page import Run, faults_table, page, steps_table, svg
+from bench.peers.peers import NOT_COMPARED, PEERS, TENURE_FAULTS, TENURE_SERVICES, Peer
+from bench.peers.results import TENURE, TENURE_STEP, TITLES, Result, as_json
 from bench.run import Options, Size, look
 from devstack.postgres_process import PostgresProcess
 
@@ -45,7 +45,7 @@ def main() -> int:
         return 1
     folder = Path(tempfile.mkdtemp(prefix="tenure-peers-", dir=arguments.data))
     folder.chmod(0o711)  # Postgres refuses to run as root: it enters under another account
-    results = [_tenure_result(), *map(_peer_result, peers)] if TENURE in names else [*map(_peer_result, peers)]
+    results = [*(_tenure_results() if TENURE in names else ()), *map(_peer_result, peers)]
     options = Options(folder, _size(arguments), _print_progress)
     machine, began = look(folder), time.monotonic()
     try:
@@ -100,8 +100,11 @@ def _peer_result(peer: Peer) -> Result:
     return Result(peer.name, peer.title, peer.version, peer.store.value, peer.takeover.value, peer.settings)
 
 
-def _tenure_result() -> Result:
-    return Result(TENURE, "Tenure", "", "Postgres; claims in etcd", "the engine", TENURE_SETTINGS)
+def _tenure_results() -> list[Result]:
+    """Returns a result for each scene. Only the scene with the tool service has faults."""
+    settings = {TENURE_STEP: (TENURE_SERVICES,), TENURE: (TENURE_SERVICES, TENURE_FAULTS)}
+    store = "Postgres; claims in etcd"
+    return [Result(name, title, "", store, "the engine", settings[name]) for name, title in TITLES.items()]
 
 
 async def _measure(
@@ -117,17 +120,16 @@ async def _measure(
         stores = Stores(postgres, environment)
         engines: list[TenureEngine | PeerEngine] = [PeerEngine(peer, environment, stores) for peer in peers]
         if TENURE in results:
-            engines.insert(0, TenureEngine(postgres))
+            engines = [*(TenureEngine(postgres, name) for name in TITLES), *engines]
         await run_rounds(engines, results, options)
-        await run_faults(engines, results, options)
+        await run_faults([engine for engine in engines if engine.name != TENURE_STEP], results, options)
 
 
 def _print(run: Run) -> None:
     """Prints the tables where all engines have results, else the errors."""
     complete = [result for result in run.results if not result.error]
-    if any(result.name == TENURE for result in complete):
-        tenure, peers = split(complete)
-        print("\n".join([*steps_table(tenure, peers), "", *faults_table(complete), ""]))
+    if any(result.name == TENURE_STEP for result in complete):
+        print("\n".join([*steps_table(complete), "", *faults_table(complete), ""]))
     else:
         print(json.dumps(as_json(complete), indent=2))
     for result in run.results:

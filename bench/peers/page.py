@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from statistics import median
@@ -10,12 +10,12 @@ from textwrap import wrap
 from typing import Final
 
 from bench.peers.peers import NOT_COMPARED, Takeover
-from bench.peers.results import ALONE, AT_ONCE, TENURE, Result, ratios
+from bench.peers.results import ALONE, AT_ONCE, TENURE_STEP, TITLES, Result, ratios
 from bench.report import number
 from bench.run import Machine, Size
 
 PANEL_WIDTH: Final = 460
-LABEL_WIDTH: Final = 92
+LABEL_WIDTH: Final = 132
 VALUE_WIDTH: Final = 92
 BAR: Final = 18
 GAP: Final = 8
@@ -48,24 +48,26 @@ class Panel:
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Returns the four panels. All engines must have results."""
 
-    def bars(values: Sequence[float], unit: str) -> list[Bar]:
+    def bars(shown: Sequence[Result], values: Sequence[float], unit: str) -> list[Bar]:
         return [
-            Bar(result.title, value, f"{_shown(value)}{unit}", result.name == TENURE)
-            for result, value in zip(results, values, strict=True)
+            Bar(result.title.removeprefix("Tenure, "), value, f"{_shown(value)}{unit}", result.name in TITLES)
+            for result, value in zip(shown, values, strict=True)
         ]
+
+    tried = with_faults(results)
 
     rates = [result.spread(AT_ONCE, lambda sample: sample.rate).median for result in results]
     alone = [1000 * result.latency(ALONE, 0.5) for result in results]
-    repeated = [float(max(result.repeated)) for result in results]
-    takeovers = [median(result.takeovers) for result in results]
+    repeated = [float(max(result.repeated)) for result in tried]
+    takeovers = [median(result.takeovers) for result in tried]
     killed = [
         replace(bar, shown=f"{bar.shown}{BY_BENCH}" if result.takeover != Takeover.ENGINE.value else bar.shown)
-        for bar, result in zip(bars(takeovers, " s"), results, strict=True)
+        for bar, result in zip(bars(tried, takeovers, " s"), tried, strict=True)
     ]
     return [
-        Panel(f"Steps/s, {AT_ONCE} tasks at once", "longer is better", bars(rates, "")),
-        Panel("A step of one task alone, p50", "shorter is better", bars(alone, " ms")),
-        Panel("Effects that a woken zombie repeated", "shorter is better", bars(repeated, "")),
+        Panel(f"Steps/s, {AT_ONCE} tasks at once", "longer is better", bars(results, rates, "")),
+        Panel("A step of one task alone, p50", "shorter is better", bars(results, alone, " ms")),
+        Panel("Effects that a woken zombie repeated", "shorter is better", bars(tried, repeated, "")),
         Panel(
             "Worker killed → effect elsewhere",
             f"shorter is better;{BY_BENCH} the bench acts at once as a supervisor",
@@ -132,14 +134,18 @@ WHAT: Final = (
 )
 FAIRNESS: Final = (
     (
-        "A peer records one result after the effect. Tenure writes more for a step: the answer and the intent "
-        "before the effect, the record that the call starts, then the outcome, each with a fence that is compared "
-        "under a row lock. That is the price of the last two columns of the second table."
+        "A recorded step is the same as a step of the peers: the worker makes the effect, then one commit records its "
+        "result. It is `work.step` of a function; the commit compares the fence under a row lock."
     ),
     (
-        "The rate counts from the submit of the tasks to the durable end of the last one; for Tenure that includes "
-        "the create, the grant and the opening of each task. A step of a peer takes from its effect to the task's "
-        "next effect; a step of Tenure from its start to its last durable write."
+        "A fenced tool effect is what only Tenure does: the answer of a model and the intent are durable before the "
+        "effect, the tool service compares the fence and records the start, then the outcome is recorded. It has four "
+        "durable writes, and its agent is the one in the table of faults."
+    ),
+    (
+        "The rate counts from the submit of the tasks to the durable end of the last one. Tenure creates, grants and "
+        "opens all tasks before the first step, so the page tells these apart from the steps. A step of a peer takes "
+        "from its effect to the task's next effect; a step of Tenure from its start to its last durable write."
     ),
     (
         "CPU is the processor time of all processes of the engine: its workers, its services or its server, and "
@@ -178,8 +184,7 @@ class Run:
 
 def page(run: Run) -> str:
     """Returns the text of docs/peers.md. All engines must have results."""
-    tenure, peers = split(run.results)
-    rounds = len(tenure.of(AT_ONCE))
+    rounds = len(run.results[0].of(AT_ONCE))
     machine = f"One run on {run.date}: {run.machine.line()}. Rounds: {rounds}; minutes: {run.seconds / 60:.0f}."
     lines = ["# Tenure beside its peers", ""]
     lines += _paragraph("`make bench-peers` installs the peers into an environment of their own and writes this page.")
@@ -189,13 +194,13 @@ def page(run: Run) -> str:
     for text in WHAT:
         lines += _paragraph(text)
     lines += ["![The figures as bars](peers.svg)", ""]
-    lines += ["## Steps", "", *steps_table(tenure, peers), ""]
+    lines += ["## Steps", "", *steps_table(run.results), ""]
     lines += _paragraph(
-        f"Figures are medians of the rounds, p50 and p99 those of all steps. “÷ Tenure” is the engine's figure "
-        "÷ that of Tenure in the same round: above 1 the engine has more steps/s, or a longer step. “At once” is "
-        f"{AT_ONCE} tasks at once."
+        f"Figures are medians of the rounds, p50 and p99 those of all steps. “÷ recorded step” is the engine's "
+        "figure ÷ that of Tenure's recorded step in the same round: above 1 the engine has more steps/s, or a longer "
+        f"step. “At once” is {AT_ONCE} tasks at once."
     )
-    lines += _bullets(step_sentences(tenure, peers))
+    lines += _bullets(step_sentences(run.results))
     lines += ["## Faults at the tool", "", *faults_table(run.results), ""]
     lines += ["## What is measured", ""]
     lines += _bullets(FAIRNESS)
@@ -207,17 +212,26 @@ def page(run: Run) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def split(results: Sequence[Result]) -> tuple[Result, list[Result]]:
-    """Returns Tenure's result and those of the peers."""
-    (tenure,) = (result for result in results if result.name == TENURE)
-    return tenure, [result for result in results if result.name != TENURE]
+def with_faults(results: Sequence[Result]) -> list[Result]:
+    """Returns the results that have faults: all but the recorded step, whose effect no tool service fences."""
+    return [result for result in results if result.name != TENURE_STEP]
 
 
-def steps_table(tenure: Result, peers: Sequence[Result]) -> list[str]:
+def split(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Returns Tenure's scenes, the recorded step first, and the peers."""
+    ours = sorted(
+        (result for result in results if result.name in TITLES), key=lambda result: list(TITLES).index(result.name)
+    )
+    return ours, [result for result in results if result.name not in TITLES]
+
+
+def steps_table(results: Sequence[Result]) -> list[str]:
     """Returns the table of rates, latencies, processor time and bytes."""
-    heading: tuple[str, ...] = ("engine", "steps/s at once", "÷ Tenure", "step alone, p50 / p99", "÷ Tenure, p50")
+    heading: tuple[str, ...] = ("engine", "steps/s at once", "÷ recorded step")
+    heading += ("step alone, p50 / p99", "÷ recorded step, p50")
     heading += ("step at once, p50 / p99", "CPU a step at once", "bytes a step")
-    rows = [heading, *(_steps_row(result, tenure) for result in (tenure, *peers))]
+    ours, peers = split(results)
+    rows = [heading, *(_steps_row(result, ours[0]) for result in (*ours, *peers))]
     return _table(rows)
 
 
@@ -240,29 +254,46 @@ def _percentiles(result: Result, at_once: int) -> str:
     return f"{p50} / {p99} ms"
 
 
-def step_sentences(tenure: Result, peers: Sequence[Result]) -> Iterator[str]:
-    """Yields the ratios as sentences: against the best peer, then against each."""
-    best = max(peers, key=lambda peer: ratios(peer, tenure, AT_ONCE).rate)
-    yield (
-        f"{AT_ONCE} at once: Tenure makes {number(1 / ratios(best, tenure, AT_ONCE).rate)} times the steps/s "
-        f"of {best.title}, the fastest peer. " + _against(peers, lambda peer: 1 / ratios(peer, tenure, AT_ONCE).rate)
-    )
-    quickest = min(peers, key=lambda peer: ratios(peer, tenure, ALONE).p50)
-    yield (
-        f"Alone: a step of Tenure takes {number(1 / ratios(quickest, tenure, ALONE).p50)} times as long as one "
-        f"of {quickest.title}, the quickest peer. " + _against(peers, lambda peer: 1 / ratios(peer, tenure, ALONE).p50)
-    )
+def step_sentences(results: Sequence[Result]) -> Iterator[str]:
+    """Yields the ratios of each scene as sentences, against the best peer and each; then the cost of tasks."""
+    ours, peers = split(results)
+    for scene in ours:
+        rates = {peer.title: 1 / ratios(peer, scene, AT_ONCE).rate for peer in peers}
+        best = min(rates, key=lambda title: rates[title])
+        yield (
+            f"{scene.title}, {AT_ONCE} at once: {number(rates[best])} times the steps/s of {best}, the fastest peer. "
+            + _against(rates)
+        )
+        times = {peer.title: 1 / ratios(peer, scene, ALONE).p50 for peer in peers}
+        quickest = max(times, key=lambda title: times[title])
+        yield (
+            f"{scene.title}, alone: {number(times[quickest])} times as long as a step of {quickest}, the quickest "
+            f"peer. {_against(times)}"
+        )
+    yield _cost_of_tasks(ours[0])
 
 
-def _against(peers: Sequence[Result], ratio: Callable[[Result], float]) -> str:
-    listed = ", ".join(f"{peer.title} {number(ratio(peer))}" for peer in sorted(peers, key=ratio))
+def _against(ratio: Mapping[str, float]) -> str:
+    listed = ", ".join(f"{title} {number(ratio[title])}" for title in sorted(ratio, key=lambda title: ratio[title]))
     return f"Against each peer, in times: {listed}."
+
+
+def _cost_of_tasks(scene: Result) -> str:
+    """Returns how much of a sample the tasks cost before their first step."""
+    made = [(sample, sample.making) for sample in scene.of(AT_ONCE) if sample.making is not None]
+    cpu = median(1000 * making.cpu_seconds / making.tasks for _, making in made)
+    share = median(100 * making.seconds / sample.seconds for sample, making in made)
+    rate = median(sample.steps / (sample.seconds - making.seconds) for sample, making in made)
+    return (
+        f"To create, grant and open a task takes {number(cpu)} ms of processor time, and {number(share)} % of the "
+        f"time of the recorded steps at once; without it they are {number(rate)} steps/s."
+    )
 
 
 def faults_table(results: Sequence[Result]) -> list[str]:
     """Returns the table of repeated effects and takeovers."""
     heading = ("engine", "effects that a zombie repeated", "killed → effect elsewhere", "what takes over")
-    return _table([heading, *(_faults_row(result) for result in results)])
+    return _table([heading, *(_faults_row(result) for result in with_faults(results))])
 
 
 def _faults_row(result: Result) -> tuple[str, ...]:

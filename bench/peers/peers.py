@@ -203,19 +203,17 @@ TEMPORAL: Final = Peer(
 )
 
 PEERS: Final = (LANGGRAPH, DBOS, ABSURD, RESTATE, TEMPORAL)
-TENURE_SETTINGS: Final = (
-    Setting(
-        "services",
-        "one checkpoint service and one tool service, defaults; the bench holds the claims and plays the worker with "
-        "its own clients and streams",
-        "docs/performance.md",
-    ),
-    Setting(
-        "faults",
-        "the stack of `tenure dev` with two workers and leases of 5 s, the defaults; the frozen worker ignores its "
-        "trust window when it wakes, which is worse than the default; the effect is an UNSAFE tool",
-        "docs/defaults.md",
-    ),
+TENURE_SERVICES: Final = Setting(
+    "services",
+    "one checkpoint service and one tool service, defaults; the bench holds the claims and plays the worker with its "
+    "own clients and streams",
+    "docs/performance.md",
+)
+TENURE_FAULTS: Final = Setting(
+    "faults",
+    "the stack of `tenure dev` with two workers and leases of 5 s, the defaults; the frozen worker ignores its trust "
+    "window when it wakes, which is worse than the default; the effect is an UNSAFE tool",
+    "docs/defaults.md",
 )
 NOT_COMPARED: Final = (
     "Hatchet is not compared: its server is in no package of PyPI or npm, and `hatchet-sdk` is only its client."

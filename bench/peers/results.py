@@ -13,11 +13,28 @@ from bench.report import Spread, percentile, spread
 ALONE: Final = 1
 AT_ONCE: Final = 32
 TENURE: Final = "tenure"
+"""Tenure with a fenced tool effect a step, and with its faults."""
+TENURE_STEP: Final = "tenure-step"
+"""Tenure with a recorded step, the same as the peers do. The ratios are to this scene."""
+TITLES: Final = {TENURE_STEP: "Tenure, recorded step", TENURE: "Tenure, fenced tool effect"}
+"""The scenes of Tenure, in the order of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """The creates, grants and openings of the tasks of a sample. `cpu_seconds`: of all processes."""
+
+    tasks: int
+    seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Steps of one round. `latencies`: seconds of steps. `cpu`: seconds by process. `written_bytes`: of the store."""
+    """Steps of one round. `latencies`: seconds of steps. `cpu`: seconds by process. `written_bytes`: of the store.
+
+    `making`: the part of it in which Tenure creates, grants and opens the tasks.
+    """
 
     at_once: int
     steps: int
@@ -25,6 +42,7 @@ class Sample:
     latencies: Sequence[float]
     cpu: Mapping[str, float]
     written_bytes: int
+    making: Making | None = None
 
     @property
     def rate(self) -> float:
@@ -85,7 +103,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """An engine ÷ Tenure, each the median over the rounds: steps/s, and the p50 of a step."""
+    """An engine ÷ Tenure's recorded step, each the median over the rounds: steps/s, and the p50 of a step."""
 
     rate: float
     p50: float
@@ -102,7 +120,7 @@ def ratios(result: Result, tenure: Result, at_once: int) -> Ratios:
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Returns the results for programs. The latencies of single steps are left out."""
-    tenure = next((result for result in results if result.name == TENURE), None)
+    tenure = next((result for result in results if result.name == TENURE_STEP), None)
     return [_engine(result, tenure) for result in results]
 
 

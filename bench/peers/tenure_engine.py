@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from bench.data_path import DataPath
+from bench.data_path import DataPath, HeldTask
 from bench.peers.faults import QUIET_SECONDS, Outcome
 from bench.peers.program import EngineFailedError
-from bench.peers.programs.agent import FAULT_STEP, STEPS, result_text
-from bench.peers.results import TENURE, Sample
+from bench.peers.programs.agent import EFFECTS, FAULT_STEP, STEPS, result_text
+from bench.peers.results import TENURE, TITLES, Making, Sample
 from bench.peers.stores import wal_bytes
 from bench.processes import CpuMeter
 from bench.steps import NullAgents, null_agents
@@ -38,11 +39,14 @@ _ACTIONS: Final = {"freeze": "freeze", "kill": "kill9"}
 
 @dataclass(frozen=True, slots=True)
 class TenureEngine:
-    """Tenure, with its ledger in a database of the common Postgres."""
+    """Tenure, with its ledger in a database of the common Postgres. `name`: the scene, TENURE or TENURE_STEP."""
 
     postgres: PostgresProcess
-    name: str = TENURE
-    title: str = "Tenure"
+    name: str
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
 
     @asynccontextmanager
     async def running(self, folder: Path, at_once: int) -> AsyncIterator[RunningTenure]:
@@ -50,7 +54,8 @@ class TenureEngine:
         path = DataPath(folder / "data", "checkpoint", "tools", postgres=self.postgres, database=folder.name)
         async with path, null_agents(path) as agents:
             agent = replace(agents.agent, answer_text=lambda _step: result_text())
-            yield RunningTenure(replace(agents, agent=agent), self.postgres, at_once)
+            with FileIO(folder / EFFECTS, "ab") as effects:
+                yield RunningTenure(self.name, replace(agents, agent=agent), self.postgres, at_once, effects)
 
     async def run_fault(self, folder: Path, fault: str) -> Outcome:
         """Freezes or kills the worker of a task just before it calls a tool. Raises EngineFailedError."""
@@ -75,32 +80,51 @@ class TenureEngine:
 
 @dataclass(frozen=True, slots=True)
 class RunningTenure:
-    """Tenure as it runs in a round."""
+    """Tenure as it runs in a round of one scene. `effects`: the file of the effects that this process makes."""
 
+    scene: str
     agents: NullAgents
     postgres: PostgresProcess
     at_once: int
+    effects: FileIO
 
     async def run(self, count: int) -> Sample:
         """Runs tasks; the rate counts from their submit to the last one's end, as it does for the peers."""
-        waiting, latencies = deque(range(count)), list[float]()
-
-        async def work() -> None:
-            while waiting:
-                waiting.popleft()
-                (task,) = await self.agents.maker.held(1)
-                await self.agents.agent.begin(task)
-                for number in range(1, STEPS + 1):
-                    latencies.append(await self.agents.agent.step(task, last=number == STEPS))
-
         meter = CpuMeter(self.agents.path.pids(), own="worker")
         written = wal_bytes(self.postgres)
         meter.start()
         began = perf_counter()
-        await asyncio.gather(*(work() for _ in range(self.at_once)))
+        tasks = await self.agents.maker.held(count)
+        making = Making(count, perf_counter() - began, sum(meter.used_seconds().values()))
+        latencies = await self._steps(deque(tasks))
         seconds = perf_counter() - began
         cpu = meter.used_seconds()
-        return Sample(self.at_once, count * STEPS, seconds, latencies, cpu, wal_bytes(self.postgres) - written)
+        written = wal_bytes(self.postgres) - written
+        return Sample(self.at_once, count * STEPS, seconds, latencies, cpu, written, making)
+
+    async def _steps(self, waiting: deque[HeldTask]) -> list[float]:
+        """Runs the steps of all tasks. Returns the seconds of each step."""
+        latencies: list[float] = []
+
+        async def work() -> None:
+            while waiting:
+                task = waiting.popleft()
+                if self.scene == TENURE:
+                    await self.agents.agent.begin(task)
+                latencies.extend([await self._step(task, last=number == STEPS) for number in range(1, STEPS + 1)])
+
+        await asyncio.gather(*(work() for _ in range(self.at_once)))
+        return latencies
+
+    def _step(self, task: HeldTask, *, last: bool) -> Awaitable[float]:
+        if self.scene == TENURE:
+            return self.agents.agent.step(task, last=last)
+        return self.agents.agent.recorded_step(task, lambda: self._effect(task), last=last)
+
+    def _effect(self, task: HeldTask) -> str:
+        """Makes the effect that a peer's program makes: a line in a file."""
+        self.effects.write(f"{task.task_id} {task.step} {time.monotonic()}\n".encode())
+        return result_text()
 
 
 @dataclass(frozen=True, slots=True)

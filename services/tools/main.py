@@ -131,14 +131,20 @@ async def check_config(
 async def compose(
     process: Process, settings: ToolsSettings, read_edges: ReadEdges, environment: Mapping[str, str]
 ) -> None:
-    """Opens all parts, dependencies first, and serves. `environment`: the values of the config file's `${NAME}`."""
+    """Opens all parts and serves. `environment`: the values of the config file's `${NAME}`."""
+    await serve(process, await assemble(process, settings, read_edges, environment))
+
+
+async def assemble(
+    process: Process, settings: ToolsSettings, read_edges: ReadEdges, environment: Mapping[str, str]
+) -> RpcServer:
+    """Opens all parts, dependencies first, and returns the server."""
     security = Security.load(settings.common, Role.TOOLS, settings.listen, access_rules)
     edges = read_edges(settings, environment)
     try:
         sandbox = await open_sandbox(process, settings, edges.programs)
     except SandboxEscaped as escaped:
-        await serve(process, refusing_server(security, settings, escaped, process))
-        return
+        return refusing_server(security, settings, escaped, process)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     pool = await process.open(
         open_pool(
@@ -156,8 +162,7 @@ async def compose(
     pins = ToolPins(pool)
     registry = await open_toolbox(process, settings, edges, sandbox, runs, pins)
     tools = Offered(registry, pins, lanes_of(settings, edges), sandbox)
-    server = await _service(process, settings, security, pool, tools, runs, tokens)
-    await serve(process, server)
+    return await _service(process, settings, security, pool, tools, runs, tokens)
 
 
 class Offered(NamedTuple):
