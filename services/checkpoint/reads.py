@@ -12,7 +12,7 @@ from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.page_tokens import read_token, write_token
 from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, ledger_connection
-from services.checkpoint.rows import ShownTask
+from services.checkpoint.rows import ReadColumns, ShownTask
 from services.checkpoint.standby import LedgerReads
 from tenure.domain.budget import Budget
 from tenure.domain.errors import InvalidRequest
@@ -25,7 +25,7 @@ from tenure.wire.task import budget_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from tenure.runtime.store.postgres import Connection, Pool
 
@@ -35,11 +35,17 @@ if TYPE_CHECKING:
 _BUDGET_COLUMNS: Final = len(fields(Budget))
 
 
-def _task(row: ShownTask) -> task_pb2.Task:
+def new_task(columns: tuple[Any, ...], spec: task_pb2.TaskSpec) -> task_pb2.Task:
+    """Returns a root task from the columns that `create_task` returned."""
+    budget = Budget(spec.limits.max_tokens, 0, 0, spec.limits.max_nano_usd)
+    return _task(ShownTask(*(*columns, b"", [], budget)), spec)
+
+
+def snapshot(row: ReadColumns, budget: Budget) -> task_pb2.Task:
+    """Returns what both a locked task and a shown one have."""
     return task_pb2.Task(
         task_id=row.task_id,
         tenant=row.tenant,
-        spec=ledger_pb2.EntryBody.FromString(row.submitted).submitted.spec,
         state=STATES.to_wire(row.state),
         reason=row.reason,
         message=row.message,
@@ -54,30 +60,39 @@ def _task(row: ShownTask) -> task_pb2.Task:
             cache_creation_input_tokens=row.cache_creation_input_tokens,
             cache_read_input_tokens=row.cache_read_input_tokens,
         ),
-        budget=budget_to_wire(row.budget),
-        result=row.result.decode(),
+        budget=budget_to_wire(budget),
         claim_count=row.claim_count,
         cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
         parent_task_id=row.parent_task_id or "",
         root_task_id=row.root_task_id,
+        next_retry_time=optional_timestamp(row.next_retry_at),
+        deadline_time=timestamp(row.deadline_at),
+        wait=shown_wait(row.wait),
+        used_nano_usd=row.used_nano_usd,
+        calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(row.calls_in_doubt)),
+    )
+
+
+def _task(row: ShownTask, spec: task_pb2.TaskSpec) -> task_pb2.Task:
+    task = snapshot(row, row.budget)
+    rest = task_pb2.Task(
+        spec=spec,
+        result=row.result.decode(),
         create_time=timestamp(row.created_at),
         update_time=timestamp(row.updated_at),
         start_time=optional_timestamp(row.started_at),
         end_time=optional_timestamp(row.ended_at),
-        next_retry_time=optional_timestamp(row.next_retry_at),
-        deadline_time=timestamp(row.deadline_at),
-        wait=shown_wait(row.wait),
         forked_from=_forked_from(row),
         result_json=row.result_json.decode(),
         depth=row.depth,
         spawn_call_id=row.spawn_call_id,
         spawn_index=row.spawn_index,
-        used_nano_usd=row.used_nano_usd,
-        calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(row.calls_in_doubt)),
         queue=row.queue,
         priority=PRIORITIES.to_wire(Priority(row.priority)),
         outputs=[tool_pb2.TaskOutput.FromString(body) for body in row.outputs],
     )
+    task.MergeFrom(rest)
+    return task
 
 
 def _forked_from(row: ShownTask) -> task_pb2.ForkedFrom | None:
@@ -88,17 +103,10 @@ def _forked_from(row: ShownTask) -> task_pb2.ForkedFrom | None:
 
 async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str]) -> list[task_pb2.Task]:
     """Returns the tenant's tasks among these ids, in this order."""
-    return await read_tasks_of(connection, [tenant], task_ids)
-
-
-async def read_tasks_of(
-    connection: Connection, tenants: Collection[str], task_ids: Sequence[str]
-) -> list[task_pb2.Task]:
-    """Returns the tasks of several tenants among these ids, in this order."""
-    rows: list[tuple[Any, ...]] = await fetch_all(
-        connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenants": list(tenants)}
-    )
-    return [_task(ShownTask(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:])))) for columns in rows]
+    parameters = {"task_ids": list(task_ids), "tenant": tenant}
+    rows: list[tuple[Any, ...]] = await fetch_all(connection, QUERIES.tasks_by_id, parameters)
+    tasks = [ShownTask(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:]))) for columns in rows]
+    return [_task(task, ledger_pb2.EntryBody.FromString(task.submitted).submitted.spec) for task in tasks]
 
 
 async def read_task(connection: Connection, tenant: str, task_id: str) -> task_pb2.Task:

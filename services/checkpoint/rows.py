@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _ReadColumns:
+class ReadColumns:
     """The columns that both TaskRow and ShownTask read."""
 
     task_id: Created[Uuid]
@@ -73,7 +73,7 @@ class _ReadColumns:
 
 
 @dataclass(slots=True)
-class ShownTask(_ReadColumns):
+class ShownTask(ReadColumns):
     """A task as callers see it. `submitted`: the body of its first entry, `outputs`: their bodies."""
 
     result: bytes
@@ -111,7 +111,7 @@ class _SubmitColumns:
 
 
 @dataclass(slots=True)
-class TaskRow(_ReadColumns):
+class TaskRow(ReadColumns):
     """A locked task. Drafts change it in memory and write it back."""
 
     max_steps: Created[Moved[int]]
@@ -160,7 +160,7 @@ class TaskRow(_ReadColumns):
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""
-        _ReadColumns.__post_init__(self)
+        ReadColumns.__post_init__(self)
         self.open_calls = tuple(self.open_calls)
         self.dead_owners = tuple(self.dead_owners)
 

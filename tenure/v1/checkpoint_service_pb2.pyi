@@ -498,7 +498,9 @@ class OpenHeader(message.Message):
     """The number the next commit must have."""
     @builtins.property
     def task(self) -> task_pb2.Task:
-        """The snapshot; its sequence is the sequence of the last entry in the pages."""
+        """The position of the task: state, claim, usage, budget, wait and deadline. Its sequence is the sequence of the last
+        entry in the pages. The first entry has the spec.
+        """
 
     def __init__(
         self,

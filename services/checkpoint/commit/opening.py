@@ -16,7 +16,7 @@ from services.checkpoint.entries import PAGE_BYTES, fill_first_pages, fill_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import in_ledger_transaction, ledger_connection
 from services.checkpoint.queue.offering import RunningLimits, lock_running_limits
-from services.checkpoint.reads import read_tasks_of
+from services.checkpoint.reads import snapshot
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.admission import OpenVerdict, decide_open
 from tenure.domain.errors import NotFound, TenureError
@@ -146,7 +146,7 @@ def _put_under_claim(draft: Draft, verdict: OpenVerdict, opening: Opening) -> No
 
 
 async def _read(connection: Connection, drafts: Sequence[Draft], afters: Mapping[str, int]) -> dict[str, OpenResult]:
-    """Reads the snapshots and the first pages as the transaction leaves them."""
+    """Reads the first pages as the transaction leaves them."""
     if not drafts:
         return {}
     rows = {draft.row.task_id: draft.row for draft in drafts}
@@ -158,15 +158,15 @@ async def _read(connection: Connection, drafts: Sequence[Draft], afters: Mapping
         {task_id: row.sequence for task_id, row in rows.items()},
         page_bytes=min(PAGE_BYTES, FIRST_PAGES_BYTES // len(rows)),
     )
-    tasks = await read_tasks_of(connection, {row.tenant for row in rows.values()}, list(rows))
     return {
-        task.task_id: OpenResult(
-            pb.OpenHeader(task=task, next_commit_number=rows[task.task_id].commit_number + 1),
-            pages[task.task_id],
-            afters[task.task_id],
-        )
-        for task in tasks
+        task_id: OpenResult(_header(draft), pages[task_id], afters[task_id])
+        for task_id, draft in zip(rows, drafts, strict=True)
     }
+
+
+def _header(draft: Draft) -> pb.OpenHeader:
+    task = snapshot(draft.row, draft.budget.budget)
+    return pb.OpenHeader(task=task, next_commit_number=draft.row.commit_number + 1)
 
 
 async def history(pool: Pool, opened: OpenResult) -> AsyncIterator[pb.OpenResponse]:

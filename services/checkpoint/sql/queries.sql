@@ -130,14 +130,14 @@ update tasks
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
 -- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a later start run from
 -- that start, whether the client asked for it or a quota of the tenant delays the task.
-insert into tasks ({new.columns}, sequence, change_xid, deadline_at, queued_until, starts_at, asked_start_at, queued_at)
+insert into tasks as t ({new.columns}, sequence, change_xid, deadline_at, queued_until, starts_at, asked_start_at, queued_at)
 select {new.values}, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        begin_at + make_interval(secs => %(queued_seconds)b::float8), case when begin_at > now() then begin_at end,
        nullif(%(start_time)b::text, '')::timestamptz, begin_at
   from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),
                         nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
 on conflict do nothing
-returning now();
+returning {shown};
 
 -- name: create_budget
 -- Every root has a budget row from the beginning, so that a reservation always finds it.
@@ -195,7 +195,7 @@ select {shown}, f.body,
   join tasks t using (task_id)
   join budgets b using (root_task_id)
   join entries f on f.task_id = asked.task_id and f.sequence = 1
- where t.tenant = any(%(tenants)b::text[])
+ where t.tenant = %(tenant)b
  order by asked.place;
 
 -- part: entries_after

@@ -13,9 +13,8 @@ import uuid_utils
 from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
-from services.checkpoint.reads import read_task
+from services.checkpoint.reads import new_task, read_task
 from services.checkpoint.tenants.quotas import (
-    FREE,
     Admission,
     admit,
     count_submit,
@@ -159,16 +158,20 @@ async def create_in(
     admission = await admit(
         connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=spec.start_time
     )
-    if await insert_task(connection, tenant, request.request_id, digest, spec, admission, task_id) is None:
+    columns = await insert_task(connection, tenant, request.request_id, digest, spec, admission, task_id)
+    if columns is None:
         existing = await find_repeat(connection, tenant, request.request_id, digest, spec.source)
         return CreateResult(await read_task(connection, tenant, existing), Announcement())
     start = admission.start
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     second = ledger_pb2.EntryBody(transition=queued)
-    await insert_first_entries(connection, tenant, task_id, request.request_id, spec, second, request.traceparent)
-    await warn_of_submit(connection, tenant, task_id, admission.uses.values())
-    task = await read_task(connection, tenant, task_id)
+    submitted = ledger_pb2.TaskSubmitted(
+        spec=spec_to_wire(spec), request_id=request.request_id, traceparent=request.traceparent
+    )
+    await insert_first_entries(connection, tenant, task_id, submitted, second)
+    is_warned = await warn_of_submit(connection, tenant, task_id, admission.uses.values())
+    task = await read_task(connection, tenant, task_id) if is_warned else new_task(columns, submitted.spec)
     return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
 
@@ -183,16 +186,16 @@ async def insert_task(
     request_id: str,
     digest: bytes,
     spec: TaskSpec,
-    admission: Admission = FREE,
-    task_id: str = "",
-) -> str | None:
-    """Inserts the task row and its budget, and returns the task id.
+    admission: Admission,
+    task_id: str,
+) -> tuple[Any, ...] | None:
+    """Inserts the task row and its budget, and returns the row's columns as `new_task` takes them.
 
     None: the request id or the source's run was used before, or the exclusive source has a live task.
     """
-    task_id = task_id or str(uuid_utils.uuid7())
     parameters = {**row_of(TreePosition(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
-    if await fetch_one(connection, QUERIES.create_task, parameters) is None:
+    columns = await fetch_one(connection, QUERIES.create_task, parameters)
+    if columns is None:
         return None
     await connection.execute(
         QUERIES.create_budget,
@@ -204,7 +207,7 @@ async def insert_task(
         },
     )
     await count_submit(connection, tenant, admission)
-    return task_id
+    return columns
 
 
 async def find_repeat(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
@@ -244,13 +247,10 @@ async def insert_first_entries(
     connection: Connection,
     tenant: str,
     task_id: str,
-    request_id: str,
-    spec: TaskSpec,
+    submitted: ledger_pb2.TaskSubmitted,
     second: ledger_pb2.EntryBody,
-    traceparent: str = "",
 ) -> None:
     """Inserts the entry `submitted` and the second entry: the transition to QUEUED, or `forked`."""
-    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, traceparent=traceparent)
     parameters = first_entries(task_id, tenant, submitted, second)
     await connection.execute(QUERIES.create_entries, parameters)
 

@@ -51,7 +51,7 @@ from tenure.runtime.process import note_progress, rest
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import STATES
-from tenure.wire.task import source_to_domain, spec_to_domain
+from tenure.wire.task import source_to_domain, spec_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
     from services.checkpoint.task_defaults import TaskDefaults
@@ -157,10 +157,9 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
         cut, spec = await _planned(connection, tenant, request, defaults)
         admission = await admit(connection, tenant, request.request_id, new_source(request))
         prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
-        task_id = await insert_task(
-            connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
-        )
-        if task_id is None:  # a concurrent repeat, or an exclusive source that has a live task
+        task_id = prepared or str(uuid_utils.uuid7())
+        columns = await insert_task(connection, tenant, request.request_id, digest, domain_spec, admission, task_id)
+        if columns is None:  # a concurrent repeat, or an exclusive source that has a live task
             existing = await find_repeat(connection, tenant, request.request_id, digest, domain_spec.source)
             return CreateResult(await read_task(connection, tenant, existing), Announcement())
         if prepared:
@@ -331,7 +330,8 @@ async def _write_ledger(
     await connection.execute(FORKS.mark_fork, {**parameters, **row})
     forked_from = task_pb2.ForkedFrom(task_id=request.task_id, sequence=cut.point)
     forked = ledger_pb2.EntryBody(forked=ledger_pb2.Forked(forked_from=forked_from, copied_entries=copied))
-    await insert_first_entries(connection, tenant, task_id, request.request_id, spec_to_domain(spec), forked)
+    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec_to_domain(spec)), request_id=request.request_id)
+    await insert_first_entries(connection, tenant, task_id, submitted, forked)
     sequences = [piece.sequence for piece in cut.pieces]
     done = await fetch_all(connection, FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
     if done != [(copied,)]:  # the other task was pruned since it was read

@@ -102,17 +102,21 @@ def append_warning(draft: Draft, use: QuotaUse) -> ledger_pb2.Entry:
     )
 
 
-async def warn_of_submit(connection: Connection, tenant: str, task_id: str, uses: Iterable[QuotaUse]) -> None:
-    """Appends soft cap warnings, in the transaction that created the task: its submit may reach a soft cap."""
+async def warn_of_submit(connection: Connection, tenant: str, task_id: str, uses: Iterable[QuotaUse]) -> bool:
+    """Appends soft cap warnings, in the transaction that created the task: its submit may reach a soft cap.
+
+    Returns whether there are any.
+    """
     due = [use for use in uses if use.is_soft and await is_first(connection, tenant, use)]
     if not due:
-        return
+        return False
     tasks, budgets = await lock_tasks(connection, [task_id])
     row = tasks[task_id]
     draft = Draft(row, budgets[row.root_task_id])
     for use in due:
         append_warning(draft, use)
     await write(connection, [draft])
+    return True
 
 
 # Admission: whether a tenant may have one more task, and when it may start, in the transaction that creates the task.
