@@ -205,7 +205,8 @@ async def test_a_fork_outlives_what_it_was_forked_from(checkpoint: MakeCheckpoin
     fork = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
     assert await prune(replica) == 1
     owner = await replica.claim(fork.task_id)
-    assert (owner.task.forked_from.task_id, len(owner.entries)) == (source, owner.task.sequence)
+    forked_from = (await replica.get(fork.task_id)).forked_from.task_id
+    assert (forked_from, len(owner.entries)) == (source, owner.task.sequence)
     forks = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=source))
     assert [task.task_id for task in (await replica.stub.ListTasks(forks, timeout=TIMEOUT_SECONDS)).tasks] == [
         fork.task_id

@@ -258,7 +258,7 @@ async def test_approved_tokens_raise_the_sub_agents_and_roots_cap(replica: Check
     parent, _ = await spawner(replica, limits=task_pb2.Limits(max_tokens=9000))
     task_id = ids(parent.task.task_id, 2)[0]
     child = await replica.claim(task_id)
-    cap = child.task.spec.limits.max_tokens
+    cap = (await replica.get(task_id)).spec.limits.max_tokens
     await child.commit(reserve=reserve())
     wanted = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="request_approval"))
     await child.commit(answer(tokens=10), wanted)
