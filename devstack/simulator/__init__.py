@@ -18,7 +18,6 @@ templates.py           references such as {{goal}} in scenario texts; conversati
 rate_limits.py         the provider's rate limits, with the headers of both vendors
 tokens.py              the token count, and the prompt cache
 delivery.py            composes an answer and sends it, with its latency and its fault
-hostile.py             answers that break the provider's protocol
 call_log.py            the bill: one JSON line per call
 scenarios/             the shipped scenarios, one YAML file each
 """

@@ -33,11 +33,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _serve(arguments: argparse.Namespace) -> None:
+async def _serve(arguments: argparse.Namespace, kind: type[ModelSimulator]) -> None:
     stopping = asyncio.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
-    simulator = ModelSimulator(
+    simulator = kind(
         scenarios=arguments.scenarios,
         scenario_files=arguments.scenario,
         log_path=arguments.log,
@@ -53,10 +53,11 @@ async def _serve(arguments: argparse.Namespace) -> None:
         await stopping.wait()
 
 
-def main() -> int:
+def main(kind: type[ModelSimulator] = ModelSimulator) -> int:
+    """Runs a simulator of this kind until a signal."""
     allow_many_open_files()
     try:
-        asyncio.run(_serve(_arguments()))
+        asyncio.run(_serve(_arguments(), kind))
     except (ScenarioError, OSError) as error:
         sys.stderr.write(f"model simulator: {error}\n")
         return 2

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from devstack.simulator.call_log import CallLog, SimulatedCall
-    from devstack.simulator.hostile import HostileAnswer
     from devstack.simulator.http_server import Reply
     from devstack.simulator.scenario import Fault, Turn
     from devstack.simulator.tokens import InputTokens
@@ -253,8 +252,22 @@ async def deliver(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, ht
         await _send_whole(delivery, call, log, http)
 
 
-async def deliver_hostile(answer: HostileAnswer, call: SimulatedCall, log: CallLog, http: Reply) -> None:
-    """Sends a hostile answer unchanged. The call's line in the log names its changes."""
+@dataclass(slots=True)
+class RawAnswer:
+    """A response that is sent unchanged, such as one that breaks the protocol.
+
+    `changes`: what differs from a valid one, for the log. `is_cut`: the connection ends after `body`.
+    """
+
+    body: bytes
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    is_cut: bool = False
+    changes: list[str] = field(default_factory=list)
+
+
+async def deliver_raw(answer: RawAnswer, call: SimulatedCall, log: CallLog, http: Reply) -> None:
+    """Sends a response unchanged. The call's line in the log names its changes."""
     call.status, call.fault, call.error = answer.status, "hostile", ", ".join(answer.changes)
     call.ending = "broken" if answer.is_cut else "complete"
     log.finish(call)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from devstack.simulator.call_log import CallLog, SimulatedCall
 from devstack.simulator.delivery import (
     MESSAGES,
     Dialect,
+    RawAnswer,
     ReplyDelivery,
     compose,
     deliver,
-    deliver_hostile,
-    stream_events,
+    deliver_raw,
 )
-from devstack.simulator.hostile import HostileAnswer, hostile_answer, parsed
 from devstack.simulator.http_server import ApiError, request_ids
 from devstack.simulator.rate_limits import RateLimiter
 from devstack.simulator.request_checks import check_count, check_create
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
     from devstack.simulator.http_server import HttpRequest, Reply
     from devstack.simulator.scenario import Fault, Faults, Scenario, ScenarioLibrary, Turn
 
-HOSTILE = re.compile(r"sim-hostile-(\d+)-(.+)")
-SHARE_OF_VALID = 0.5
 REFUSED_KEY = "sk-invalid"
 PREFILL_REFUSED = (
     "This model does not support assistant message prefill. The conversation must end with a user message."
@@ -62,16 +57,16 @@ class MessagesEndpoint:
     rate: RateLimiter = field(default_factory=RateLimiter)
     name: str = "messages"
     dialect: Dialect = MESSAGES
-    hostile_answers: deque[HostileAnswer] = field(default_factory=deque)
+    raw_answers: deque[RawAnswer] = field(default_factory=deque)
 
     async def create(self, request: HttpRequest, reply: Reply) -> None:
         """Serves POST /v1/messages."""
         call = self._begin(self.name, request)
         try:
             delivery = self._prepare(request, call)
-            hostile = self._hostile_answer(call, delivery) if call.stream else None
-            if hostile is not None:
-                await deliver_hostile(hostile, call, self.log, reply)
+            raw = self.raw_answer(call, delivery) if call.stream else None
+            if raw is not None:
+                await deliver_raw(raw, call, self.log, reply)
             else:
                 await deliver(delivery, call, self.log, reply)
         except ApiError as error:
@@ -96,23 +91,9 @@ class MessagesEndpoint:
         finally:
             self.log.finish(call)
 
-    def _hostile_answer(self, call: SimulatedCall, delivery: ReplyDelivery) -> HostileAnswer | None:
-        """Returns the next ordered answer or, for the model `sim-hostile-<seed>-<scenario>`, half of the time a hostile
-        one.
-
-        The same model attempt of a step always gets the same answer, so that a seed reproduces a failure.
-        """
-        if self.hostile_answers:
-            return self.hostile_answers.popleft()
-        match = HOSTILE.fullmatch(call.model or "")
-        if match is None:
-            return None
-        _, _, attempt = (call.attempt or "").partition("/")
-        random = Random(f"{match[1]}/{attempt}")
-        if random.random() < SHARE_OF_VALID:
-            return None
-        call.bill_input(delivery.tokens)
-        return self.hostile_answer(random, delivery if random.random() < SHARE_OF_VALID else None)
+    def raw_answer(self, call: SimulatedCall, delivery: ReplyDelivery) -> RawAnswer | None:  # noqa: ARG002
+        """Returns the response instead of this answer, byte for byte, if one was ordered."""
+        return self.raw_answers.popleft() if self.raw_answers else None
 
     def _begin(self, endpoint: str, request: HttpRequest) -> SimulatedCall:
         retry_count = request.headers.get("x-stainless-retry-count")
@@ -157,17 +138,10 @@ class MessagesEndpoint:
         """Returns the input tokens of a valid request, and caches its prefixes."""
         return self.cache.price(body, caches=caches)
 
-    def hostile_answer(self, random: Random, delivery: ReplyDelivery | None) -> HostileAnswer:
-        """Returns a hostile answer. `delivery`: the valid answer that it changes; None: a random one."""
-        if delivery is None:
-            return hostile_answer(random)
-        events = stream_events(delivery.reply, delivery.tokens, delivery.deltas)
-        return hostile_answer(random, [parsed(event.data) for event in events])
-
     def find_scenario(self, body: Mapping[str, Any]) -> Scenario:
         """Returns the scenario that a request plays. Raises ApiError."""
         goal, instructions = text_of(body["messages"][0]["content"]), text_of(body.get("system"))
-        scenario = self.library.find(HOSTILE.sub(r"sim-\2", body["model"]), goal, instructions)
+        scenario = self.library.find(body["model"], goal, instructions)
         if scenario is None:
             raise ApiError(404, f"model: {body['model']}")
         return scenario

@@ -17,10 +17,8 @@ from devstack.simulator.messages_endpoint import REFUSED_KEY, parsed_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from random import Random
 
-    from devstack.simulator.delivery import ModelReply, ReplyDelivery
-    from devstack.simulator.hostile import HostileAnswer
+    from devstack.simulator.delivery import ModelReply
     from devstack.simulator.http_server import HttpRequest
     from devstack.simulator.tokens import InputTokens
 
@@ -218,7 +216,3 @@ class ResponsesEndpoint(ChatEndpoint):
         if not key or key == REFUSED_KEY:
             raise ApiError(401, "Incorrect API key provided")
         return to_messages_body(to_chat_body(parsed_body(request)))
-
-    def hostile_answer(self, random: Random, delivery: ReplyDelivery | None) -> HostileAnswer:  # noqa: ARG002
-        """Raises ApiError: hostile answers are in the form of the other APIs."""
-        raise ApiError(400, "hostile answers have no form of the Responses API")

@@ -11,7 +11,7 @@ import jsonschema
 from devstack.search_stub import answer_search
 from devstack.simulator.call_log import CallLog
 from devstack.simulator.chat_endpoint import ChatEndpoint
-from devstack.simulator.hostile import HostileAnswer
+from devstack.simulator.delivery import RawAnswer
 from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
 from devstack.simulator.messages_endpoint import MessagesEndpoint
 from devstack.simulator.rate_limits import RateLimiter, RateLimits
@@ -48,6 +48,9 @@ class ModelSimulator:
     `rate_limits`: those of each key and model.
     """
 
+    messages_kind = MessagesEndpoint
+    chat_kind = ChatEndpoint
+
     def __init__(
         self,
         *,
@@ -68,15 +71,15 @@ class ModelSimulator:
         self.rate = RateLimiter(rate_limits or RateLimits())
         self._rate_limits = self.rate.limits
         self.library = library
-        self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms, self.rate)
-        self._chat = ChatEndpoint(
+        self._messages = self.messages_kind(library, self.log, self.faults, self.cache, latency_ms, self.rate)
+        self._chat = self.chat_kind(
             library,
             self.log,
             self.faults,
             self.cache,
             latency_ms,
             self.rate,
-            hostile_answers=self._messages.hostile_answers,
+            raw_answers=self._messages.raw_answers,
         )
         self._responses = ResponsesEndpoint(library, self.log, self.faults, self.cache, latency_ms, self.rate)
         self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
@@ -101,9 +104,9 @@ class ModelSimulator:
     def url(self) -> str:
         return f"http://{self._address[0]}:{self._server.port}"
 
-    def answer_next(self, answer: HostileAnswer) -> None:
+    def answer_next(self, answer: RawAnswer) -> None:
         """Answers the next streamed request with this answer."""
-        self._messages.hostile_answers.append(answer)
+        self._messages.raw_answers.append(answer)
 
     async def start(self) -> Self:
         """Listens. Raises OSError if the address is taken."""
@@ -165,7 +168,7 @@ class ModelSimulator:
             reply.send_json(400, {"error": f"count must be 1 to {MAX_ANSWERS}"})
             return
         for _ in range(int(count)):
-            self.answer_next(HostileAnswer(request.body, changes=["ordered"]))
+            self.answer_next(RawAnswer(request.body, changes=["ordered"]))
         reply.send_json(200, {})
 
     async def _set_limits(self, request: HttpRequest, reply: Reply) -> None:
@@ -198,7 +201,7 @@ class ModelSimulator:
 
     async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
         """Deletes faults, ordered answers, calls, cached prefixes and added scenarios. Keeps the log file."""
-        self._messages.hostile_answers.clear()
+        self._messages.raw_answers.clear()
         self.library.forget_added()
         self.faults.clear()
         self.log.clear()

@@ -33,11 +33,12 @@ from tenure.domain.errors import (
     Unavailable,
 )
 from tenure.domain.texts import visible_text
+from tenure.domain.waits import WAIT_RULES
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.common import moment
+from tenure.wire.common import WAIT_KINDS, moment
 
 _log: Final = logging.getLogger(__name__)
 REQUESTS_PER_SECOND: Final = 5.0
@@ -226,7 +227,8 @@ def _refused(error: TenureError | PeerFailed) -> AnswerPage:
 
 def answer_form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
     task, wait = view.task, view.task.wait
-    title = _HEADLINES.get(wait.kind, "An answer is needed")
+    kind = WAIT_KINDS.find(wait.kind)
+    title = WAIT_RULES[kind].headline if kind else "An answer is needed"
     facts = [
         ("Task", task.spec.goal),
         ("Task id", f"{task.task_id} ({view.tenant})"),
@@ -252,15 +254,6 @@ def answer_form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
         f"recorded with {escape(view.addressee)} and your network address.</p>"
     )
     return _document(title, f"<h1>{escape(title)}</h1><dl>{shown}</dl>{arguments}{form}")
-
-
-_HEADLINES: Final[Mapping[int, str]] = {
-    task_pb2.WAIT_KIND_APPROVAL: "Approval needed",
-    task_pb2.WAIT_KIND_QUESTION: "A question",
-    task_pb2.WAIT_KIND_TOOL_APPROVAL: "Approval of a tool call needed",
-    task_pb2.WAIT_KIND_BUDGET: "More budget requested",
-    task_pb2.WAIT_KIND_OPERATOR: "The task waits for you",
-}
 
 
 def _choices(decisions: Iterable[str], preselected: str) -> str:

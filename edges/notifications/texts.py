@@ -19,6 +19,7 @@ from tenure.domain.budget import money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import result_text
 from tenure.domain.texts import one_line, shortened
+from tenure.domain.waits import CONTINUE, WAIT_RULES, WaitKind
 from tenure.domain.webhooks import (
     BUDGET_WARNING_EVENT,
     CANCEL_REQUESTED_EVENT,
@@ -179,36 +180,31 @@ def _moved_on(event: _Event) -> str:
 
 # Waits.
 
-_WAITS: Final = {
-    "APPROVAL": "Approval needed",
-    "QUESTION": "Question",
-    "TOOL_APPROVAL": "Approval of a tool call needed",
-    "EVENT": "Waiting for an event",
-    "SUB_AGENTS": "Waiting for sub-agents",
-    "BUDGET": "More budget requested",
-    "OPERATOR": "An operator lets the task wait",
-}
 _DEADLINES: Final = {
     "WAIT_DEADLINE_POLICY_TIME_OUT": ", then the task times out",
     "WAIT_DEADLINE_POLICY_GO_ON": ", then the agent continues without an answer",
 }
 
 
+def _headline(kind: str, unknown: str = "An answer is needed") -> str:
+    return WAIT_RULES[WaitKind(kind)].headline if kind in WAIT_RULES else unknown
+
+
 def _waiting(event: _Event) -> Notification:
     kind = event.wait("kind").removeprefix("WAIT_KIND_")
-    return _wait(event, kind, _WAITS.get(kind, "Waiting"))
+    return _wait(event, kind, _headline(kind, "Waiting"))
 
 
 def _waiting_user(event: _Event) -> Notification:
     if event.text("data", "reason") == Reason.TOOL_IN_DOUBT:
         return _in_doubt(event)
     kind = event.wait("kind").removeprefix("WAIT_KIND_")
-    return _wait(event, kind, _WAITS.get(kind, "An answer is needed"))
+    return _wait(event, kind, _headline(kind))
 
 
 def _escalated(event: _Event) -> Notification:
     kind = event.wait("kind").removeprefix("WAIT_KIND_")
-    return _wait(event, kind, f"Still no answer. {_WAITS.get(kind, 'An answer is needed')}")
+    return _wait(event, kind, f"Still no answer. {_headline(kind)}")
 
 
 def _wait(event: _Event, kind: str, headline: str) -> Notification:
@@ -238,8 +234,8 @@ def _answers(event: _Event, kind: str) -> tuple[str, ...]:
     if not (shows and _WAIT_ID.match(wait_id)) or kind in {"EVENT", "SUB_AGENTS"}:
         return shows
     options = event.texts("data", "task", "wait", "options")
-    if kind == "OPERATOR":
-        flags = ["--option continue"]
+    if options == [CONTINUE]:
+        flags = [f"--option {CONTINUE}"]
     elif kind == "TOOL_APPROVAL" or set(options) == {"approve", "deny"}:
         flags = ["--approve", "--deny"]
     else:

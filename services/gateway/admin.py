@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.client_fields import caller
+from services.gateway.facts import append_act
 from services.gateway.forwarder import Forwarder
-from services.gateway.in_doubt import list_in_doubt, operator_request_of
+from services.gateway.in_doubt import list_in_doubt, prove
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
@@ -18,7 +19,7 @@ from tenure.runtime.schema_checks import validate_in_child
 from tenure.runtime.security.access_control import ANYONE, current_principal
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import seconds, state_name
@@ -48,10 +49,8 @@ class AdminServicer(Forwarder):
     async def ResolveInDoubtCall(
         self, request: api.ResolveInDoubtCallRequest, _context: Any
     ) -> api.ResolveInDoubtCallResponse:
-        operator_request = await operator_request_of(self._peers, request)
-        return api.ResolveInDoubtCallResponse(
-            task=await self._intervene(request.task_id, request.request_id, operator_request)
-        )
+        await prove(self._peers, request)
+        return api.ResolveInDoubtCallResponse(task=await append_act(self._peers, request, "resolve_call"))
 
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
         listed = await with_retries(lambda: self._peers.coordinator.ListClaims(request))
@@ -77,42 +76,21 @@ class AdminServicer(Forwarder):
         return await with_retries(lambda: self._peers.tools.ListCalls(request))
 
     async def RequeueTask(self, request: api.RequeueTaskRequest, _context: Any) -> api.RequeueTaskResponse:
-        requeue = ledger_pb2.OperatorRequest.Requeue(
-            extra_tokens=request.extra_tokens, extra_steps=request.extra_steps, extra_nano_usd=request.extra_nano_usd
-        )
-        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, requeue=requeue)
-        return api.RequeueTaskResponse(
-            task=await self._intervene(request.task_id, request.request_id, operator_request)
-        )
+        return api.RequeueTaskResponse(task=await append_act(self._peers, request, "requeue"))
 
     async def GrantBudget(self, request: api.GrantBudgetRequest, _context: Any) -> api.GrantBudgetResponse:
-        grant = ledger_pb2.OperatorRequest.GrantBudget(
-            extra_tokens=request.extra_tokens, extra_nano_usd=request.extra_nano_usd
-        )
-        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, grant_budget=grant)
-        return api.GrantBudgetResponse(
-            task=await self._intervene(request.task_id, request.request_id, operator_request)
-        )
+        return api.GrantBudgetResponse(task=await append_act(self._peers, request, "grant_budget"))
 
     async def CloseOutTask(self, request: api.CloseOutTaskRequest, _context: Any) -> api.CloseOutTaskResponse:
         """Requests an end. The result of a success must fit the task's result schema, as an agent's answer must."""
-        result = request.result
         if request.to_state == task_pb2.TASK_STATE_SUCCEEDED:
             task = await read_task(self._peers, request.task_id)
-            result = await _fitting_result(task.spec.result_schema_json, result)
-        close_out = ledger_pb2.OperatorRequest.CloseOut(to_state=request.to_state, result=result)
-        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, close_out=close_out)
-        return api.CloseOutTaskResponse(
-            task=await self._intervene(request.task_id, request.request_id, operator_request)
-        )
+            request.result = await _fitting_result(task.spec.result_schema_json, request.result)
+        return api.CloseOutTaskResponse(task=await append_act(self._peers, request, "close_out"))
 
     async def BeginWait(self, request: api.BeginWaitRequest, _context: Any) -> api.BeginWaitResponse:
         """Records the wait, and ends the claim that the task has: the wait begins when the claim is released."""
-        wait = ledger_pb2.OperatorRequest.BeginWait(
-            question=request.question, until=request.until, at_deadline=request.at_deadline
-        )
-        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, begin_wait=wait)
-        task = await self._intervene(request.task_id, request.request_id, operator_request)
+        task = await append_act(self._peers, request, "begin_wait")
         if task.state == task_pb2.TASK_STATE_RUNNING:
             task = await self._end_claim(task, task.epoch, request.reason)
         return api.BeginWaitResponse(task=task)
@@ -163,18 +141,6 @@ class AdminServicer(Forwarder):
             return []
         request = api.ListClaimsRequest()
         return list((await with_retries(lambda: self._peers.coordinator.ListClaims(request))).claims)
-
-    async def _intervene(
-        self, task_id: str, request_id: str, operator_request: ledger_pb2.OperatorRequest
-    ) -> task_pb2.Task:
-        """Records an operator request.
-
-        It is acknowledged when recorded, like a cancel: other processes carry it out.
-        """
-        fact = ledger.AppendForeignRequest(
-            task_id=task_id, request_id=request_id, actor=caller(), operator_request=operator_request
-        )
-        return (await with_retries(lambda: self._peers.checkpoint.AppendForeign(fact))).task
 
 
 async def _fitting_result(schema_json: str, result: str) -> str:

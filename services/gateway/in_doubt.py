@@ -15,7 +15,7 @@ from tenure.domain.in_doubt import RUNNER_NOT_GONE
 from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_pb2, tool_pb2
 
 DEFAULT_PAGE: Final = 50
 _MAX_PAGES: Final = 10
@@ -67,22 +67,16 @@ async def _look_through(peers: Peers, request: api.ListInDoubtCallsRequest) -> a
     return api.ListInDoubtCallsResponse(calls=listed_calls, next_page_token=token)
 
 
-async def operator_request_of(peers: Peers, request: api.ResolveInDoubtCallRequest) -> ledger_pb2.OperatorRequest:
-    """Returns the resolution in the form of the ledger.
+async def prove(peers: Peers, request: api.ResolveInDoubtCallRequest) -> None:
+    """Adds to a resolution whether its runner is proven gone.
 
     Raises WrongState (RUNNER_NOT_GONE) for "it did not happen" while the runner may still make the call happen, unless
     the caller states that the runner is gone. A repeated resolution is recorded in the same form: a proof is never
     withdrawn.
     """
-    decision = tool_pb2.InDoubtDecision()
-    decision.CopyFrom(request.decision)
-    if decision.HasField("did_not_happen"):
-        by_proof = not decision.did_not_happen.runner_is_gone and await _is_proven(peers, request)
-        decision.did_not_happen.runner_proven_gone = by_proof
-    resolve = ledger_pb2.OperatorRequest.ResolveCall(
-        call_id=request.call_id, call_attempt=request.call_attempt, decision=decision
-    )
-    return ledger_pb2.OperatorRequest(reason=request.reason, resolve_call=resolve)
+    if request.decision.HasField("did_not_happen"):
+        by_proof = not request.decision.did_not_happen.runner_is_gone and await _is_proven(peers, request)
+        request.decision.did_not_happen.runner_proven_gone = by_proof
 
 
 async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
-from services.gateway.client_fields import caller, new_id
+from services.gateway.client_fields import caller
 from services.gateway.explain import explain_task
+from services.gateway.facts import append_fact, copy_shared
 from services.gateway.forwarder import Forwarder
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
@@ -160,14 +161,8 @@ class TaskServicer(Forwarder):
 
     async def CancelTask(self, request: api.CancelTaskRequest, _context: Any) -> api.CancelTaskResponse:
         """Records a cancel request in the ledger. Coordinators find it there, whatever happens to this gateway."""
-        external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id,
-            request_id=new_id(),
-            actor=caller(),
-            cancel_request=ledger_pb2.CancelRequest(reason=request.reason),
-        )
-        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
-        return api.CancelTaskResponse(task=done.task)
+        cancel = ledger_pb2.CancelRequest(reason=request.reason)
+        return api.CancelTaskResponse(task=await append_fact(self._peers, request, cancel_request=cancel))
 
     async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
         """Answers a wait.
@@ -175,29 +170,19 @@ class TaskServicer(Forwarder):
         A signal finds its task by the correlation id; a person's answer names the task and the wait.
         """
         if request.correlation_id:
-            event = ledger.SendSignalRequest(
-                correlation_id=request.correlation_id,
-                request_id=request.request_id,
-                actor=caller(),
-                payload_json=request.payload_json,
-            )
+            event = ledger.SendSignalRequest(actor=caller())
+            copy_shared(request, event)
             sent = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
             return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
-        external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id, request_id=request.request_id, actor=caller(), wait_answer=_answer(request)
-        )
-        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
-        return api.ResumeTaskResponse(task=done.task)
+        if request.extra_budget_tokens or request.extra_budget_nano_usd:
+            check_permission(current_principal(), Permission.TENANT_ADMIN, "to raise a budget")
+        answer = ledger.WaitAnswer()
+        copy_shared(request, answer)
+        return api.ResumeTaskResponse(task=await append_fact(self._peers, request, wait_answer=answer))
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
-        external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id,
-            request_id=request.request_id,
-            actor=caller(),
-            user_message=ledger_pb2.UserMessage(text=request.text),
-        )
-        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
-        return api.SendMessageResponse(task=done.task)
+        message = ledger_pb2.UserMessage(text=request.text)
+        return api.SendMessageResponse(task=await append_fact(self._peers, request, user_message=message))
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
         check = check_names_of_fork(self._peers, request.task_id, request.overrides)
@@ -215,21 +200,3 @@ class TaskServicer(Forwarder):
 
     async def ExplainTask(self, request: api.ExplainTaskRequest, _context: Any) -> api.ExplainTaskResponse:
         return await explain_task(self._peers, request.task_id)
-
-
-def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
-    if request.extra_budget_tokens or request.extra_budget_nano_usd:
-        check_permission(current_principal(), Permission.TENANT_ADMIN, "to raise a budget")
-    answer = ledger.WaitAnswer(
-        wait_id=request.wait_id,
-        comment=request.comment,
-        edited_arguments_json=request.edited_arguments_json,
-        extra_budget_tokens=request.extra_budget_tokens,
-        call_digest=request.call_digest,
-        extra_budget_nano_usd=request.extra_budget_nano_usd,
-    )
-    if request.WhichOneof("answer") == "reply":
-        answer.reply = request.reply
-    else:
-        answer.decision = request.decision
-    return answer

@@ -11,7 +11,7 @@ import click
 
 from tenure.cli.answering import answer_commands
 from tenure.cli.audit import audit
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
 from tenure.cli.group import Group
 from tenure.cli.output import echo
@@ -42,8 +42,10 @@ _LIVE_STATES: Final = [state.value for state in TaskState if state not in TERMIN
     "--lease-below", type=DURATION, default=None, help="Only held tasks whose lease has ended or ends within this time."
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Show at most this many.")
-@pass_context
-def aging(context: Context, states: tuple[str, ...], idle: float | None, lease_below: float | None, limit: int) -> None:
+@with_client
+async def aging(
+    context: Context, client: Client, states: tuple[str, ...], idle: float | None, lease_below: float | None, limit: int
+) -> None:
     """List tasks that have not ended, the oldest first.
 
     With --idle or --lease-below only tasks that a worker holds, sorted by id. By default a lease ends 5 s
@@ -60,19 +62,16 @@ def aging(context: Context, states: tuple[str, ...], idle: float | None, lease_b
         page_size=min(limit, 500),
     )
 
-    async def work(client: Client) -> None:
-        listed, unknown = await _collect(client, request, limit)
-        if unknown:
-            echo("no coordinator answers: the leases are unknown", err=True)
-        if context.as_json:
-            for one in listed:
-                context.emit(one)
-        elif not listed:
-            echo("no tasks", err=True)
-        else:
-            _show(context, listed, leases_unknown=unknown)
-
-    context.run(work)
+    listed, unknown = await _collect(client, request, limit)
+    if unknown:
+        echo("no coordinator answers: the leases are unknown", err=True)
+    if context.as_json:
+        for one in listed:
+            context.emit(one)
+    elif not listed:
+        echo("no tasks", err=True)
+    else:
+        _show(context, listed, leases_unknown=unknown)
 
 
 async def _collect(
@@ -138,29 +137,24 @@ reason_option = click.option("--reason", required=True, help="Why; it is recorde
     "--extra-steps", type=click.IntRange(min=0), default=0, help="Also raise the limit of steps by this many."
 )
 @click.option("--extra-dollars", type=DOLLARS, default=0, help="Also raise the cap in dollars by this much.")
-@pass_context
-def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_steps: int, extra_dollars: int) -> None:
+@with_client
+async def requeue(
+    context: Context, client: Client, task: str, reason: str, extra_tokens: int, extra_steps: int, extra_dollars: int
+) -> None:
     """Requeue TASK, which ended in another state than SUCCEEDED: its next attempt continues from its ledger.
 
     A task in RETRY_SCHEDULED is queued at once.
     """
-
-    async def work(client: Client) -> None:
-        task_id = await find_task(client, task)
-        request = admin_pb.RequeueTaskRequest(
-            task_id=task_id,
-            reason=reason,
-            extra_tokens=extra_tokens,
-            extra_steps=extra_steps,
-            extra_nano_usd=extra_dollars,
-        )
-        queued = (await client.admin.RequeueTask(request)).task
-        if context.as_json:
-            context.emit(queued)
-        else:
-            echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, continues after step {queued.step}")
-
-    context.run(work)
+    task_id = await find_task(client, task)
+    request = admin_pb.RequeueTaskRequest(
+        task_id=task_id,
+        reason=reason,
+        extra_tokens=extra_tokens,
+        extra_steps=extra_steps,
+        extra_nano_usd=extra_dollars,
+    )
+    queued = (await client.admin.RequeueTask(request)).task
+    context.say(queued, f"{short_id(task_id)} is queued · attempt {queued.attempt}, continues after step {queued.step}")
 
 
 @click.command("grant-budget", short_help="Raise the budget of a task and its sub-agents.")
@@ -168,25 +162,20 @@ def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_s
 @reason_option
 @click.option("--tokens", type=click.IntRange(min=0), default=0, help="Raise the token cap by this many.")
 @click.option("--dollars", type=DOLLARS, default=0, help="Raise the cap in dollars by this much, for example 0.50.")
-@pass_context
-def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars: int) -> None:
+@with_client
+async def grant_budget(context: Context, client: Client, task: str, reason: str, tokens: int, dollars: int) -> None:
     """Raise the caps of TASK's tree, which its root has. A root that ended as COST_EXCEEDED is requeued."""
     if not tokens and not dollars:
         raise click.UsageError("give --tokens, --dollars or both")
 
-    async def work(client: Client) -> None:
-        task_id = await find_task(client, task)
-        request = admin_pb.GrantBudgetRequest(
-            task_id=task_id, reason=reason, extra_tokens=tokens, extra_nano_usd=dollars
-        )
-        root = (await client.admin.GrantBudget(request)).task
-        if context.as_json:
-            context.emit(root)
-        else:
-            state = state_name(root.state)
-            echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; now it is {state}")
-
-    context.run(work)
+    task_id = await find_task(client, task)
+    request = admin_pb.GrantBudgetRequest(task_id=task_id, reason=reason, extra_tokens=tokens, extra_nano_usd=dollars)
+    root = (await client.admin.GrantBudget(request)).task
+    if context.as_json:
+        context.emit(root)
+    else:
+        state = state_name(root.state)
+        echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; now it is {state}")
 
 
 @click.command("close-out", short_help="End a task in a state and with a result that you choose.")
@@ -202,27 +191,23 @@ def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars:
 @click.option(
     "--result", default="", help="The result of the task. Default: the agent's last answer; `succeeded` needs a result."
 )
-@pass_context
-def close_out(context: Context, task: str, reason: str, state: str, result: str) -> None:
+@with_client
+async def close_out(context: Context, client: Client, task: str, reason: str, state: str, result: str) -> None:
     """End TASK as `tenure cancel` does, but in a state and with a result that you choose."""
-
-    async def work(client: Client) -> None:
-        request = admin_pb.CloseOutTaskRequest(
-            task_id=await find_task(client, task),
-            to_state=_TERMINAL_STATES[state],
-            reason=reason,
-            result=result,
-        )
-        response = (await client.admin.CloseOutTask(request)).task
-        if context.as_json:
-            context.emit(response)
-        elif response.HasField("end_time"):
-            echo(f"{short_id(response.task_id)} has ended: {why(response.state, response.reason, response.message)}")
-        else:
-            present = why(response.state, "", "")
-            echo(f"{short_id(response.task_id)} will end as {state.upper().replace('-', '_')}; now it is {present}")
-
-    context.run(work)
+    request = admin_pb.CloseOutTaskRequest(
+        task_id=await find_task(client, task),
+        to_state=_TERMINAL_STATES[state],
+        reason=reason,
+        result=result,
+    )
+    response = (await client.admin.CloseOutTask(request)).task
+    if context.as_json:
+        context.emit(response)
+    elif response.HasField("end_time"):
+        echo(f"{short_id(response.task_id)} has ended: {why(response.state, response.reason, response.message)}")
+    else:
+        present = why(response.state, "", "")
+        echo(f"{short_id(response.task_id)} will end as {state.upper().replace('-', '_')}; now it is {present}")
 
 
 _AT_DEADLINE: Final = {
@@ -243,31 +228,29 @@ _AT_DEADLINE: Final = {
     show_default=True,
     help="What the task does at the deadline.",
 )
-@pass_context
-def wait(context: Context, task: str, reason: str, question: str, until: datetime, then: str) -> None:
+@with_client
+async def wait(
+    context: Context, client: Client, task: str, reason: str, question: str, until: datetime, then: str
+) -> None:
     """Let TASK wait for a person, until `tenure resume TASK --option continue` or the deadline.
 
     A queued task waits at once. A running task is taken from its worker, as by `tenure admin transfer`: its next owner
     continues from its last commit.
     """
-
-    async def work(client: Client) -> None:
-        request = admin_pb.BeginWaitRequest(
-            task_id=await find_task(client, task),
-            reason=reason,
-            question=question,
-            until=timestamp(until),
-            at_deadline=_AT_DEADLINE[then],
-        )
-        waiting = (await client.admin.BeginWait(request)).task
-        if context.as_json:
-            context.emit(waiting)
-            return
-        echo(f"{short_id(waiting.task_id)} is {why(waiting.state, waiting.reason, waiting.message)}")
-        for command in answer_commands(waiting.task_id, waiting.wait) if waiting.HasField("wait") else ():
-            echo(f"to continue it: {command}")
-
-    context.run(work)
+    request = admin_pb.BeginWaitRequest(
+        task_id=await find_task(client, task),
+        reason=reason,
+        question=question,
+        until=timestamp(until),
+        at_deadline=_AT_DEADLINE[then],
+    )
+    waiting = (await client.admin.BeginWait(request)).task
+    if context.as_json:
+        context.emit(waiting)
+        return
+    echo(f"{short_id(waiting.task_id)} is {why(waiting.state, waiting.reason, waiting.message)}")
+    for command in answer_commands(waiting.task_id, waiting.wait) if waiting.HasField("wait") else ():
+        echo(f"to continue it: {command}")
 
 
 @click.command(short_help="Transfer a running task to another worker.")
@@ -276,44 +259,33 @@ def wait(context: Context, task: str, reason: str, question: str, until: datetim
 @click.option(
     "--to", "to_worker_id", default="", metavar="WORKER", help="The worker that gets the task. Default: any other."
 )
-@pass_context
-def transfer(context: Context, task: str, reason: str, to_worker_id: str) -> None:
+@with_client
+async def transfer(context: Context, client: Client, task: str, reason: str, to_worker_id: str) -> None:
     """Transfer TASK from its worker to another, which continues from the last commit.
 
     The worker of --to has 10 s to take it; after that any worker may.
     """
-
-    async def work(client: Client) -> None:
-        task_id = await find_task(client, task)
-        transferred = await client.transfer(task_id, reason, to_worker_id)
-        if context.as_json:
-            context.emit(transferred)
-        elif transferred.owner:
-            epoch = f", epoch {describe_epoch(transferred.epoch)}" if context.is_verbose else ""
-            echo(f"{short_id(task_id)} is held by {transferred.owner}{epoch}")
-        else:
-            echo(f"{short_id(task_id)} is {why(transferred.state, transferred.reason, transferred.message)}")
-
-    context.run(work)
+    task_id = await find_task(client, task)
+    transferred = await client.transfer(task_id, reason, to_worker_id)
+    if context.as_json:
+        context.emit(transferred)
+    elif transferred.owner:
+        epoch = f", epoch {describe_epoch(transferred.epoch)}" if context.is_verbose else ""
+        echo(f"{short_id(task_id)} is held by {transferred.owner}{epoch}")
+    else:
+        echo(f"{short_id(task_id)} is {why(transferred.state, transferred.reason, transferred.message)}")
 
 
 @click.command(short_help="Drain a worker: it releases its tasks and takes no more.")
 @click.argument("worker")
 @reason_option
-@pass_context
-def drain(context: Context, worker: str, reason: str) -> None:
+@with_client
+async def drain(context: Context, client: Client, worker: str, reason: str) -> None:
     """Drain WORKER: it releases all its tasks and takes no more until it is restarted."""
-
-    async def work(client: Client) -> None:
-        request = admin_pb.DrainWorkerRequest(worker_id=worker, reason=reason)
-        response = await client.admin.DrainWorker(request)
-        for one in response.workers:
-            if context.as_json:
-                context.emit(one)
-            else:
-                echo(f"{one.worker_id} drains; it takes no more tasks until it is restarted")
-
-    context.run(work)
+    request = admin_pb.DrainWorkerRequest(worker_id=worker, reason=reason)
+    response = await client.admin.DrainWorker(request)
+    for one in response.workers:
+        context.say(one, f"{one.worker_id} drains; it takes no more tasks until it is restarted")
 
 
 # `tenure admin prune`.
@@ -324,8 +296,10 @@ def drain(context: Context, worker: str, reason: str) -> None:
 @click.option("--older-than", type=DURATION, default=None, help="All tasks that ended longer ago than this: 30d, 12h.")
 @click.option("--dry-run", is_flag=True, help="Only show which tasks would be deleted.")
 @reason_option
-@pass_context
-def prune(context: Context, task: str | None, older_than: float | None, dry_run: bool, reason: str) -> None:
+@with_client
+async def prune(
+    context: Context, client: Client, task: str | None, older_than: float | None, dry_run: bool, reason: str
+) -> None:
     """Delete TASK, or all tasks of --older-than, with their ledger, files and call records. Their bills stay.
 
     A later request for a pruned task gets an error that says who pruned it, and why. --older-than keeps tasks with the
@@ -334,20 +308,17 @@ def prune(context: Context, task: str | None, older_than: float | None, dry_run:
     if (task is None) == (older_than is None):
         raise click.UsageError("give one TASK, or --older-than")
 
-    async def work(client: Client) -> None:
-        request = admin_pb.PruneTasksRequest(reason=reason, dry_run=dry_run)
-        if task is not None:
-            request.task_id = await find_task(client, task)
-            await client.admin.PruneTasks(request)
-            task_ids = [request.task_id]
-        else:
-            before = datetime.now(UTC) - timedelta(seconds=older_than or 0.0)
-            request.ended_before.CopyFrom(timestamp(before))
-            request.limit = _PREVIEWED
-            task_ids = await _pruned(client, request)
-        _show_prune(context, task_ids, dry_run=dry_run)
-
-    context.run(work)
+    request = admin_pb.PruneTasksRequest(reason=reason, dry_run=dry_run)
+    if task is not None:
+        request.task_id = await find_task(client, task)
+        await client.admin.PruneTasks(request)
+        task_ids = [request.task_id]
+    else:
+        before = datetime.now(UTC) - timedelta(seconds=older_than or 0.0)
+        request.ended_before.CopyFrom(timestamp(before))
+        request.limit = _PREVIEWED
+        task_ids = await _pruned(client, request)
+    _show_prune(context, task_ids, dry_run=dry_run)
 
 
 _PREVIEWED: Final = 500

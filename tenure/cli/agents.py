@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 from google.protobuf import json_format
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, cut_text, make_list, make_table
 from tenure.cli.output import echo
 from tenure.client import Client
@@ -68,39 +68,35 @@ def agents() -> None:
 
 
 @agents.command("list")
-@pass_context
-def list_agents(context: Context) -> None:
+@with_client
+async def list_agents(context: Context, client: Client) -> None:
     """List the tenant's agents, and the revision that new tasks get."""
-
-    async def work(client: Client) -> None:
-        every = client.items(client.agents.ListAgents, pb.ListAgentsRequest(), lambda page: page.agents)
-        listed = [agent async for agent in every]
-        if context.as_json:
-            for agent in listed:
-                context.emit(agent)
-        elif not listed:
-            echo("no agents: workers register theirs, and tenure agents register those without code", err=True)
-        else:
-            table = make_list("AGENT", "KIND", "CURRENT", "RAMP", "NEWEST", "CHANGED", "BY")
-            for agent in listed:
-                table.add_row(
-                    agent.name,
-                    _kind(agent.kind),
-                    reference(agent.name, agent.current_revision),
-                    _ramp(agent) or "-",
-                    reference(agent.name, agent.newest_revision),
-                    ago(agent.update_time),
-                    cut_text(agent.actor, 60),
-                )
-            context.console.print(table)
-
-    context.run(work)
+    every = client.items(client.agents.ListAgents, pb.ListAgentsRequest(), lambda page: page.agents)
+    listed = [agent async for agent in every]
+    if context.as_json:
+        for agent in listed:
+            context.emit(agent)
+    elif not listed:
+        echo("no agents: workers register theirs, and tenure agents register those without code", err=True)
+    else:
+        table = make_list("AGENT", "KIND", "CURRENT", "RAMP", "NEWEST", "CHANGED", "BY")
+        for agent in listed:
+            table.add_row(
+                agent.name,
+                _kind(agent.kind),
+                reference(agent.name, agent.current_revision),
+                _ramp(agent) or "-",
+                reference(agent.name, agent.newest_revision),
+                ago(agent.update_time),
+                cut_text(agent.actor, 60),
+            )
+        context.console.print(table)
 
 
 @agents.command()
 @click.argument("agent", type=ReferenceType(), metavar="AGENT[@REVISION]")
-@pass_context
-def show(context: Context, agent: tuple[str, int]) -> None:
+@with_client
+async def show(context: Context, client: Client, agent: tuple[str, int]) -> None:
     """Show the revisions of AGENT, and how many open tasks each of them and each build still has.
 
     A revision is drained when no open task is pinned to it any more and no new task gets it: the workers of a build
@@ -108,44 +104,37 @@ def show(context: Context, agent: tuple[str, int]) -> None:
     """
     name, revision = agent
 
-    async def work(client: Client) -> None:
-        read = await client.agents.GetAgent(pb.GetAgentRequest(name=name, revision=revision))
-        if context.as_json:
-            context.emit(read)
-        elif revision:
-            _show_definition(read.revisions[0])
-        else:
-            _show_agent(context, read)
-
-    context.run(work)
+    read = await client.agents.GetAgent(pb.GetAgentRequest(name=name, revision=revision))
+    if context.as_json:
+        context.emit(read)
+    elif revision:
+        _show_definition(read.revisions[0])
+    else:
+        _show_agent(context, read)
 
 
 @agents.command()
 @click.argument("one", type=REVISION, metavar="AGENT@REVISION")
 @click.argument("other", type=REVISION, metavar="AGENT@REVISION")
-@pass_context
-def diff(context: Context, one: tuple[str, int], other: tuple[str, int]) -> None:
+@with_client
+async def diff(context: Context, client: Client, one: tuple[str, int], other: tuple[str, int]) -> None:
     """Show what differs between the definitions of two revisions."""
-
-    async def work(client: Client) -> None:
-        requests = [pb.GetAgentRequest(name=name, revision=revision) for name, revision in (one, other)]
-        (before,), (after,) = [(await client.agents.GetAgent(one)).revisions for one in requests]
-        if context.as_json:
-            context.emit(before)
-            context.emit(after)
-            return
-        names = reference(*one), reference(*other)
-        for line in unified_diff(_lines(before), _lines(after), *names, lineterm="", n=1):
-            echo(line)
-
-    context.run(work)
+    requests = [pb.GetAgentRequest(name=name, revision=revision) for name, revision in (one, other)]
+    (before,), (after,) = [(await client.agents.GetAgent(one)).revisions for one in requests]
+    if context.as_json:
+        context.emit(before)
+        context.emit(after)
+        return
+    names = reference(*one), reference(*other)
+    for line in unified_diff(_lines(before), _lines(after), *names, lineterm="", n=1):
+        echo(line)
 
 
 @agents.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--current", "make_current", is_flag=True, help="All new tasks get the revision at once.")
-@pass_context
-def register(context: Context, file: Path, make_current: bool) -> None:
+@with_client
+async def register(context: Context, client: Client, file: Path, make_current: bool) -> None:
     """Register the agent without code that FILE describes, as TOML or JSON. The same content is the same revision.
 
     The keys: name, model, system, tools, approve_tools, max_output_tokens, context_window_tokens, result_schema, limits
@@ -153,60 +142,46 @@ def register(context: Context, file: Path, make_current: bool) -> None:
     """
     name, definition = read_definition(file)
 
-    async def work(client: Client) -> None:
-        request = pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
-        registered = await client.agents.RegisterAgent(request)
-        if context.as_json:
-            context.emit(registered)
-            return
-        made = reference(name, registered.revision.revision)
-        echo(f"{made} is registered" if registered.created else f"{made} has this content already")
-        if registered.agent.current_revision != registered.revision.revision:
-            current = reference(name, registered.agent.current_revision)
-            echo(f"New tasks get {current}. Ramp it: tenure agents ramp {made} 10%", err=True)
-
-    context.run(work)
+    request = pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
+    registered = await client.agents.RegisterAgent(request)
+    if context.as_json:
+        context.emit(registered)
+        return
+    made = reference(name, registered.revision.revision)
+    echo(f"{made} is registered" if registered.created else f"{made} has this content already")
+    if registered.agent.current_revision != registered.revision.revision:
+        current = reference(name, registered.agent.current_revision)
+        echo(f"New tasks get {current}. Ramp it: tenure agents ramp {made} 10%", err=True)
 
 
 @agents.command()
 @click.argument("agent", type=REVISION, metavar="AGENT@REVISION")
 @click.argument("percent", type=PercentType())
 @_reason
-@pass_context
-def ramp(context: Context, agent: tuple[str, int], percent: int, reason: str) -> None:
+@with_client
+async def ramp(context: Context, client: Client, agent: tuple[str, int], percent: int, reason: str) -> None:
     """Send PERCENT of the new tasks to a revision; the current one gets the rest.
 
     `100%` makes the revision current, `0%` ends its ramp. Tasks that were submitted before keep their revision.
     """
-
-    async def work(client: Client) -> None:
-        request = pb.RampAgentRequest(name=agent[0], revision=agent[1], basis_points=percent, reason=reason)
-        changed = (await client.agents.RampAgent(request)).agent
-        if context.as_json:
-            context.emit(changed)
-        else:
-            echo(_where_new_tasks_go(changed))
-
-    context.run(work)
+    request = pb.RampAgentRequest(name=agent[0], revision=agent[1], basis_points=percent, reason=reason)
+    changed = (await client.agents.RampAgent(request)).agent
+    context.say(changed, _where_new_tasks_go(changed))
 
 
 @agents.command()
 @click.argument("agent", type=REVISION, metavar="AGENT@REVISION")
 @_reason
-@pass_context
-def retire(context: Context, agent: tuple[str, int], reason: str) -> None:
+@with_client
+async def retire(context: Context, client: Client, agent: tuple[str, int], reason: str) -> None:
     """Retire a revision for good: no new task gets it. Its tasks go on."""
-
-    async def work(client: Client) -> None:
-        request = pb.RetireAgentRevisionRequest(name=agent[0], revision=agent[1], reason=reason)
-        retired = (await client.agents.RetireAgentRevision(request)).revision
-        if context.as_json:
-            context.emit(retired)
-        else:
-            left = f"; {retired.open_tasks:,} of its tasks go on" if retired.open_tasks else ""
-            echo(f"{reference(*agent)} is retired{left}")
-
-    context.run(work)
+    request = pb.RetireAgentRevisionRequest(name=agent[0], revision=agent[1], reason=reason)
+    retired = (await client.agents.RetireAgentRevision(request)).revision
+    if context.as_json:
+        context.emit(retired)
+    else:
+        left = f"; {retired.open_tasks:,} of its tasks go on" if retired.open_tasks else ""
+        echo(f"{reference(*agent)} is retired{left}")
 
 
 def read_definition(file: Path) -> tuple[str, pb.AgentDefinition]:

@@ -19,20 +19,11 @@ from tenure.client import Client
 from tenure.domain.budget import money_text, usd
 from tenure.domain.errors import Refused
 from tenure.domain.texts import visible_text
-from tenure.domain.waits import ALLOW, DENY, EDIT
+from tenure.domain.waits import ALLOW, DENY, EDIT, WaitKind, is_for_person
 from tenure.v1 import task_pb2
-from tenure.wire.common import PRIORITIES, unix_seconds
+from tenure.wire.common import PRIORITIES, WAIT_KINDS, unix_seconds
 
-FOR_PEOPLE = frozenset(
-    {
-        task_pb2.WAIT_KIND_APPROVAL,
-        task_pb2.WAIT_KIND_QUESTION,
-        task_pb2.WAIT_KIND_TOOL_APPROVAL,
-        task_pb2.WAIT_KIND_BUDGET,
-        task_pb2.WAIT_KIND_OPERATOR,
-    }
-)
-
+FOR_PEOPLE: Final = frozenset(WAIT_KINDS.to_wire(kind) for kind in WaitKind if is_for_person(kind))
 MAX_LINE_BYTES: Final = 4096
 """The most that one read takes: more than one line of a terminal."""
 

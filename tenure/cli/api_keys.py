@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.formatting import ago, make_list
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
@@ -71,56 +71,42 @@ def create(
         if descriptor is not None:
             write_secret(descriptor, created)
             created.secret = ""
-    if context.as_json:
-        context.emit(created)
-    else:
-        echo(created.secret or f"{created.api_key.key_id} is in {output}")
+    context.say(created, created.secret or f"{created.api_key.key_id} is in {output}")
 
 
 @api_keys.command("list")
 @click.option("--all", "every", is_flag=True, help="Also revoked and expired keys.")
-@pass_context
-def list_keys(context: Context, every: bool) -> None:
+@with_client
+async def list_keys(context: Context, client: Client, every: bool) -> None:
     """List the keys of the tenant, newest first; for operators, of all tenants."""
-
-    async def work(client: Client) -> None:
-        listed = [
-            key
-            async for key in client.items(
-                client.api_keys.ListApiKeys, pb.ListApiKeysRequest(all=every), lambda page: page.api_keys
-            )
-        ]
-        if context.as_json:
-            for key in listed:
-                context.emit(key)
-        elif not listed:
-            echo("no keys", err=True)
-        else:
-            now = datetime.now(UTC)
-            table = make_list("KEY", "NAME", "TENANT", "MAY", "CREATED", "STATE")
-            for key in listed:
-                may = ", ".join(PERMISSIONS.to_domain(one).lower().replace("_", "-") for one in key.permissions)
-                created = ago(key.create_time)
-                table.add_row(key.key_id, key.name, key.tenant or "(any)", may, created, _state(key, now))
-            context.console.print(table)
-
-    context.run(work)
+    listed = [
+        key
+        async for key in client.items(
+            client.api_keys.ListApiKeys, pb.ListApiKeysRequest(all=every), lambda page: page.api_keys
+        )
+    ]
+    if context.as_json:
+        for key in listed:
+            context.emit(key)
+    elif not listed:
+        echo("no keys", err=True)
+    else:
+        now = datetime.now(UTC)
+        table = make_list("KEY", "NAME", "TENANT", "MAY", "CREATED", "STATE")
+        for key in listed:
+            may = ", ".join(PERMISSIONS.to_domain(one).lower().replace("_", "-") for one in key.permissions)
+            created = ago(key.create_time)
+            table.add_row(key.key_id, key.name, key.tenant or "(any)", may, created, _state(key, now))
+        context.console.print(table)
 
 
 @api_keys.command()
 @click.argument("key_id", metavar="KEY")
-@pass_context
-def revoke(context: Context, key_id: str) -> None:
+@with_client
+async def revoke(context: Context, client: Client, key_id: str) -> None:
     """Revoke KEY for good: the 12 characters after tnr_. Its clients are refused within 5 s."""
-
-    async def work(client: Client) -> None:
-        revoked = (await client.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=key_id))).api_key
-        if context.as_json:
-            context.emit(revoked)
-        else:
-            echo(f"{revoked.key_id} ({revoked.name}) is revoked")
-
-    context.run(work)
+    revoked = (await client.api_keys.RevokeApiKey(pb.RevokeApiKeyRequest(key_id=key_id))).api_key
+    context.say(revoked, f"{revoked.key_id} ({revoked.name}) is revoked")
 
 
 def _state(key: pb.ApiKey, now: datetime) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import ago, count_text, make_list
 from tenure.cli.output import echo
@@ -42,8 +42,10 @@ def audit() -> None:
 @click.option("--method", default="", help="Only calls of this method, such as AdminService/DrainWorker.")
 @click.option("--denied", is_flag=True, help="Only refused calls.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
-@pass_context
-def list_records(context: Context, of_tenant: str, subject: str, method: str, denied: bool, limit: int) -> None:
+@with_client
+async def list_records(
+    context: Context, client: Client, of_tenant: str, subject: str, method: str, denied: bool, limit: int
+) -> None:
     """List the newest records of all tenants, the newest first."""
     request = pb.ListAuditRecordsRequest(
         page_size=min(limit, _PAGE),
@@ -53,21 +55,18 @@ def list_records(context: Context, of_tenant: str, subject: str, method: str, de
         decision=DECISIONS.to_wire(Decision.DENIED) if denied else pb.AUDIT_DECISION_UNSPECIFIED,
     )
 
-    async def work(client: Client) -> None:
-        records: list[pb.AuditRecord] = []
-        async for record in client.items(client.audit.ListAuditRecords, request, lambda page: page.records):
-            records.append(record)
-            if len(records) == limit:
-                break
-        if context.as_json:
-            for record in records:
-                context.emit(record)
-        elif not records:
-            echo("no records", err=True)
-        else:
-            context.console.print(_table(records))
-
-    context.run(work)
+    records: list[pb.AuditRecord] = []
+    async for record in client.items(client.audit.ListAuditRecords, request, lambda page: page.records):
+        records.append(record)
+        if len(records) == limit:
+            break
+    if context.as_json:
+        for record in records:
+            context.emit(record)
+    elif not records:
+        echo("no records", err=True)
+    else:
+        context.console.print(_table(records))
 
 
 def _table(records: list[pb.AuditRecord]) -> object:
@@ -111,10 +110,10 @@ def verify(context: Context, noted: Head | None) -> None:
     except BrokenChainError as broken:
         echo(f"the audit log was changed: {broken}", err=True)
         click.get_current_context().exit(Exit.INVARIANT_VIOLATED)
-    if context.as_json:
-        context.emit({"records": head.number, "head": str(head)})
-    else:
-        echo(f"{count_text(head.number, 'record')}, the chain is unbroken; head {head}")
+    context.say(
+        {"records": head.number, "head": str(head)},
+        f"{count_text(head.number, 'record')}, the chain is unbroken; head {head}",
+    )
 
 
 async def _all_records(client: Client) -> AsyncIterator[ChainedRecord]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 from google.protobuf.message import Message
 from rich.console import Console
 
+from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo, json_line
 from tenure.client import Client
 from tenure.runtime.running_stack import CERTIFICATES, read_addresses
@@ -20,6 +22,8 @@ from tenure.sdk.json_shape import PublicValue
 from tenure.sdk.public_value import public_value
 from tenure.wire.common import to_dict
 
+P = ParamSpec("P")
+Shown = TypeVar("Shown", bound=Message | PublicValue)
 T = TypeVar("T")
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
@@ -65,6 +69,32 @@ class Context:
             value = value.to_json()
         echo(json_line(to_dict(value) if isinstance(value, Message) else value))
 
+    def say(self, value: Message | PublicValue | Mapping[str, Any], text: str) -> None:
+        """Prints a value as JSON, or the text for people."""
+        if self.as_json:
+            self.emit(value)
+        else:
+            echo(text)
+
+    def show(self, value: Shown, show: Callable[[Context, Shown], None]) -> None:
+        """Prints a value as JSON, or for people with `show`."""
+        if self.as_json:
+            self.emit(value)
+        else:
+            show(self, value)
+
+    def show_all(
+        self, values: Sequence[Shown], show: Callable[[Context, Sequence[Shown]], None], *, none: str = ""
+    ) -> None:
+        """Prints values as lines of JSON, or for people with `show`; `none`: what people read when there are none."""
+        if self.as_json:
+            for value in values:
+                self.emit(value)
+        elif none and not values:
+            echo(none, err=True)
+        else:
+            show(self, values)
+
 
 def find_gateway(address: str | None, data_dir: Path) -> str:
     """Returns the given address, else the gateway of the stack that runs on `data_dir`, else the default."""
@@ -94,3 +124,19 @@ def find_tls(given: ClientTls, address: str | None, data_dir: Path) -> ClientTls
 
 
 pass_context = click.make_pass_decorator(Context)
+
+
+def with_client(work: Callable[Concatenate[Context, Client, P], Awaitable[Exit | None]]) -> Callable[P, None]:
+    """Makes the function of a command from a coroutine, which gets the context and a connected client.
+
+    The command ends with the exit code that the coroutine returns.
+    """
+
+    @pass_context
+    @wraps(work)
+    def command(context: Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        code = context.run(lambda client: work(context, client, *args, **kwargs))
+        if code is not None:
+            raise SystemExit(code)
+
+    return command

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import click
 from rich.text import Text
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.formatting import ago, bytes_text, make_table, printable
 from tenure.cli.output import echo, file_output
 from tenure.cli.parameters import find_task, task_argument
@@ -31,25 +31,21 @@ def files() -> None:
 @files.command("list", short_help="List the files of TASK's workspace, and how full it is.")
 @task_argument
 @click.argument("path", default="")
-@pass_context
-def list_files(context: Context, task: str, path: str) -> None:
+@with_client
+async def list_files(context: Context, client: Client, task: str, path: str) -> None:
     """List the files of TASK's workspace, or those below PATH in it, and how full the workspace is."""
-
-    async def work(client: Client) -> None:
-        task_id = await find_task(client, task)
-        usage = workspace_pb2.WorkspaceUsage()
-        listed: list[workspace_pb2.WorkspaceFile] = []
-        request = task_service_pb2.ListFilesRequest(task_id=task_id, path=path)
-        async for page in client.pages(client.tasks.ListFiles, request):
-            usage.MergeFrom(page.usage)
-            if not context.as_json:
-                listed += page.files
-            for file in page.files if context.as_json else ():
-                context.emit(file)
+    task_id = await find_task(client, task)
+    usage = workspace_pb2.WorkspaceUsage()
+    listed: list[workspace_pb2.WorkspaceFile] = []
+    request = task_service_pb2.ListFilesRequest(task_id=task_id, path=path)
+    async for page in client.pages(client.tasks.ListFiles, request):
+        usage.MergeFrom(page.usage)
         if not context.as_json:
-            _show(context, listed, usage)
-
-    context.run(work)
+            listed += page.files
+        for file in page.files if context.as_json else ():
+            context.emit(file)
+    if not context.as_json:
+        _show(context, listed, usage)
 
 
 @files.command("get")
@@ -80,10 +76,7 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
             size_bytes = await download_file(client.tasks, task_id, path, target)
         except OSError as error:
             raise click.ClickException(f"{target} cannot be written: {error.strerror or error}") from error
-        if context.as_json:
-            context.emit({"path": str(target), "size_bytes": size_bytes})
-        else:
-            echo(f"{target} ({bytes_text(size_bytes)})")
+        context.say({"path": str(target), "size_bytes": size_bytes}, f"{target} ({bytes_text(size_bytes)})")
 
     context.run(work)
 

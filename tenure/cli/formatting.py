@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -41,17 +41,17 @@ def _in_one_line(cell: RenderableType | None) -> RenderableType | None:
 _LINE_ENDS: Final = str.maketrans({"\n": "\\n", "\t": "\\t"})
 
 
-def make_table(*columns: str) -> Table:
-    """Returns a table without lines, which is easy to read and to cut with awk."""
+def make_table(*columns: str, right: Collection[int] = ()) -> Table:
+    """Returns a table without lines, which is easy to read and to cut with awk. `right`: the columns of numbers."""
     table = RecordTable(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index == 0)
+        table.add_column(column, no_wrap=index == 0, justify="right" if index in right else "left")
     return table
 
 
-def make_list(*columns: str) -> Table:
+def make_list(*columns: str, right: Collection[int] = ()) -> Table:
     """Returns a table whose rows take one line. Where it is too wide, only the last column is cut (`cut_text`)."""
-    table = make_table(*columns)
+    table = make_table(*columns, right=right)
     for column in table.columns[:-1]:
         column.no_wrap = True
     return table
@@ -79,11 +79,14 @@ def output_text(output: tool_pb2.TaskOutput) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def make_grid() -> Table:
-    """Returns a grid of two columns, names and values. A value may take several lines."""
+def make_grid(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Returns a grid of names and values, without empty values. A value may take several lines."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
+    for name, value in rows:
+        if value:
+            grid.add_row(name, value)
     return grid
 
 

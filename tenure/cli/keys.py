@@ -47,10 +47,7 @@ def create(context: Context, directory: Path) -> None:
         if private.exists():
             raise click.ClickException(f"{private} exists and is not overwritten; move it to another place first")
         write_key_pair(private, public, key_id=uuid.uuid4().hex[:8])
-    if context.as_json:
-        context.emit({"signing_key_file": str(private), "verifying_keys_file": str(public)})
-    else:
-        echo(f"{private} (secret)\n{public}")
+    context.say({"signing_key_file": str(private), "verifying_keys_file": str(public)}, f"{private} (secret)\n{public}")
 
 
 @keys.command()
@@ -104,10 +101,10 @@ def withdraw(context: Context, directory: Path, key_id: str) -> None:
 
     with key_errors():
         withdraw_key(*key_files(directory), key_id)
-    if context.as_json:
-        context.emit({"key_id": key_id, "withdrawn": True})
-    else:
-        echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
+    context.say(
+        {"key_id": key_id, "withdrawn": True},
+        f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s",
+    )
 
 
 @keys.command(short_help="Create or replace the key that encrypts secrets in the database.")
@@ -129,10 +126,10 @@ def encryption(context: Context, file: Path, withdrawn: str | None) -> None:
             add_encryption_key(file, key_id)
         else:
             withdraw_encryption_key(file, key_id)
-    if context.as_json:
-        context.emit({"key_id": key_id, "withdrawn": withdrawn is not None})
-    else:
-        echo(f"{key_id} {'encrypts from now on' if withdrawn is None else 'is withdrawn'}")
+    context.say(
+        {"key_id": key_id, "withdrawn": withdrawn is not None},
+        f"{key_id} {'encrypts from now on' if withdrawn is None else 'is withdrawn'}",
+    )
 
 
 def key_files(directory: Path) -> tuple[Path, Path]:
@@ -234,7 +231,4 @@ def _show_certificates(context: Context, directory: Path, names: Iterable[str]) 
     """Prints the files of the new certificates."""
     for name in names:
         certificate = directory / f"{name}.pem"
-        if context.as_json:
-            context.emit({"certificate_file": str(certificate)})
-        else:
-            echo(str(certificate))
+        context.say({"certificate_file": str(certificate)}, str(certificate))

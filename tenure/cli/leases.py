@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import (
     ago,
     clock,
@@ -40,67 +40,46 @@ def leases() -> None:
 
 @leases.command("list")
 @click.argument("prefix", default="")
-@pass_context
-def list_leases(context: Context, prefix: str) -> None:
+@with_client
+async def list_leases(context: Context, client: Client, prefix: str) -> None:
     """List the live leases, or those whose names begin with PREFIX."""
-
-    async def work(client: Client) -> None:
-        leases = [
-            lease
-            async for lease in client.items(
-                client.leases.ListLeases, pb.ListLeasesRequest(prefix=prefix), lambda page: page.leases
-            )
-        ]
-        if context.as_json:
-            for lease in leases:
-                context.emit(lease)
-        elif not leases:
-            echo("no lease is held", err=True)
-        else:
-            _show(context, leases)
-
-    context.run(work)
+    leases = [
+        lease
+        async for lease in client.items(
+            client.leases.ListLeases, pb.ListLeasesRequest(prefix=prefix), lambda page: page.leases
+        )
+    ]
+    context.show_all(leases, _show, none="no lease is held")
 
 
 @leases.command(short_help="Show the holder of RESOURCE.")
 @click.argument("resource")
-@pass_context
-def get(context: Context, resource: str) -> None:
+@with_client
+async def get(context: Context, client: Client, resource: str) -> None:
     """Show the holder of RESOURCE, since when it holds it, and how the previous lease ended."""
-
-    async def work(client: Client) -> None:
-        lease = (await client.leases.GetLease(pb.GetLeaseRequest(resource=resource))).lease
-        if context.as_json:
-            context.emit(lease)
-            return
-        exact = f" ({lease.epoch})" if context.is_verbose else ""
-        echo(f"{lease.resource} is held by {lease.holder}{_epoch_text(context, lease.epoch)}{exact}")
-        left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
-        echo(f"acquired {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
-        previous = f"{_end_reason(lease)}{_epoch_text(context, lease.previous_epoch)}"
-        echo(f"previous lease: {previous if lease.previous_epoch else 'none'}")
-
-    context.run(work)
+    lease = (await client.leases.GetLease(pb.GetLeaseRequest(resource=resource))).lease
+    if context.as_json:
+        context.emit(lease)
+        return
+    exact = f" ({lease.epoch})" if context.is_verbose else ""
+    echo(f"{lease.resource} is held by {lease.holder}{_epoch_text(context, lease.epoch)}{exact}")
+    left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
+    echo(f"acquired {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
+    previous = f"{_end_reason(lease)}{_epoch_text(context, lease.previous_epoch)}"
+    echo(f"previous lease: {previous if lease.previous_epoch else 'none'}")
 
 
 @leases.command(short_help="Show the events of leases, until Ctrl-C.")
 @click.argument("prefix", default="")
 @click.option("--after", default=0, help="Continue after the revision of an earlier line. Default: from now.")
-@pass_context
-def watch(context: Context, prefix: str, after: int) -> None:
+@with_client
+async def watch(context: Context, client: Client, prefix: str, after: int) -> None:
     """Show the events of leases whose names begin with PREFIX, until Ctrl-C. No event is left out."""
-
-    async def work(client: Client) -> None:
-        if not context.as_json:
-            echo("watching leases; Ctrl-C stops", err=True)
-        async with aclosing(watch_leases(client.leases, prefix, after)) as events:
-            async for event in events:
-                if context.as_json:
-                    context.emit(event)
-                else:
-                    echo(_say(context, event))
-
-    context.run(work)
+    if not context.as_json:
+        echo("watching leases; Ctrl-C stops", err=True)
+    async with aclosing(watch_leases(client.leases, prefix, after)) as events:
+        async for event in events:
+            context.say(event, _say(context, event))
 
 
 @leases.command(short_help="Acquire RESOURCE, and print its token.")
@@ -112,46 +91,38 @@ def watch(context: Context, prefix: str, after: int) -> None:
 @click.option(
     "--hold", is_flag=True, help="Renew the lease until Ctrl-C, then release it. Without this flag it ends after --ttl."
 )
-@pass_context
-def acquire(context: Context, resource: str, holder: str, ttl: float, hold: bool) -> None:
+@with_client
+async def acquire(context: Context, client: Client, resource: str, holder: str, ttl: float, hold: bool) -> None:
     """Acquire RESOURCE, for example to keep all other clients away, and print its token (base64, for scripts)."""
-
-    async def work(client: Client) -> None:
-        if hold:
-            async with HeldLease(client.leases, resource, holder=holder, ttl_seconds=ttl) as held:
-                _tell(context, held.info)
-                await asyncio.Event().wait()
-        request = pb.AcquireLeaseRequest(resource=resource, holder=holder, ttl=duration(ttl))
-        _tell(context, (await client.leases.AcquireLease(request)).lease)
-
-    context.run(work)
+    if hold:
+        async with HeldLease(client.leases, resource, holder=holder, ttl_seconds=ttl) as held:
+            _tell(context, held.info)
+            await asyncio.Event().wait()
+    request = pb.AcquireLeaseRequest(resource=resource, holder=holder, ttl=duration(ttl))
+    _tell(context, (await client.leases.AcquireLease(request)).lease)
 
 
 @leases.command()
 @click.argument("resource")
 @_epoch
 @_reason
-@pass_context
-def release(context: Context, resource: str, epoch: int | None, reason: str) -> None:
+@with_client
+async def release(context: Context, client: Client, resource: str, epoch: int | None, reason: str) -> None:
     """Release RESOURCE on behalf of its holder.
 
     The old holder's writes are accepted until the fence of the guarded system has seen a newer epoch.
     """
-
-    async def work(client: Client) -> None:
-        reference = await _reference(client, resource, epoch)
-        answer = await client.leases.ReleaseLease(pb.ReleaseLeaseRequest(lease=reference, reason=reason))
-        if not answer.released:
-            raise NotFound(
-                f"the lease of {resource} with epoch {describe_epoch(reference.epoch)} has already ended",
-                reason="LEASE_LOST",
-            )
-        if context.as_json:
-            context.emit({"resource": resource, "epoch": reference.epoch, "released": True})
-        else:
-            echo(f"{resource} is released{_epoch_text(context, reference.epoch)}")
-
-    context.run(work)
+    reference = await _reference(client, resource, epoch)
+    answer = await client.leases.ReleaseLease(pb.ReleaseLeaseRequest(lease=reference, reason=reason))
+    if not answer.released:
+        raise NotFound(
+            f"the lease of {resource} with epoch {describe_epoch(reference.epoch)} has already ended",
+            reason="LEASE_LOST",
+        )
+    context.say(
+        {"resource": resource, "epoch": reference.epoch, "released": True},
+        f"{resource} is released{_epoch_text(context, reference.epoch)}",
+    )
 
 
 @leases.command(short_help="Transfer RESOURCE to HOLDER.")
@@ -162,34 +133,28 @@ def release(context: Context, resource: str, epoch: int | None, reason: str) -> 
 @click.option(
     "--ttl", type=DURATION, default=None, help="The time to live without a renewal, 2s to 1h. Default: unchanged."
 )
-@pass_context
-def transfer(context: Context, resource: str, holder: str, epoch: int | None, reason: str, ttl: float | None) -> None:
+@with_client
+async def transfer(
+    context: Context, client: Client, resource: str, holder: str, epoch: int | None, reason: str, ttl: float | None
+) -> None:
     """Transfer RESOURCE to HOLDER, who must acquire it under that name before the lease ends."""
-
-    async def work(client: Client) -> None:
-        request = pb.TransferLeaseRequest(lease=await _reference(client, resource, epoch), holder=holder, reason=reason)
-        if ttl is not None:
-            request.ttl.CopyFrom(duration(ttl))
-        _tell(context, (await client.leases.TransferLease(request)).lease)
-
-    context.run(work)
+    request = pb.TransferLeaseRequest(lease=await _reference(client, resource, epoch), holder=holder, reason=reason)
+    if ttl is not None:
+        request.ttl.CopyFrom(duration(ttl))
+    _tell(context, (await client.leases.TransferLease(request)).lease)
 
 
 @leases.command()
-@pass_context
-def keys(context: Context) -> None:
+@with_client
+async def keys(context: Context, client: Client) -> None:
     """List the public keys that verify fencing tokens, of leases and of tasks."""
-
-    async def work(client: Client) -> None:
-        listed = (await client.leases.ListSigningKeys(pb.ListSigningKeysRequest())).keys
-        for key in listed:
-            if context.as_json:
-                context.emit(key)
-            else:
-                state = "active" if key.active else "retired"
-                echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {state}")
-
-    context.run(work)
+    listed = (await client.leases.ListSigningKeys(pb.ListSigningKeysRequest())).keys
+    for key in listed:
+        if context.as_json:
+            context.emit(key)
+        else:
+            state = "active" if key.active else "retired"
+            echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {state}")
 
 
 async def _reference(client: Client, resource: str, epoch: int | None) -> pb.LeaseReference:

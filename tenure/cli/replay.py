@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit, exit_of_task
 from tenure.cli.formatting import count_text, summary, why
 from tenure.cli.output import echo, echo_result
@@ -61,10 +61,16 @@ _STACK: Final = {
 @click.option("--model", required=True, help="The model of the replay.")
 @click.option("--system", default=None, help="Use another system prompt.")
 @click.option("--recorded-tools", is_flag=True, help="Answer tool calls from the record, and execute none.")
-@pass_context
-def replay(
-    context: Context, task: str | None, ledger: Path | None, model: str, system: str | None, recorded_tools: bool
-) -> None:
+@with_client
+async def replay(
+    context: Context,
+    client: Client,
+    task: str | None,
+    ledger: Path | None,
+    model: str,
+    system: str | None,
+    recorded_tools: bool,
+) -> Exit:
     """Run TASK again from its beginning, with another model, as a new task that changes nothing outside.
 
     A tool call that TASK made too, with the same arguments, gets the recorded outcome, also if a person, an event or
@@ -84,15 +90,12 @@ def replay(
             "tenure fork TASK --step 0 --model MODEL"
         )
 
-    async def work(client: Client) -> Exit:
-        try:
-            name, entries = (ledger.name, read_ledger(ledger)) if ledger else await _recorded(client, task or "")
-            request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
-        except UnreadableLedger as error:
-            raise click.ClickException(str(error)) from error
-        return await replay_in_task(context, client, request, entries)
-
-    raise SystemExit(context.run(work))
+    try:
+        name, entries = (ledger.name, read_ledger(ledger)) if ledger else await _recorded(client, task or "")
+        request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
+    except UnreadableLedger as error:
+        raise click.ClickException(str(error)) from error
+    return await replay_in_task(context, client, request, entries)
 
 
 async def _recorded(client: Client, task: str) -> tuple[str, list[ledger_pb2.Entry]]:

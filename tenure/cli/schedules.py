@@ -11,15 +11,15 @@ import click
 from click.core import ParameterSource
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
-from rich.table import Table
 from rich.text import Text
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.entry_lines import goal_text
 from tenure.cli.formatting import (
     ago,
     count_text,
     cut_text,
+    make_grid,
     make_list,
     make_table,
     one_line,
@@ -88,9 +88,7 @@ def _next(schedule: pb.Schedule) -> Text:
 
 def show_all(context: Context, schedules: Iterable[pb.Schedule]) -> None:
     """Prints a table of schedules."""
-    table = make_list("NAME", "CRON", "NEXT", "OVERLAP", "RUNS", "SKIPPED", "GOAL")
-    for column in (4, 5):
-        table.columns[column].justify = "right"
+    table = make_list("NAME", "CRON", "NEXT", "OVERLAP", "RUNS", "SKIPPED", "GOAL", right=(4, 5))
     for one in schedules:
         counts = f"{one.started_runs:,}", f"{one.skipped_runs + one.failed_runs:,}"
         table.add_row(one.name, one.cron, _next(one), _overlap(one), *counts, cut_text(goal_text(one.spec), 120))
@@ -118,13 +116,7 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
         ("revision", _revision(schedule.spec)),
         ("model", schedule.spec.agent.model),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        if value:
-            grid.add_row(name, value)
-    context.console.print(grid)
+    context.console.print(make_grid(rows))
     if response.runs:
         context.console.print()
         _show_runs(context, response)
@@ -201,10 +193,7 @@ def update(command: click.Context, context: Context, /, schedule: str, **options
         ).schedule
         with named_arguments(typed_names(changed, goal="--goal")):
             updated = (await client.schedules.UpdateSchedule(update_request(schedule_value, changed))).schedule
-        if context.as_json:
-            context.emit(updated)
-        else:
-            echo(f"{updated.name} is paused" if updated.paused else _next_due_text(updated))
+        context.say(updated, f"{updated.name} is paused" if updated.paused else _next_due_text(updated))
 
     context.run(work)
 
@@ -292,9 +281,10 @@ def schedules() -> None:
     "--from", "start", type=MOMENT, default=None, help="No due times before this time, in the schedule's zone."
 )
 @click.option("--until", "end", type=MOMENT, default=None, help="No due times after this time, in the schedule's zone.")
-@pass_context
-def create(
+@with_client
+async def create(
     context: Context,
+    client: Client,
     /,
     name: str,
     goal: str,
@@ -321,16 +311,13 @@ def create(
         end_time=timestamp_in(zone, end),
     )
 
-    async def work(client: Client) -> None:
-        with named_arguments(typed_names(options)):
-            created = (await client.schedules.CreateSchedule(request)).schedule
-        if context.as_json:
-            context.emit(created)
-            return
-        echo(created.schedule_id)
-        echo(_next_due_text(created), err=True)
-
-    context.run(work)
+    with named_arguments(typed_names(options)):
+        created = (await client.schedules.CreateSchedule(request)).schedule
+    if context.as_json:
+        context.emit(created)
+        return
+    echo(created.schedule_id)
+    echo(_next_due_text(created), err=True)
 
 
 schedules.add_command(update)
@@ -338,72 +325,49 @@ create.params.extend(SCHEDULE_OPTIONS)
 
 
 @schedules.command("list")
-@pass_context
-def list_schedules(context: Context) -> None:
+@with_client
+async def list_schedules(context: Context, client: Client) -> None:
     """List all schedules, by name."""
-
-    async def work(client: Client) -> None:
-        schedules = [
-            schedule
-            async for schedule in client.items(
-                client.schedules.ListSchedules, pb.ListSchedulesRequest(), lambda page: page.schedules
-            )
-        ]
-        if context.as_json:
-            for schedule in schedules:
-                context.emit(schedule)
-        elif not schedules:
-            echo('no schedules; create one: tenure schedules create NAME "GOAL" --cron "0 7 * * *"', err=True)
-        else:
-            show_all(context, schedules)
-
-    context.run(work)
+    schedules = [
+        schedule
+        async for schedule in client.items(
+            client.schedules.ListSchedules, pb.ListSchedulesRequest(), lambda page: page.schedules
+        )
+    ]
+    context.show_all(
+        schedules, show_all, none='no schedules; create one: tenure schedules create NAME "GOAL" --cron "0 7 * * *"'
+    )
 
 
 @schedules.command(short_help="Show SCHEDULE and its newest runs.")
 @_schedule
 @click.option("--runs", type=click.IntRange(1, 100), default=10, show_default=True, help="Show this many of its runs.")
-@pass_context
-def get(context: Context, schedule: str, runs: int) -> None:
+@with_client
+async def get(context: Context, client: Client, schedule: str, runs: int) -> None:
     """Show SCHEDULE, its next due time, and its newest runs."""
-
-    async def work(client: Client) -> None:
-        request = pb.GetScheduleRequest(schedule=schedule, run_count=runs)
-        result = await client.schedules.GetSchedule(request)
-        if context.as_json:
-            context.emit(result)
-        else:
-            show_schedule(context, result)
-
-    context.run(work)
+    request = pb.GetScheduleRequest(schedule=schedule, run_count=runs)
+    result = await client.schedules.GetSchedule(request)
+    context.show(result, show_schedule)
 
 
 @schedules.command()
 @_schedule
 @click.option("--reason", required=True, help="Why; recorded and shown to others.")
-@pass_context
-def pause(context: Context, schedule: str, reason: str) -> None:
+@with_client
+async def pause(context: Context, client: Client, schedule: str, reason: str) -> None:
     """Pause SCHEDULE: it has no due times until it is resumed. Its running tasks continue."""
-
-    async def work(client: Client) -> None:
-        request = pb.PauseScheduleRequest(schedule=schedule, reason=reason)
-        paused = (await client.schedules.PauseSchedule(request)).schedule
-        _emit_or_echo(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
-
-    context.run(work)
+    request = pb.PauseScheduleRequest(schedule=schedule, reason=reason)
+    paused = (await client.schedules.PauseSchedule(request)).schedule
+    context.say(paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
 
 
 @schedules.command(short_help="Resume SCHEDULE after a pause.")
 @_schedule
-@pass_context
-def resume(context: Context, schedule: str) -> None:
+@with_client
+async def resume(context: Context, client: Client, schedule: str) -> None:
     """Resume SCHEDULE from now. Due times during the pause are not made up for."""
-
-    async def work(client: Client) -> None:
-        resumed = (await client.schedules.ResumeSchedule(pb.ResumeScheduleRequest(schedule=schedule))).schedule
-        _emit_or_echo(context, resumed, _next_due_text(resumed))
-
-    context.run(work)
+    resumed = (await client.schedules.ResumeSchedule(pb.ResumeScheduleRequest(schedule=schedule))).schedule
+    context.say(resumed, _next_due_text(resumed))
 
 
 @schedules.command(short_help="Submit a task of SCHEDULE now.")
@@ -413,45 +377,27 @@ def resume(context: Context, schedule: str) -> None:
     default="",
     help="Makes the command safe to repeat: a repeat with the same id creates no second task.",
 )
-@pass_context
-def trigger(context: Context, schedule: str, request_id: str) -> None:
+@with_client
+async def trigger(context: Context, client: Client, schedule: str, request_id: str) -> None:
     """Submit a task of SCHEDULE now, also while it is paused, and print the task's id."""
-
-    async def work(client: Client) -> None:
-        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id)
-        task = (await client.schedules.TriggerSchedule(request)).task
-        if context.as_json:
-            context.emit(task)
-            return
-        echo(task.task_id)
-        echo(f"Submitted. Watch it: tenure watch {short_id(task.task_id)}", err=True)
-
-    context.run(work)
+    request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id)
+    task = (await client.schedules.TriggerSchedule(request)).task
+    if context.as_json:
+        context.emit(task)
+        return
+    echo(task.task_id)
+    echo(f"Submitted. Watch it: tenure watch {short_id(task.task_id)}", err=True)
 
 
 @schedules.command()
 @_schedule
-@pass_context
-def delete(context: Context, schedule: str) -> None:
+@with_client
+async def delete(context: Context, client: Client, schedule: str) -> None:
     """Delete SCHEDULE and the records of its runs. Its tasks continue."""
-
-    async def work(client: Client) -> None:
-        if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
-            raise NotFound(f"schedule {schedule} not found", reason="SCHEDULE_NOT_FOUND")
-        if context.as_json:
-            context.emit({"schedule": schedule, "deleted": True})
-        else:
-            echo(f"{schedule} is deleted")
-
-    context.run(work)
+    if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
+        raise NotFound(f"schedule {schedule} not found", reason="SCHEDULE_NOT_FOUND")
+    context.say({"schedule": schedule, "deleted": True}, f"{schedule} is deleted")
 
 
 def _next_due_text(schedule: pb.Schedule) -> str:
     return f"{schedule.name}: next due {when_text(schedule.next_due_time, schedule.time_zone)}"
-
-
-def _emit_or_echo(context: Context, schedule: pb.Schedule, message: str) -> None:
-    if context.as_json:
-        context.emit(schedule)
-    else:
-        echo(message)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
@@ -38,10 +38,7 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 
     async def work(client: Client) -> None:
         response = await client.send(await find_task(client, task), message, request_id=request_id)
-        if context.as_json:
-            context.emit(response)
-        else:
-            echo(f"sent; {short_id(response.task_id)} is {why(response.state, response.reason, '')}")
+        context.say(response, f"sent; {short_id(response.task_id)} is {why(response.state, response.reason, '')}")
 
     context.run(work)
 
@@ -78,8 +75,8 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 )
 @click.option("--without-files", is_flag=True, help="Start with an empty workspace.")
 @click.option("--watch", "watched", is_flag=True, help="Show the task's steps until it ends.")
-@pass_context
-def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
+@with_client
+async def fork(context: Context, client: Client, /, task: str, watched: bool, **options: Any) -> Exit:
     """Create a new task that continues from TASK's history. TASK may be live or ended; it does not change.
 
     Without --at and --step as much history as possible is copied: with --message that continues an ended task.
@@ -89,20 +86,17 @@ def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
     """
     request = fork_request(**options)
 
-    async def work(client: Client) -> Exit:
-        request.task_id = await find_task(client, task)
-        forked = await client.fork(request)
-        if context.as_json:
-            context.emit(forked)
-        elif watched:
-            context.console.print(f"task {forked.task_id}", style="bold", soft_wrap=True)
-        else:
-            echo(forked.task_id)
-            origin = f"{short_id(request.task_id)} after entry {forked.forked_from.sequence}"
-            echo(f"Continues from {origin}. Watch it: tenure watch {short_id(forked.task_id)}", err=True)
-        return await watch_task(context, client, forked.task_id) if watched else Exit.OK
-
-    raise SystemExit(context.run(work))
+    request.task_id = await find_task(client, task)
+    forked = await client.fork(request)
+    if context.as_json:
+        context.emit(forked)
+    elif watched:
+        context.console.print(f"task {forked.task_id}", style="bold", soft_wrap=True)
+    else:
+        echo(forked.task_id)
+        origin = f"{short_id(request.task_id)} after entry {forked.forked_from.sequence}"
+        echo(f"Continues from {origin}. Watch it: tenure watch {short_id(forked.task_id)}", err=True)
+    return await watch_task(context, client, forked.task_id) if watched else Exit.OK
 
 
 def fork_request(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import caps_text, model_text, money_cap_text, short_id
 from tenure.cli.output import echo
@@ -47,8 +47,8 @@ from tenure.wire.common import timestamp
     is_flag=True,
     help="Refuse the submit while another exclusive task of the conversation or source has not ended.",
 )
-@pass_context
-def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> None:
+@with_client
+async def submit(context: Context, client: Client, /, goal: str, watched: bool, **options: Any) -> Exit:
     """Submit a task with GOAL for an agent; `-` reads GOAL from standard input.
 
     With --agent an agent in Python gets GOAL. With --function a control function runs, and GOAL is only a description
@@ -58,18 +58,15 @@ def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> Non
     """
     request = request_of(goal, **options)
 
-    async def work(client: Client) -> Exit:
-        with named_arguments(typed_names(options)):
-            task = await client.submit(request.spec.goal, request=request)
-        if context.as_json:
-            context.emit(task)
-        elif watched:
-            context.console.print(f"task {task.task_id}", style="bold", soft_wrap=True)
-        else:
-            _print_submitted(task)
-        return await watch_task(context, client, task.task_id) if watched else Exit.OK
-
-    raise SystemExit(context.run(work))
+    with named_arguments(typed_names(options)):
+        task = await client.submit(request.spec.goal, request=request)
+    if context.as_json:
+        context.emit(task)
+    elif watched:
+        context.console.print(f"task {task.task_id}", style="bold", soft_wrap=True)
+    else:
+        _print_submitted(task)
+    return await watch_task(context, client, task.task_id) if watched else Exit.OK
 
 
 submit.params[2:2] = TASK_OPTIONS  # after GOAL and --watch

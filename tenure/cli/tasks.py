@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 from rich.tree import Tree
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.entry_lines import (
     describe,
     goal_text,
@@ -100,19 +100,15 @@ SHOWN_FORKS: Final = 5
 
 @click.command(short_help="Show TASK: state, goal, tokens, budget, wait.")
 @task_argument
-@pass_context
-def get(context: Context, task: str) -> None:
+@with_client
+async def get(context: Context, client: Client, task: str) -> None:
     """Show TASK: its state, goal, tokens, budget, wait and result. The exit code is 0 in every state."""
-
-    async def work(client: Client) -> None:
-        shown_task = await client.get(await find_task(client, task))
-        if context.as_json:
-            context.emit(shown_task)
-        else:
-            forks = client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=shown_task.task_id), limit=SHOWN_FORKS)
-            _show_task(context, shown_task, [fork.task_id async for fork in forks])
-
-    context.run(work)
+    shown_task = await client.get(await find_task(client, task))
+    if context.as_json:
+        context.emit(shown_task)
+    else:
+        forks = client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=shown_task.task_id), limit=SHOWN_FORKS)
+        _show_task(context, shown_task, [fork.task_id async for fork in forks])
 
 
 @click.command("list")
@@ -138,9 +134,10 @@ def get(context: Context, task: str) -> None:
     "--output-uri", metavar="PREFIX", default="", help="Only tasks with an output whose URI begins like this."
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
-@pass_context
-def list_tasks(
+@with_client
+async def list_tasks(
     context: Context,
+    client: Client,
     states: tuple[str, ...],
     labels: tuple[tuple[str, str], ...],
     queue: str,
@@ -155,35 +152,28 @@ def list_tasks(
     if output_kind or output_uri:
         task_filter.output.kind, task_filter.output.uri_prefix = output_kind, output_uri
 
-    async def work(client: Client) -> None:
-        if forks_of:
-            task_filter.forked_from_task_id = await find_task(client, forks_of)
-        listed = client.list_tasks(task_filter, limit=limit, fresh=True)
-        if context.as_json:
-            async for task in listed:
-                context.emit(task)
-        else:
-            _show_tasks(context, [task async for task in listed])
-
-    context.run(work)
+    if forks_of:
+        task_filter.forked_from_task_id = await find_task(client, forks_of)
+    listed = client.list_tasks(task_filter, limit=limit, fresh=True)
+    if context.as_json:
+        async for task in listed:
+            context.emit(task)
+    else:
+        _show_tasks(context, [task async for task in listed])
 
 
 @click.command(short_help="Show TASK's ledger, entry by entry.")
 @task_argument
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Show only entries after this sequence.")
-@pass_context
-def entries(context: Context, task: str, after: int) -> None:
+@with_client
+async def entries(context: Context, client: Client, task: str, after: int) -> None:
     """Show TASK's ledger: all entries in order, each with its sequence, time, step and kind; with -v its epoch."""
-
-    async def work(client: Client) -> None:
-        entry_stream = client.entries(await find_task(client, task), after)
-        if context.as_json:
-            async for entry in entry_stream:
-                context.emit(entry)
-        else:
-            await _show_entries(context, entry_stream)
-
-    context.run(work)
+    entry_stream = client.entries(await find_task(client, task), after)
+    if context.as_json:
+        async for entry in entry_stream:
+            context.emit(entry)
+    else:
+        await _show_entries(context, entry_stream)
 
 
 def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
@@ -222,11 +212,8 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("forked from", _origin(task)),
         ("forks", _forks(forks)),
     ]
-    table = make_grid()
-    for name, value in rows:
-        if value:
-            table.add_row(name, value if isinstance(value, Text) else Text(harmless(value)))
-    context.console.print(table)
+    shown = ((name, value if isinstance(value, Text) else Text(harmless(value))) for name, value in rows)
+    context.console.print(make_grid(shown))
     if task.result:
         context.console.print()
         is_plain = not context.console.is_terminal
@@ -269,9 +256,7 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
         echo('no tasks; submit one: tenure submit "…" --watch', err=True)
         return
     ids = distinct_ids(task.task_id for task in tasks)
-    table = make_list("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL")
-    for column in (2, 3):
-        table.columns[column].justify = "right"
+    table = make_list("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL", right=(2, 3))
     for task in tasks:
         state = state_name(task.state)
         table.add_row(
@@ -319,25 +304,21 @@ Children = dict[str, list[task_pb2.Task]]
 
 @click.command(short_help="Show the tree of a root task and its sub-agents.")
 @task_argument
-@pass_context
-def tree(context: Context, task: str) -> None:
+@with_client
+async def tree(context: Context, client: Client, task: str) -> None:
     """Show the whole tree that TASK belongs to: each task with its state and the tokens that it used itself.
 
     Sub-agents are below their parent, in the order of its calls. With --json parents come first.
     """
-
-    async def work(client: Client) -> None:
-        given_task = await client.get(await find_task(client, task))
-        task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
-        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
-        tasks.sort(key=lambda one: (one.depth, call_order(one)))
-        if context.as_json:
-            for one in tasks:
-                context.emit(one)
-        else:
-            _show(context, tasks, given_task.task_id)
-
-    context.run(work)
+    given_task = await client.get(await find_task(client, task))
+    task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
+    tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
+    tasks.sort(key=lambda one: (one.depth, call_order(one)))
+    if context.as_json:
+        for one in tasks:
+            context.emit(one)
+    else:
+        _show(context, tasks, given_task.task_id)
 
 
 def call_order(task: task_pb2.Task) -> tuple[int, int, int]:
@@ -390,41 +371,33 @@ def _add_children(branch: Tree, task: task_pb2.Task, children: Children, lines: 
 @click.option(
     "--timeout", type=DURATION, default=None, help="Wait at most this long, for example 60s. Default: without limit."
 )
-@pass_context
-def wait(context: Context, task: str, timeout: float | None) -> None:
+@with_client
+async def wait(context: Context, client: Client, task: str, timeout: float | None) -> Exit:
     """Wait until TASK ends, then print its result.
 
     The exit code is 0 if it SUCCEEDED, 1 if it ended in another state, 5 if it did not end within --timeout.
     """
-
-    async def work(client: Client) -> Exit:
-        ended = await client.wait(await find_task(client, task), timeout)
-        if context.as_json:
-            context.emit(ended)
-        else:
-            _say_ended(ended)
-        return exit_of_task(ended)
-
-    raise SystemExit(context.run(work))
+    ended = await client.wait(await find_task(client, task), timeout)
+    if context.as_json:
+        context.emit(ended)
+    else:
+        _say_ended(ended)
+    return exit_of_task(ended)
 
 
 @click.command()
 @task_argument
 @click.option("--reason", default="", help="Why; recorded in the ledger.")
-@pass_context
-def cancel(context: Context, task: str, reason: str) -> None:
+@with_client
+async def cancel(context: Context, client: Client, task: str, reason: str) -> None:
     """Cancel TASK. When this command returns, the request is recorded and will be carried out."""
-
-    async def work(client: Client) -> None:
-        response = await client.cancel(await find_task(client, task), reason)
-        if context.as_json:
-            context.emit(response)
-        elif response.state == task_pb2.TASK_STATE_CANCELLED:
-            echo(f"{short_id(response.task_id)} is cancelled")
-        else:
-            echo(f"{short_id(response.task_id)} will be cancelled; now it is {why(response.state, '', '')}")
-
-    context.run(work)
+    response = await client.cancel(await find_task(client, task), reason)
+    if context.as_json:
+        context.emit(response)
+    elif response.state == task_pb2.TASK_STATE_CANCELLED:
+        echo(f"{short_id(response.task_id)} is cancelled")
+    else:
+        echo(f"{short_id(response.task_id)} will be cancelled; now it is {why(response.state, '', '')}")
 
 
 def _say_ended(task: task_pb2.Task) -> None:
@@ -439,20 +412,16 @@ def _say_ended(task: task_pb2.Task) -> None:
 
 @click.command(short_help="Explain why TASK is in its state, and what helps.")
 @task_argument
-@pass_context
-def explain(context: Context, task: str) -> None:
+@with_client
+async def explain(context: Context, client: Client, task: str) -> None:
     """Explain in at most ten lines why TASK is in its state, and what would change it."""
-
-    async def work(client: Client) -> None:
-        explained = await client.explain(await find_task(client, task))
-        if context.as_json:
-            context.emit({"lines": list(explained.lines), "task": task_info(explained.task).to_json()})
-        else:
-            echo("\n".join(explained.lines))
-            if context.is_verbose:
-                echo(f"Epoch {describe_epoch(explained.task.epoch)}; {_reserved(explained.task.budget)}")
-
-    context.run(work)
+    explained = await client.explain(await find_task(client, task))
+    if context.as_json:
+        context.emit({"lines": list(explained.lines), "task": task_info(explained.task).to_json()})
+    else:
+        echo("\n".join(explained.lines))
+        if context.is_verbose:
+            echo(f"Epoch {describe_epoch(explained.task.epoch)}; {_reserved(explained.task.budget)}")
 
 
 def _reserved(budget: task_pb2.BudgetStatus) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, input_total, make_table, one_line, seconds_text, tokens_total
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, find_task
@@ -72,35 +72,27 @@ def tenants() -> None:
 
 
 @tenants.command("list")
-@pass_context
-def list_tenants(context: Context) -> None:
+@with_client
+async def list_tenants(context: Context, client: Client) -> None:
     """List all tenants, by name. For operators."""
-
-    async def work(client: Client) -> None:
-        listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
-        tenants = [tenant async for tenant in listed]
-        if context.as_json:
-            for tenant in tenants:
-                context.emit(tenant)
-            return
-        table = make_table("TENANT", *(name.upper() for name in _NAMES.values()))
+    listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
+    tenants = [tenant async for tenant in listed]
+    if context.as_json:
         for tenant in tenants:
-            table.add_row(tenant.tenant, *(_use(context, use) for use in tenant.quotas))
-        context.console.print(table)
-
-    context.run(work)
+            context.emit(tenant)
+        return
+    table = make_table("TENANT", *(name.upper() for name in _NAMES.values()))
+    for tenant in tenants:
+        table.add_row(tenant.tenant, *(_use(context, use) for use in tenant.quotas))
+    context.console.print(table)
 
 
 @tenants.command()
 @_name
-@pass_context
-def get(context: Context, name: str) -> None:
+@with_client
+async def get(context: Context, client: Client, name: str) -> None:
     """Show the quotas of NAME, and how much of each is used."""
-
-    async def work(client: Client) -> None:
-        _show(context, (await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))).tenant)
-
-    context.run(work)
+    _show(context, (await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))).tenant)
 
 
 @tenants.command(short_help="Set the quotas of NAME.")
@@ -123,9 +115,15 @@ def get(context: Context, name: str) -> None:
     help="Remove this quota.",
 )
 @click.option("--reason", required=True, help="Why; recorded and shown to others.")
-@pass_context
-def limit(
-    context: Context, /, name: str, reason: str, no_limit: tuple[str, ...], **options: QuotaOption | None
+@with_client
+async def limit(
+    context: Context,
+    client: Client,
+    /,
+    name: str,
+    reason: str,
+    no_limit: tuple[str, ...],
+    **options: QuotaOption | None,
 ) -> None:
     """Set the quotas of NAME. For operators. Quotas that are not given keep their values.
 
@@ -146,12 +144,9 @@ def limit(
         reason=reason,
     )
 
-    async def work(client: Client) -> None:
-        known = await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))
-        request.expected_revision = known.tenant.revision
-        _show(context, (await client.tenants.UpdateTenantLimits(request)).tenant)
-
-    context.run(work)
+    known = await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))
+    request.expected_revision = known.tenant.revision
+    _show(context, (await client.tenants.UpdateTenantLimits(request)).tenant)
 
 
 def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
@@ -236,8 +231,8 @@ _GROUPINGS: Final = {
 )
 @click.option("--of", "tenant", metavar="TENANT", default="", help="Another tenant. For operators.")
 @click.option("--all", "every", is_flag=True, help="All tenants, with a line or more for each. For operators.")
-@pass_context
-def usage(context: Context, by: str, since: float, root: str, tenant: str, every: bool) -> None:
+@with_client
+async def usage(context: Context, client: Client, by: str, since: float, root: str, tenant: str, every: bool) -> None:
     """Sum up the bills of model calls, including calls of pruned tasks.
 
     CACHED is the share of the input that the provider read from its cache. LOST counts lost model calls, which are
@@ -247,24 +242,20 @@ def usage(context: Context, by: str, since: float, root: str, tenant: str, every
     if every and (root or tenant):
         raise click.UsageError("--all cannot be given with --root or --of")
 
-    async def work(client: Client) -> None:
-        request = pb.GetTenantUsageRequest(group_by=_GROUPINGS[by], tenant=tenant)
-        if root:
-            request.root_task_id = await find_task(client, root)
-        else:
-            request.begin_time.FromNanoseconds(int((time.time() - since) * 1e9))
-        listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
-        names = [one.tenant async for one in listed] if every else [tenant]
-        rows: list[tuple[str, pb.UsageSum]] = []
-        for name in names:
-            request.tenant = name
-            rows += [
-                (name, one)
-                async for one in client.items(client.tenants.GetTenantUsage, request, lambda page: page.sums)
-            ]
-        _show_usage(context, by, rows, show_tenants=every and by != "tenant")
-
-    context.run(work)
+    request = pb.GetTenantUsageRequest(group_by=_GROUPINGS[by], tenant=tenant)
+    if root:
+        request.root_task_id = await find_task(client, root)
+    else:
+        request.begin_time.FromNanoseconds(int((time.time() - since) * 1e9))
+    listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
+    names = [one.tenant async for one in listed] if every else [tenant]
+    rows: list[tuple[str, pb.UsageSum]] = []
+    for name in names:
+        request.tenant = name
+        rows += [
+            (name, one) async for one in client.items(client.tenants.GetTenantUsage, request, lambda page: page.sums)
+        ]
+    _show_usage(context, by, rows, show_tenants=every and by != "tenant")
 
 
 def cached_share(usage: task_pb2.TokenUsage) -> float | None:
@@ -297,9 +288,8 @@ def _show_usage(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], 
         echo("no bills", err=True)
         return
     first = ("TENANT",) if show_tenants else ()
-    table = make_table(*first, by.upper(), "CALLS", "LOST", "INPUT", "CACHED", "OUTPUT", "TOKENS", "COST")
-    for column in table.columns[len(first) + 1 :]:
-        column.justify = "right"
+    columns = (*first, by.upper(), "CALLS", "LOST", "INPUT", "CACHED", "OUTPUT", "TOKENS", "COST")
+    table = make_table(*columns, right=range(len(first) + 1, len(columns)))
     for name, one in rows:
         share = cached_share(one.usage)
         table.add_row(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tenure.cli.admin import reason_option
 from tenure.cli.answering import is_interactive
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import (
     ago,
     arguments_text,
@@ -51,22 +51,18 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="List the tool sources, and which of them is away.")
-@pass_context
-def sources(context: Context) -> None:
+@with_client
+async def sources(context: Context, client: Client) -> None:
     """List the tool sources (MCP servers, providers, HTTP tools), whether each is linked, and its last error.
 
     One replica of the tool service answers, for itself; the next time another replica may answer.
     """
-
-    async def work(client: Client) -> None:
-        response = await client.admin.ListToolSources(admin.ListToolSourcesRequest())
-        if context.as_json:
-            context.emit(response)
-        else:
-            _show(context, response.sources)
-            echo(f"as seen by {response.instance}")
-
-    context.run(work)
+    response = await client.admin.ListToolSources(admin.ListToolSourcesRequest())
+    if context.as_json:
+        context.emit(response)
+    else:
+        _show(context, response.sources)
+        echo(f"as seen by {response.instance}")
 
 
 def _show(context: Context, sources: Sequence[tool_pb2.ToolSource]) -> None:
@@ -108,8 +104,8 @@ def _show_held(context: Context, source: tool_pb2.ToolSource, held: Sequence[too
 @click.argument("source", metavar="SOURCE")
 @click.argument("tool", metavar="[TOOL]", default="")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@pass_context
-def accept(context: Context, source: str, tool: str, *, yes: bool) -> None:
+@with_client
+async def accept(context: Context, client: Client, source: str, tool: str, *, yes: bool) -> None:
     """Accept TOOL of SOURCE, or all held tools of SOURCE, after showing how they differ from what was accepted before.
 
     A description is text that agents follow: read the difference. Only the definitions shown are accepted.
@@ -117,20 +113,17 @@ def accept(context: Context, source: str, tool: str, *, yes: bool) -> None:
     if not yes and not is_interactive():
         raise click.UsageError("outside of a terminal give --yes; `tenure tools sources` shows the differences")
 
-    async def work(client: Client) -> None:
-        held = _held_tools((await client.admin.ListToolSources(admin.ListToolSourcesRequest())).sources, source, tool)
-        if not context.as_json:
-            _show_held(context, tool_pb2.ToolSource(name=source), held)
-        if not yes:
-            click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
-        seen = [tool_pb2.SeenTool(name=one.name, sha256=one.sha256) for one in held]
-        await client.admin.AcceptTools(admin.AcceptToolsRequest(name=source, tools=seen))
-        if context.as_json:
-            context.emit({"source": source, "accepted": [one.name for one in held]})
-        else:
-            echo(f"accepted: {', '.join(harmless(one.name) for one in held)}")
-
-    context.run(work)
+    held = _held_tools((await client.admin.ListToolSources(admin.ListToolSourcesRequest())).sources, source, tool)
+    if not context.as_json:
+        _show_held(context, tool_pb2.ToolSource(name=source), held)
+    if not yes:
+        click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
+    seen = [tool_pb2.SeenTool(name=one.name, sha256=one.sha256) for one in held]
+    await client.admin.AcceptTools(admin.AcceptToolsRequest(name=source, tools=seen))
+    context.say(
+        {"source": source, "accepted": [one.name for one in held]},
+        f"accepted: {', '.join(harmless(one.name) for one in held)}",
+    )
 
 
 def _held_tools(sources: Sequence[tool_pb2.ToolSource], name: str, tool: str) -> list[tool_pb2.HeldTool]:
@@ -153,46 +146,35 @@ _NEAREST: Final = 3
 
 
 @click.command("list", short_help="List the tools, with source and effect class.")
-@pass_context
-def list_tools(context: Context) -> None:
+@with_client
+async def list_tools(context: Context, client: Client) -> None:
     """List the tools of all sources; with -v as `tenure tools show` does, with the schemas of their arguments.
 
     `tenure submit --tools a,b` gives an agent only these. EFFECT is the effect class. When the runner of a call dies, a
     PURE, IDEMPOTENT or KEYED call runs again; an UNSAFE call is in doubt.
     """
-
-    async def work(client: Client) -> None:
-        tools = (await client.tools()).tools
-        if context.as_json:
-            for tool in tools:
-                context.emit(tool)
-        elif context.is_verbose:
-            for index, tool in enumerate(tools):
-                if index:
-                    context.console.print()
-                _show_tool(context, tool)
-        else:
-            _show_table(context, tools)
-
-    context.run(work)
+    tools = (await client.tools()).tools
+    if context.as_json:
+        for tool in tools:
+            context.emit(tool)
+    elif context.is_verbose:
+        for index, tool in enumerate(tools):
+            if index:
+                context.console.print()
+            _show_tool(context, tool)
+    else:
+        _show_table(context, tools)
 
 
 @click.command(short_help="Show one tool: its description and the schema of its arguments.")
 @click.argument("name", metavar="NAME")
-@pass_context
-def show(context: Context, name: str) -> None:
+@with_client
+async def show(context: Context, client: Client, name: str) -> None:
     """Show the tool NAME as agents get it: its description, the schema of its arguments and its limits."""
-
-    async def work(client: Client) -> None:
-        tools = {tool.definition.name: tool for tool in (await client.tools()).tools}
-        if name not in tools:
-            raise NotFound(_unknown(name, list(tools)), reason="NO_SUCH_TOOL")
-        if context.as_json:
-            context.emit(tools[name])
-        else:
-            _show_tool(context, tools[name])
-
-    context.run(work)
+    tools = {tool.definition.name: tool for tool in (await client.tools()).tools}
+    if name not in tools:
+        raise NotFound(_unknown(name, list(tools)), reason="NO_SUCH_TOOL")
+    context.show(tools[name], _show_tool)
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
@@ -224,10 +206,7 @@ def _show_tool(context: Context, tool: tool_pb2.OfferedTool) -> None:
         "timeout": seconds_text(seconds(definition.timeout)),
         "output": f"the model gets at most {definition.output_limit_bytes:,} bytes",
     }
-    grid = make_grid()
-    for name, value in rows.items():
-        grid.add_row(name, Text(value))
-    context.console.print(grid)
+    context.console.print(make_grid((name, Text(value)) for name, value in rows.items()))
     for text in (definition.description, _pretty(definition.input_schema_json)):
         context.console.print()
         context.console.print(Text(harmless(text.strip())), soft_wrap=not context.console.is_terminal)
@@ -252,11 +231,7 @@ def show_call_in_doubt(console: Console, listed: admin.ListInDoubtCallsResponse.
     head = harmless(f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}")
     tail = f"  {EFFECT_CLASSES.to_domain(call.effect_class)}"
     console.print(Text.assemble((head, "bold"), (tail, "dim")), soft_wrap=True)
-    table = make_grid()
-    for name, value in _rows(console, listed):
-        if value:
-            table.add_row(f"  {name}", Text(harmless(value)))
-    console.print(table)
+    console.print(make_grid((f"  {name}", Text(harmless(value))) for name, value in _rows(console, listed)))
     for line in _commands(listed):
         console.print(Text(harmless(f"  {line}")), soft_wrap=True)
 
@@ -345,28 +320,24 @@ tools.add_command(accept)
 @tools.command("in-doubt", short_help="List the calls in doubt that a person has to resolve.")
 @click.option("--task", default="", metavar="TASK", help="Only calls of this task.")
 @click.option("--all", "include_all", is_flag=True, help="Also calls that cannot be resolved any more.")
-@pass_context
-def in_doubt(context: Context, task: str, include_all: bool) -> None:
+@with_client
+async def in_doubt(context: Context, client: Client, task: str, include_all: bool) -> None:
     """List the calls in doubt: UNSAFE calls that started and whose outcome is unknown. The oldest is first.
 
     Their tasks wait until you resolve them. docs/in_doubt.md describes how to find out what happened.
     """
-
-    async def work(client: Client) -> None:
-        task_id = await find_task(client, task) if task else ""
-        has_calls = False
-        async for listed in client.in_doubt(task_id, include_all=include_all):
-            if context.as_json:
-                context.emit(listed)
-            else:
-                if has_calls:
-                    context.console.print()
-                show_call_in_doubt(context.console, listed)
-            has_calls = True
-        if not has_calls:
-            echo(f"no call in doubt{'' if include_all else ' waits for a resolution'}", err=True)
-
-    context.run(work)
+    task_id = await find_task(client, task) if task else ""
+    has_calls = False
+    async for listed in client.in_doubt(task_id, include_all=include_all):
+        if context.as_json:
+            context.emit(listed)
+        else:
+            if has_calls:
+                context.console.print()
+            show_call_in_doubt(context.console, listed)
+        has_calls = True
+    if not has_calls:
+        echo(f"no call in doubt{'' if include_all else ' waits for a resolution'}", err=True)
 
 
 @tools.command(short_help="Resolve a call in doubt: it happened, it did not, or abandon it.")
@@ -395,9 +366,10 @@ def in_doubt(context: Context, task: str, include_all: bool) -> None:
     help="The call attempt; required if the call ran again and is in doubt again.",
 )
 @reason_option
-@pass_context
-def resolve(
+@with_client
+async def resolve(
     context: Context,
+    client: Client,
     /,
     task: str,
     call: str,
@@ -414,30 +386,27 @@ def resolve(
     """
     decision = _decision(resolution, result, runner_is_gone=runner_is_gone)
 
-    async def work(client: Client) -> None:
-        task_id = await find_task(client, task)
-        call_attempt = _attempt(call, await _doubted_attempt(client, task_id, call), attempt)
-        try:
-            request = admin.ResolveInDoubtCallRequest(
-                task_id=task_id,
-                call_id=call,
-                call_attempt=call_attempt,
-                decision=decision_to_wire(decision),
-                reason=reason,
-            )
-            response = (await client.admin.ResolveInDoubtCall(request)).task
-        except WrongState as error:
-            if error.reason == RUNNER_NOT_GONE:
-                raise WrongState(f"{error}: --runner-is-gone", reason=error.reason, metadata=error.metadata) from error
-            raise
-        if context.as_json:
-            context.emit(response)
-        else:
-            echo(f"resolved; {short_id(task_id)} is {why(response.state, response.reason, '')}")
-            for line in _next(response.task_id, len(response.calls_in_doubt)):
-                echo(line)
-
-    context.run(work)
+    task_id = await find_task(client, task)
+    call_attempt = _attempt(call, await _doubted_attempt(client, task_id, call), attempt)
+    try:
+        request = admin.ResolveInDoubtCallRequest(
+            task_id=task_id,
+            call_id=call,
+            call_attempt=call_attempt,
+            decision=decision_to_wire(decision),
+            reason=reason,
+        )
+        response = (await client.admin.ResolveInDoubtCall(request)).task
+    except WrongState as error:
+        if error.reason == RUNNER_NOT_GONE:
+            raise WrongState(f"{error}: --runner-is-gone", reason=error.reason, metadata=error.metadata) from error
+        raise
+    if context.as_json:
+        context.emit(response)
+    else:
+        echo(f"resolved; {short_id(task_id)} is {why(response.state, response.reason, '')}")
+        for line in _next(response.task_id, len(response.calls_in_doubt)):
+            echo(line)
 
 
 def _decision(resolution: str | None, result: str, *, runner_is_gone: bool) -> Decision:

@@ -11,7 +11,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import count_text, one_line, seconds_text
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tasks import call_order
@@ -47,26 +47,22 @@ _SHOWN_EVENTS: Final = frozenset(
 
 @click.command(short_help="Draw the waterfall of TASK and its sub-agents.")
 @task_argument
-@pass_context
-def trace(context: Context, task: str) -> None:
+@with_client
+async def trace(context: Context, client: Client, task: str) -> None:
     """Draw the waterfall of TASK and its sub-agents: model calls, tool calls, waits, kills and takeovers.
 
     It comes from the ledger and needs no collector. A collector gets the same spans: see docs/tracing.md. With --json,
     one span a line.
     """
-
-    async def work(client: Client) -> None:
-        given_task = await client.get(await find_task(client, task))
-        task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
-        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
-        spans = [span for one in _below(given_task, tasks) for span in await _spans(client, one)]
-        if context.as_json:
-            for span in sorted(spans, key=lambda span: span.started_ns):
-                context.emit(trace_span(span).to_json())
-        else:
-            Waterfall(spans, time.time_ns(), context.console.width).show(context)
-
-    context.run(work)
+    given_task = await client.get(await find_task(client, task))
+    task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
+    tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
+    spans = [span for one in _below(given_task, tasks) for span in await _spans(client, one)]
+    if context.as_json:
+        for span in sorted(spans, key=lambda span: span.started_ns):
+            context.emit(trace_span(span).to_json())
+    else:
+        Waterfall(spans, time.time_ns(), context.console.width).show(context)
 
 
 def _below(given_task: task_pb2.Task, tasks: list[task_pb2.Task]) -> list[task_pb2.Task]:

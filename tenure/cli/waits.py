@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
 
 from tenure.cli.answering import decision_of, is_interactive, next_step_text, request_text, wait_text
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import (
     ago,
     arguments_text,
@@ -45,22 +45,19 @@ MAX_WAITS = 10_000
 @click.option(
     "--limit", type=click.IntRange(1, MAX_WAITS), default=50, show_default=True, help="Show at most this many."
 )
-@pass_context
-def waits(context: Context, external: bool, limit: int) -> None:
+@with_client
+async def waits(context: Context, client: Client, external: bool, limit: int) -> None:
     """List the tasks that wait for a person, by deadline: the most urgent first."""
     task_filter = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
 
-    async def work(client: Client) -> None:
-        tasks = client.list_tasks(task_filter, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
-        if context.as_json:
-            async for task in tasks:
-                context.emit(task)
-        elif listed := [task async for task in tasks]:
-            _show_waits(context, listed)
-        else:
-            echo("no task waits", err=True)
-
-    context.run(work)
+    tasks = client.list_tasks(task_filter, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
+    if context.as_json:
+        async for task in tasks:
+            context.emit(task)
+    elif listed := [task async for task in tasks]:
+        _show_waits(context, listed)
+    else:
+        echo("no task waits", err=True)
 
 
 @click.command(short_help="Answer the wait of TASK.")
@@ -91,8 +88,10 @@ def waits(context: Context, external: bool, limit: int) -> None:
     default="",
     help="Makes the command safe to repeat: a repeat with the same id sends no second answer.",
 )
-@pass_context
-def resume(context: Context, /, task: str, yes_or_no: str | None, yes: bool, wait_id: str, **options: Any) -> None:
+@with_client
+async def resume(
+    context: Context, client: Client, /, task: str, yes_or_no: str | None, yes: bool, wait_id: str, **options: Any
+) -> None:
     """Answer the wait of TASK. A wait takes one answer; a second answer is refused.
 
     Prints the wait first. On a terminal it asks for confirmation; in a script --wait is required, so that an answer
@@ -108,33 +107,27 @@ def resume(context: Context, /, task: str, yes_or_no: str | None, yes: bool, wai
     if not wait_id and (yes or not is_interactive()):
         raise click.UsageError("give the id of the wait that you answer, --wait ID; `tenure waits` shows it")
 
-    async def work(client: Client) -> None:
-        waiting = await client.get(await find_task(client, task))
-        repeated = await _answered_wait(client, waiting, wait_id, answer.request_id)
-        if repeated is None:
-            _check_waits(waiting, wait_id)
-        wait = repeated or waiting.wait
-        echo(wait_text(wait), err=True)
-        if not yes and is_interactive():
-            click.confirm(f"{answer.text(wait)}: send this answer?", abort=True, err=True)
-        resumed = await client.resume(
-            waiting.task_id,
-            wait.wait_id,
-            call_digest=wait.call_digest,
-            decision=answer.decision(wait),
-            reply=answer.reply or "",
-            comment=answer.comment,
-            edited_arguments_json=answer.edit or "",
-            extra_budget_tokens=answer.extra_tokens,
-            extra_budget_nano_usd=answer.usd,
-            request_id=answer.request_id,
-        )
-        if context.as_json:
-            context.emit(resumed)
-        else:
-            echo(f"answered; {short_id(resumed.task_id)} is {why(resumed.state, '', '')}")
-
-    context.run(work)
+    waiting = await client.get(await find_task(client, task))
+    repeated = await _answered_wait(client, waiting, wait_id, answer.request_id)
+    if repeated is None:
+        _check_waits(waiting, wait_id)
+    wait = repeated or waiting.wait
+    echo(wait_text(wait), err=True)
+    if not yes and is_interactive():
+        click.confirm(f"{answer.text(wait)}: send this answer?", abort=True, err=True)
+    resumed = await client.resume(
+        waiting.task_id,
+        wait.wait_id,
+        call_digest=wait.call_digest,
+        decision=answer.decision(wait),
+        reply=answer.reply or "",
+        comment=answer.comment,
+        edited_arguments_json=answer.edit or "",
+        extra_budget_tokens=answer.extra_tokens,
+        extra_budget_nano_usd=answer.usd,
+        request_id=answer.request_id,
+    )
+    context.say(resumed, f"answered; {short_id(resumed.task_id)} is {why(resumed.state, '', '')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,23 +194,19 @@ def _check_waits(task: task_pb2.Task, wait_id: str) -> None:
     default="",
     help="Makes the command safe to repeat: a repeat with the same id sends no second signal.",
 )
-@pass_context
-def signal(context: Context, correlation_id: str, payload: str, request_id: str) -> None:
+@with_client
+async def signal(context: Context, client: Client, correlation_id: str, payload: str, request_id: str) -> None:
     """Send the signal PAYLOAD to the task that waits for CORRELATION_ID, now or later.
 
     PAYLOAD is JSON; anything else is sent as a JSON string. A signal for which no task waits is kept for 7 days.
     """
-
-    async def work(client: Client) -> None:
-        task = await client.signal(correlation_id, _json_of(payload), request_id=request_id)
-        if context.as_json:
-            context.emit({"delivered": task is not None, "task_id": task.task_id if task else ""})
-        elif task is None:
-            echo(f"no task waits for {correlation_id} yet; the signal is kept for 7 days")
-        else:
-            echo(f"delivered; {short_id(task.task_id)} is {why(task.state, '', '')}")
-
-    context.run(work)
+    task = await client.signal(correlation_id, _json_of(payload), request_id=request_id)
+    if context.as_json:
+        context.emit({"delivered": task is not None, "task_id": task.task_id if task else ""})
+    elif task is None:
+        echo(f"no task waits for {correlation_id} yet; the signal is kept for 7 days")
+    else:
+        echo(f"delivered; {short_id(task.task_id)} is {why(task.state, '', '')}")
 
 
 def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:

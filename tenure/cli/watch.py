@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_interactive
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit, exit_of_task
 from tenure.cli.formatting import (
     arguments_text,
@@ -168,17 +168,13 @@ class Tail:
 @task_argument
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Show only entries after this sequence.")
 @click.option("--no-live", is_flag=True, help="Do not show the live text of the model call in flight.")
-@pass_context
-def watch(context: Context, task: str, after: int, no_live: bool) -> None:
+@with_client
+async def watch(context: Context, client: Client, task: str, after: int, no_live: bool) -> Exit:
     """Show a task's steps as they happen, until the task ends.
 
     The exit code is 0 if the task SUCCEEDED, else 1. Ctrl-C stops watching; the task continues.
     """
-
-    async def follow(client: Client) -> Exit:
-        return await watch_task(context, client, await find_task(client, task), after=after, live=not no_live)
-
-    raise SystemExit(context.run(follow))
+    return await watch_task(context, client, await find_task(client, task), after=after, live=not no_live)
 
 
 async def watch_task(context: Context, client: Client, task_id: str, *, after: int = 0, live: bool = True) -> Exit:

@@ -9,14 +9,14 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (
     ago,
     count_text,
+    make_grid,
     make_table,
     one_line,
     seconds_text,
@@ -43,9 +43,7 @@ _STYLES: Final = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yell
 
 def show_all(context: Context, webhooks: Iterable[pb.Webhook]) -> None:
     """Prints a table of webhooks."""
-    table = make_table("NAME", "KIND", "STATE", "PENDING", "DEAD", "DELIVERED", "LAST", "TO")
-    for column in (3, 4, 5):
-        table.columns[column].justify = "right"
+    table = make_table("NAME", "KIND", "STATE", "PENDING", "DEAD", "DELIVERED", "LAST", "TO", right=(3, 4, 5))
     for one in webhooks:
         counts = f"{one.pending_deliveries:,}", f"{one.dead_deliveries:,}", f"{one.delivered:,}"
         last, target = ago(one.last_delivered_time), one_line(_target(one), 120)
@@ -96,13 +94,7 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         ("old secret", overlap if webhook.HasField("old_secret_until_time") else ""),
         *[("gap", Text(_gap(gap), "red")) for gap in webhook.gaps],
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        if value:
-            grid.add_row(name, value)
-    context.console.print(grid)
+    context.console.print(make_grid(rows))
 
 
 def _gap(gap: pb.WebhookGap) -> str:
@@ -116,8 +108,7 @@ def _gap(gap: pb.WebhookGap) -> str:
 
 def show_deliveries(context: Context, deliveries: Iterable[pb.WebhookDelivery]) -> None:
     """Prints a table of deliveries, in the given order."""
-    table = make_table("DELIVERY", "EVENT", "TASK", "STATE", "ATTEMPTS", "CREATED", "NEXT", "ERROR")
-    table.columns[4].justify = "right"
+    table = make_table("DELIVERY", "EVENT", "TASK", "STATE", "ATTEMPTS", "CREATED", "NEXT", "ERROR", right=(4,))
     for one in deliveries:
         state, style = _delivery_state(one)
         table.add_row(
@@ -199,9 +190,10 @@ def webhooks() -> None:
     is_flag=True,
     help="Send links that answer waits: who reads the channel or the mailbox can answer. See docs/approvals.md.",
 )
-@pass_context
-def create(
+@with_client
+async def create(
     context: Context,
+    client: Client,
     /,
     name: str,
     url: str,
@@ -232,85 +224,57 @@ def create(
         answer_links=answer_links,
     )
 
-    async def work(client: Client) -> None:
-        created = await client.webhooks.CreateWebhook(with_secret(request))
-        for unknown in unknown_events(events):
-            echo(f"warning: no event type matches {unknown}; check its spelling", err=True)
-        if context.as_json:
-            context.emit(created)
-            return
-        if created.secret:
-            echo(created.secret)
-        echo(f"{name} sends to {_target(created.webhook)}. Try it: tenure webhooks test {name}", err=True)
-
-    context.run(work)
+    created = await client.webhooks.CreateWebhook(with_secret(request))
+    for unknown in unknown_events(events):
+        echo(f"warning: no event type matches {unknown}; check its spelling", err=True)
+    if context.as_json:
+        context.emit(created)
+        return
+    if created.secret:
+        echo(created.secret)
+    echo(f"{name} sends to {_target(created.webhook)}. Try it: tenure webhooks test {name}", err=True)
 
 
 @webhooks.command("list")
-@pass_context
-def list_webhooks(context: Context) -> None:
+@with_client
+async def list_webhooks(context: Context, client: Client) -> None:
     """List all webhooks, by name."""
-
-    async def work(client: Client) -> None:
-        webhooks = [
-            webhook
-            async for webhook in client.items(
-                client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks
-            )
-        ]
-        if context.as_json:
-            for webhook in webhooks:
-                context.emit(webhook)
-        elif not webhooks:
-            echo("no webhooks; create one: tenure webhooks create NAME URL", err=True)
-        else:
-            show_all(context, webhooks)
-
-    context.run(work)
+    webhooks = [
+        webhook
+        async for webhook in client.items(
+            client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks
+        )
+    ]
+    context.show_all(webhooks, show_all, none="no webhooks; create one: tenure webhooks create NAME URL")
 
 
 @webhooks.command()
 @_webhook
-@pass_context
-def get(context: Context, webhook: str) -> None:
+@with_client
+async def get(context: Context, client: Client, webhook: str) -> None:
     """Show WEBHOOK: its state, its deliveries and its gaps."""
-
-    async def work(client: Client) -> None:
-        result = (await client.webhooks.GetWebhook(pb.GetWebhookRequest(webhook=webhook))).webhook
-        if context.as_json:
-            context.emit(result)
-        else:
-            show_webhook(context, result)
-
-    context.run(work)
+    result = (await client.webhooks.GetWebhook(pb.GetWebhookRequest(webhook=webhook))).webhook
+    context.show(result, show_webhook)
 
 
 @webhooks.command()
 @_webhook
 @click.option("--reason", required=True, help="Why; recorded and shown to others.")
-@pass_context
-def pause(context: Context, webhook: str, reason: str) -> None:
+@with_client
+async def pause(context: Context, client: Client, webhook: str, reason: str) -> None:
     """Pause WEBHOOK: nothing is sent. Changes of the pause are sent after it, as long as they are retained."""
-
-    async def work(client: Client) -> None:
-        request = pb.PauseWebhookRequest(webhook=webhook, reason=reason)
-        paused = (await client.webhooks.PauseWebhook(request)).webhook
-        _emit_or_echo(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
-
-    context.run(work)
+    request = pb.PauseWebhookRequest(webhook=webhook, reason=reason)
+    paused = (await client.webhooks.PauseWebhook(request)).webhook
+    context.say(paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
 
 
 @webhooks.command()
 @_webhook
-@pass_context
-def resume(context: Context, webhook: str) -> None:
+@with_client
+async def resume(context: Context, client: Client, webhook: str) -> None:
     """Resume WEBHOOK where it was paused."""
-
-    async def work(client: Client) -> None:
-        resumed = (await client.webhooks.ResumeWebhook(pb.ResumeWebhookRequest(webhook=webhook))).webhook
-        _emit_or_echo(context, resumed, f"{resumed.name} is resumed")
-
-    context.run(work)
+    resumed = (await client.webhooks.ResumeWebhook(pb.ResumeWebhookRequest(webhook=webhook))).webhook
+    context.say(resumed, f"{resumed.name} is resumed")
 
 
 @webhooks.command(short_help="Replace the secret of WEBHOOK.")
@@ -322,8 +286,8 @@ def resume(context: Context, webhook: str) -> None:
     default=None,
     help="How long requests are also signed with the old secret, 0s to 168h. Default: 24h.",
 )
-@pass_context
-def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -> None:
+@with_client
+async def rotate(context: Context, client: Client, webhook: str, secret: str, overlap: float | None) -> None:
     """Replace the secret of WEBHOOK, and print the new one, this once only.
 
     For the time of --overlap requests are signed with both secrets.
@@ -332,31 +296,18 @@ def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -
         webhook=webhook, secret=secret or new_secret(), overlap=None if overlap is None else duration(overlap)
     )
 
-    async def work(client: Client) -> None:
-        rotated = await client.webhooks.RotateWebhookSecret(request)
-        if context.as_json:
-            context.emit(rotated)
-        else:
-            echo(rotated.secret)
-
-    context.run(work)
+    rotated = await client.webhooks.RotateWebhookSecret(request)
+    context.say(rotated, rotated.secret)
 
 
 @webhooks.command()
 @_webhook
-@pass_context
-def delete(context: Context, webhook: str) -> None:
+@with_client
+async def delete(context: Context, client: Client, webhook: str) -> None:
     """Delete WEBHOOK and its deliveries."""
-
-    async def work(client: Client) -> None:
-        if not (await client.webhooks.DeleteWebhook(pb.DeleteWebhookRequest(webhook=webhook))).deleted:
-            raise NotFound(f"webhook {webhook} not found", reason="WEBHOOK_NOT_FOUND")
-        if context.as_json:
-            context.emit({"webhook": webhook, "deleted": True})
-        else:
-            echo(f"{webhook} is deleted")
-
-    context.run(work)
+    if not (await client.webhooks.DeleteWebhook(pb.DeleteWebhookRequest(webhook=webhook))).deleted:
+        raise NotFound(f"webhook {webhook} not found", reason="WEBHOOK_NOT_FOUND")
+    context.say({"webhook": webhook, "deleted": True}, f"{webhook} is deleted")
 
 
 @webhooks.command(short_help="Send a test event to WEBHOOK, and report its delivery.")
@@ -369,26 +320,22 @@ def delete(context: Context, webhook: str) -> None:
     show_default=True,
     help="How long to wait for the first attempt; 0s: not at all.",
 )
-@pass_context
-def test(context: Context, webhook: str, wait_seconds: float) -> None:
+@with_client
+async def test(context: Context, client: Client, webhook: str, wait_seconds: float) -> Exit:
     """Send a test event, of type webhook.test, to WEBHOOK, and report the result of its first attempt.
 
     Prints the id of the delivery. Fails if the delivery is not received.
     """
-
-    async def work(client: Client) -> Exit:
-        sent = (await client.webhooks.TestWebhook(pb.TestWebhookRequest(webhook=webhook))).delivery
-        if not context.as_json:
-            echo(sent.delivery_id)
-        if wait_seconds:
-            sent = await _attempted(client, webhook, sent, time.monotonic() + wait_seconds)
-        if context.as_json:
-            context.emit(sent)
-        else:
-            echo(_result(webhook, sent), err=True)
-        return _exit_of(sent) if wait_seconds else Exit.OK
-
-    raise SystemExit(context.run(work))
+    sent = (await client.webhooks.TestWebhook(pb.TestWebhookRequest(webhook=webhook))).delivery
+    if not context.as_json:
+        echo(sent.delivery_id)
+    if wait_seconds:
+        sent = await _attempted(client, webhook, sent, time.monotonic() + wait_seconds)
+    if context.as_json:
+        context.emit(sent)
+    else:
+        echo(_result(webhook, sent), err=True)
+    return _exit_of(sent) if wait_seconds else Exit.OK
 
 
 def _exit_of(delivery: pb.WebhookDelivery) -> Exit:
@@ -438,64 +385,49 @@ def _result(webhook: str, delivery: pb.WebhookDelivery) -> str:
     help="Only deliveries in this state; may be repeated. A dead one was given up.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
-@pass_context
-def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: int) -> None:
+@with_client
+async def deliveries(context: Context, client: Client, webhook: str, states: tuple[str, ...], limit: int) -> None:
     """List the deliveries of WEBHOOK: all pending and dead ones, and the newest delivered ones."""
     delivery_states = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
 
-    async def work(client: Client) -> None:
-        listed = [one async for one in _deliveries(client, webhook, delivery_states, limit=limit)]
-        if context.as_json:
-            for one in listed:
-                context.emit(one)
-        elif not listed:
-            echo("no deliveries", err=True)
-        else:
-            show_deliveries(context, listed)
-
-    context.run(work)
+    listed = [one async for one in _deliveries(client, webhook, delivery_states, limit=limit)]
+    context.show_all(listed, show_deliveries, none="no deliveries")
 
 
 @webhooks.command(short_help="Send dead deliveries again.")
 @_webhook
 @_delivery
 @_all
-@pass_context
-def replay(context: Context, webhook: str, delivery_id: str, every: bool) -> None:
+@with_client
+async def replay(context: Context, client: Client, webhook: str, delivery_id: str, every: bool) -> None:
     """Send one dead DELIVERY of WEBHOOK again, or with --all every one. Each gets all its attempts again."""
     _one_or_all(delivery_id, every=every)
 
-    async def work(client: Client) -> None:
-        request = pb.ReplayWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
-        count = 0
-        while (answer := await client.webhooks.ReplayWebhookDeliveries(request)).replayed:
-            count += answer.replayed
-            if delivery_id or not answer.remaining:
-                break
-        _print_count(context, "replayed", count, delivery_id)
-
-    context.run(work)
+    request = pb.ReplayWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
+    count = 0
+    while (answer := await client.webhooks.ReplayWebhookDeliveries(request)).replayed:
+        count += answer.replayed
+        if delivery_id or not answer.remaining:
+            break
+    _print_count(context, "replayed", count, delivery_id)
 
 
 @webhooks.command(short_help="Delete dead deliveries.")
 @_webhook
 @_delivery
 @_all
-@pass_context
-def discard(context: Context, webhook: str, delivery_id: str, every: bool) -> None:
+@with_client
+async def discard(context: Context, client: Client, webhook: str, delivery_id: str, every: bool) -> None:
     """Delete one dead DELIVERY of WEBHOOK, or with --all every one."""
     _one_or_all(delivery_id, every=every)
 
-    async def work(client: Client) -> None:
-        request = pb.DiscardWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
-        count = 0
-        while (answer := await client.webhooks.DiscardWebhookDeliveries(request)).discarded:
-            count += answer.discarded
-            if delivery_id or not answer.remaining:
-                break
-        _print_count(context, "discarded", count, delivery_id)
-
-    context.run(work)
+    request = pb.DiscardWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
+    count = 0
+    while (answer := await client.webhooks.DiscardWebhookDeliveries(request)).discarded:
+        count += answer.discarded
+        if delivery_id or not answer.remaining:
+            break
+    _print_count(context, "discarded", count, delivery_id)
 
 
 def _one_or_all(delivery_id: str, *, every: bool) -> None:
@@ -514,10 +446,3 @@ def _print_count(context: Context, done: str, count: int, delivery_id: str) -> N
         context.emit(counts)
     else:
         echo(f"{count_text(count, 'dead delivery', 'dead deliveries')} {done}")
-
-
-def _emit_or_echo(context: Context, webhook: pb.Webhook, message: str) -> None:
-    if context.as_json:
-        context.emit(webhook)
-    else:
-        echo(message)

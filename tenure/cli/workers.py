@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import click
 
-from tenure.cli.context import Context, pass_context
+from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, distinct_ids, make_table, seconds_text
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
@@ -20,24 +20,14 @@ from tenure.wire.common import PRIORITIES, seconds, to_dict, unix_seconds
 
 @click.command(short_help="List the live claims: task, worker, lease.")
 @click.argument("task", metavar="[TASK]", required=False)
-@pass_context
-def claims(context: Context, task: str | None) -> None:
+@with_client
+async def claims(context: Context, client: Client, task: str | None) -> None:
     """List the live claims: task, worker, renewals, and when the lease ends without a renewal.
 
     With -v also epochs, as generation.revision: the generation of etcd, and the create revision of the claim's key.
     """
-
-    async def work(client: Client) -> None:
-        listed = await client.claims(await find_task(client, task) if task else "")
-        if context.as_json:
-            for claim in listed.claims:
-                context.emit(claim)
-        elif not listed.claims:
-            echo("no worker holds the task" if task else "no worker holds a task", err=True)
-        else:
-            _show_claims(context, listed.claims)
-
-    context.run(work)
+    listed = await client.claims(await find_task(client, task) if task else "")
+    context.show_all(listed.claims, _show_claims, none="no worker holds the task" if task else "no worker holds a task")
 
 
 @click.group(invoke_without_command=True, short_help="List the workers, their claims, and the queues.")
@@ -50,41 +40,29 @@ def workers(command: click.Context) -> None:
 
 
 @workers.command("list", short_help="List the workers that have a session.")
-@pass_context
-def list_workers(context: Context) -> None:
+@with_client
+async def list_workers(context: Context, client: Client) -> None:
     """List the workers that have a session, the number of tasks that each holds, and its coordinator."""
-
-    async def work(client: Client) -> None:
-        listed = await client.workers()
-        if context.as_json:
-            for worker in listed.workers:
-                context.emit(worker)
-        elif not listed.workers:
-            echo("no worker has a session: tasks wait in the queue until one starts", err=True)
-        else:
-            _show_workers(context, listed.workers)
-
-    context.run(work)
+    listed = await client.workers()
+    context.show_all(
+        listed.workers, _show_workers, none="no worker has a session: tasks wait in the queue until one starts"
+    )
 
 
 @click.command(short_help="List the refused writes of stale workers.")
 @task_argument
-@pass_context
-def refusals(context: Context, task: str) -> None:
+@with_client
+async def refusals(context: Context, client: Client, task: str) -> None:
     """List the refused writes of TASK: stale writes that the fences of the ledger and of the tool service refused."""
-
-    async def work(client: Client) -> None:
-        listed = await client.refusals(await find_task(client, task))
-        if context.as_json:
-            for fence, write in _refused_writes(listed):
-                shown = {"fence": fence, **to_dict(write)} if context.is_verbose else refused_write_info(fence, write)
-                context.emit(shown)
-        elif not (listed.ledger or listed.tools):
-            echo("no write was refused", err=True)
-        else:
-            _show_refusals(context, listed)
-
-    context.run(work)
+    listed = await client.refusals(await find_task(client, task))
+    if context.as_json:
+        for fence, write in _refused_writes(listed):
+            shown = {"fence": fence, **to_dict(write)} if context.is_verbose else refused_write_info(fence, write)
+            context.emit(shown)
+    elif not (listed.ledger or listed.tools):
+        echo("no write was refused", err=True)
+    else:
+        _show_refusals(context, listed)
 
 
 def _show_claims(context: Context, claims: Iterable[admin.Claim]) -> None:
@@ -152,29 +130,19 @@ def _refused_writes(listed: admin.ListRefusalsResponse) -> Iterable[tuple[str, t
 
 @click.command(short_help="List how many tasks wait for a worker, by queue and priority.")
 @click.option("--queue", "names", multiple=True, metavar="NAME", help="Only this queue; may be repeated.")
-@pass_context
-def queues(context: Context, names: tuple[str, ...]) -> None:
+@with_client
+async def queues(context: Context, client: Client, names: tuple[str, ...]) -> None:
     """List how many tasks wait for a worker, by queue and priority, and since when the oldest waits.
 
     Tasks of all tenants count. Tasks HELD BACK belong to a tenant that has reached its quota of running tasks: more
     workers would not help them, and WAITS SINCE does not count them.
     """
-
-    async def work(client: Client) -> None:
-        listed = [
-            queue
-            for queue in (await client.admin.ListQueues(admin.ListQueuesRequest())).queues
-            if not names or queue.queue in names
-        ]
-        if context.as_json:
-            for queue in listed:
-                context.emit(queue)
-        elif not listed:
-            echo("no task is queued", err=True)
-        else:
-            _show(context, listed)
-
-    context.run(work)
+    listed = [
+        queue
+        for queue in (await client.admin.ListQueues(admin.ListQueuesRequest())).queues
+        if not names or queue.queue in names
+    ]
+    context.show_all(listed, _show, none="no task is queued")
 
 
 def _show(context: Context, listed: Iterable[task_pb2.QueueDepth]) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from tenure.domain.budget import Denied
 from tenure.domain.entries import ToolIntent, Transition
-from tenure.domain.states import Reason, TaskState
+from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, read_spawn
 from tenure.domain.task import BudgetPolicy
 from tenure.domain.tool_arguments import Arguments, InvalidArguments, unfit
@@ -21,6 +21,7 @@ from tenure.domain.waits import (
     MAX_QUESTION_CHARACTERS,
     MAX_REFERENCE_CHARACTERS,
     TOOL_DECISIONS,
+    WAIT_RULES,
     Wait,
     WaitDeadlinePolicy,
     WaitKind,
@@ -38,16 +39,6 @@ WAITING_TOOLS: Final = {
     SPAWN_SUB_AGENTS: WaitKind.SUB_AGENTS,
 }
 """The tool service never runs calls of these tools: the loop commits a wait instead."""
-
-_REASONS: Final = {
-    WaitKind.APPROVAL: Reason.APPROVAL_REQUESTED,
-    WaitKind.QUESTION: Reason.ANSWER_REQUESTED,
-    WaitKind.TOOL_APPROVAL: Reason.TOOL_NEEDS_APPROVAL,
-    WaitKind.EVENT: Reason.EVENT_AWAITED,
-    WaitKind.SUB_AGENTS: Reason.SUB_AGENTS_AWAITED,
-    WaitKind.BUDGET: Reason.BUDGET_REQUESTED,
-    WaitKind.OPERATOR: Reason.OPERATOR_WAIT,
-}
 
 
 def asks(
@@ -84,7 +75,7 @@ def move_to_wait(wait: Wait) -> Transition:
     message = wait.question or f"waits for the event {wait.correlation_id}"
     if wait.kind is WaitKind.SUB_AGENTS:
         message = "waits for its sub-agents"
-    return Transition(to_state, _REASONS[wait.kind], message, wait=wait)
+    return Transition(to_state, WAIT_RULES[wait.kind].reason, message, wait=wait)
 
 
 def leave_at_cap(denied: Denied, policy: BudgetPolicy, partial_result: str) -> Transition:

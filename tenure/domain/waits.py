@@ -12,10 +12,11 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tenure.domain.budget import Budget, BudgetRequest, missing_of, usd
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
+from tenure.domain.states import Reason
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 if TYPE_CHECKING:
@@ -60,7 +61,28 @@ class WaitKind(StrEnum):
     OPERATOR = "OPERATOR"
 
 
-WITHOUT_CALL: Final = frozenset({WaitKind.BUDGET, WaitKind.OPERATOR})
+class WaitRule(NamedTuple):
+    """What differs between kinds. `reason`: of the transition. `headline`: for people who shall answer.
+
+    `is_for_person`: the task becomes WAITING_USER; otherwise WAITING_EXTERNAL.
+    """
+
+    reason: str
+    headline: str
+    is_for_person: bool = True
+    has_call: bool = True
+
+
+WAIT_RULES: Final = {
+    WaitKind.APPROVAL: WaitRule(Reason.APPROVAL_REQUESTED, "Approval needed"),
+    WaitKind.QUESTION: WaitRule(Reason.ANSWER_REQUESTED, "Question"),
+    WaitKind.TOOL_APPROVAL: WaitRule(Reason.TOOL_NEEDS_APPROVAL, "Approval of a tool call needed"),
+    WaitKind.EVENT: WaitRule(Reason.EVENT_AWAITED, "Waiting for an event", is_for_person=False),
+    WaitKind.SUB_AGENTS: WaitRule(Reason.SUB_AGENTS_AWAITED, "Waiting for sub-agents", is_for_person=False),
+    WaitKind.BUDGET: WaitRule(Reason.BUDGET_REQUESTED, "More budget requested", has_call=False),
+    WaitKind.OPERATOR: WaitRule(Reason.OPERATOR_WAIT, "An operator lets the task wait", has_call=False),
+}
+WITHOUT_CALL: Final = frozenset(kind for kind, rule in WAIT_RULES.items() if not rule.has_call)
 """The kinds of waits that belong to no call: `call_id` is empty."""
 
 
@@ -123,12 +145,9 @@ def call_digest(tool: str, arguments_json: str) -> str:
     return hashlib.sha256(f"{tool}\0{arguments_json}".encode()).hexdigest()
 
 
-_FOR_OTHERS: Final = frozenset({WaitKind.EVENT, WaitKind.SUB_AGENTS})
-
-
 def is_for_person(kind: WaitKind) -> bool:
     """Whether a person answers waits of this kind."""
-    return kind not in _FOR_OTHERS
+    return WAIT_RULES[kind].is_for_person
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +224,7 @@ class Escalations:
         """Returns the steps of a wait of this kind, in their order."""
         if kind is WaitKind.EVENT:
             return self.event
-        return () if kind in _FOR_OTHERS else self.person
+        return self.person if is_for_person(kind) else ()
 
 
 def next_step(steps: Sequence[EscalationStep], taken: int, timeout_seconds: float) -> EscalationStep | None:
@@ -235,7 +254,7 @@ def problems_of_steps(steps: Sequence[EscalationStep]) -> Iterator[tuple[int, st
 
 def default_timeout_seconds(kind: WaitKind) -> float:
     """Returns the default timeout of a wait."""
-    return DEFAULT_EVENT_SECONDS if kind in _FOR_OTHERS else DEFAULT_PERSON_SECONDS
+    return DEFAULT_PERSON_SECONDS if is_for_person(kind) else DEFAULT_EVENT_SECONDS
 
 
 def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:

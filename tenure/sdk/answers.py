@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, WaitKind
+from tenure.domain.waits import ALLOW, APPROVE, CONTINUE, DENY, EDIT, WaitKind
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.option_values import json_text
 from tenure.sdk.task_info import TaskWait
@@ -32,17 +32,11 @@ def approval(wait: TaskWait, arguments: Mapping[str, Any] | None) -> WaitReply:
         return WaitReply(EDIT, edited_arguments_json=json_text("arguments", dict(arguments)))
     if arguments is not None:
         raise invalid_argument("arguments", f"must be None: a wait of kind {wait.kind} has no call to edit")
-    if wait.kind is WaitKind.BUDGET:
-        return WaitReply(APPROVE)
-    if wait.kind is WaitKind.OPERATOR:
-        return WaitReply(wait.options[0])
-    return WaitReply(_option(wait, APPROVE))
+    return WaitReply(CONTINUE if wait.options == (CONTINUE,) else _option(wait, APPROVE))
 
 
 def denial(wait: TaskWait) -> WaitReply:
     """Returns the denial of a wait. Raises InvalidRequest for a wait that asks no yes or no."""
-    if wait.kind in {WaitKind.TOOL_APPROVAL, WaitKind.BUDGET}:
-        return WaitReply(DENY)
     return WaitReply(_option(wait, DENY))
 
 

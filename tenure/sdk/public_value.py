@@ -13,7 +13,7 @@ from tenure.sdk.operations_from_wire import OPERATIONS
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 
-_PUBLIC: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
+PUBLIC: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     task_pb2.Task: task_info,
     ledger_pb2.Entry: entry_event,
     api.WatchTasksResponse: change_event,
@@ -24,4 +24,4 @@ _PUBLIC: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
 
 def public_value(message: Message) -> PublicValue:
     """Returns the public form of a message (docs/json.md). Raises KeyError for one that no command prints."""
-    return _PUBLIC[type(message)](message)
+    return PUBLIC[type(message)](message)

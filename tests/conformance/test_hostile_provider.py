@@ -19,8 +19,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from devstack.simulator.chat_endpoint import hostile_chat_answer
-from devstack.simulator.hostile import hostile_answer
 from devstack.simulator.request_checks import check_create
 from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
@@ -41,6 +39,8 @@ from tenure.v1 import ledger_pb2, live_pb2
 from tenure.wire.checkpoint_service import is_one_portion
 from tenure.wire.ledger import entry_to_domain, new_entry
 from tenure.wire.task import usage_to_wire
+from tests.support.hostile_answers import hostile_answer
+from tests.support.hostile_chat_answers import hostile_chat_answer
 from tests.support.model_clients import model_client
 
 ANSWERS = int(os.environ.get("TENURE_HOSTILE_ANSWERS", "1000"))

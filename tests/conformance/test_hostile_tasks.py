@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from devstack.simulator.hostile import call_of, stream_of, written
 from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
 from tenure.domain import entries as facts
 from tenure.domain.fold import fold
@@ -30,6 +29,7 @@ from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.checkpoint_service import MAX_ENTRIES
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
+from tests.support.hostile_answers import call_of, stream_of, written
 from tests.support.patience import CALL_SECONDS
 
 pytestmark = pytest.mark.faults

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from devstack.simulator.hostile import written
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.anthropic_models import AnthropicProvider
@@ -22,6 +21,7 @@ from tenure.model_providers.client import (
 from tenure.model_providers.openai_models import OpenAIProvider
 from tenure.model_providers.platforms import VERTEX
 from tests.conformance.test_model_platforms import PlatformServer
+from tests.support.hostile_answers import written
 from tests.support.patience import CALL_SECONDS
 
 KEY = "sk-ant-secret-0123456789"

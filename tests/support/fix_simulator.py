@@ -72,7 +72,7 @@ class SimulatorControl:
 @contextlib.contextmanager
 def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorControl]:
     """A simulator process of one's own, on a free port."""
-    command = [sys.executable, "-m", "devstack.simulator", "--log", str(log_path), *options]
+    command = [sys.executable, "-m", "tests.support.hostile_simulator", "--log", str(log_path), *options]
     output = log_path.with_suffix(".out")
     with output.open("wb") as file:
         process = launch(command, environment=dict(os.environ), cwd=REPOSITORY, log=file)

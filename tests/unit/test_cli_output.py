@@ -27,9 +27,7 @@ def table() -> Table:
 
 
 def grid() -> Table:
-    made = make_grid()
-    made.add_row(HOSTILE, HOSTILE)
-    return made
+    return make_grid([(HOSTILE, HOSTILE)])
 
 
 @pytest.mark.parametrize("shown", [HOSTILE, Text(HOSTILE), table(), grid()], ids=["str", "Text", "table", "grid"])

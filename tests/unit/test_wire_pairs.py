@@ -27,6 +27,7 @@ from tests.support.examples import examples
 
 for file in files_with(r"^from tenure\.wire\.codec import .*\b(?:pair|reader|writer|union)\b"):
     import_module(file.removesuffix(".py").replace("/", "."))  # each makes its pairs
+import_module("services.gateway.http.routes")  # makes those of its bodies, queries and answers
 ALL: Final = tuple(CODECS)
 BOTH_WAYS: Final = {key: functions for key, functions in FUNCTIONS.items() if None not in functions}
 TEXTS: Final = st.text("a\u00e9\0 ", max_size=6)

@@ -14,10 +14,15 @@ routes.py        the table of all routes; openapi.py makes /openapi.json of it
 requests.py      what requests have; answers.py: what answers have, besides the public dataclasses
 shapes.py        dataclasses from JSON and from query strings, and as JSON Schema
 call.py          one request as a caller of the gRPC server
-tasks.py         handlers for tasks; operations.py: for everything else
+translation.py   handlers that only translate: path, query and body to one method, and its answer back
+tasks.py         handlers for tasks that do more; operations.py: for everything else
 event_stream.py  server-sent events; streams.py: those of a task, and those of the changes of all tasks
 edge.py          what an edge adds: routes (see edges/)
 body.py          the JSON of requests; json_text.py: of answers
 problems.py      errors as application/problem+json
 sessions.py      the session of a browser: an API key in a cookie
+
+What to touch when:
+- a method that needs no more than its fields: its row in routes.py with the name "WebhookService.PauseWebhook", and the
+  dataclasses of its body or query and of its answer
 """

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
+from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
@@ -22,23 +23,15 @@ from tenure.runtime.rpc.in_process import PEER_KEY
 from tenure.runtime.rpc.server import RpcServer
 from tenure.v1 import admin_service_pb2
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
-from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
-from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
-from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these names exist for type checkers only
     from grpc.aio import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
 
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
-    from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
-    from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
-    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
-    from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 TENANT_HEADER: Final = "tenure-tenant"
 TENANT_PARAMETER: Final = "tenant"
@@ -53,18 +46,19 @@ Answer = TypeVar("Answer")
 
 
 class Stubs:
-    """The stubs of the gateway's services, in process. `asks_for_keys`: the gateway authenticates."""
+    """The gateway's services, in process. `asks_for_keys`: the gateway authenticates."""
 
     def __init__(self, server: RpcServer, *, asks_for_keys: bool) -> None:
         channel: Any = server.in_process(CALL_SECONDS)
+        self._channel = channel
         self.asks_for_keys = asks_for_keys
         self.tasks: TaskServiceAsyncStub = TaskServiceStub(channel)
         self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
-        self.leases: LeaseServiceAsyncStub = LeaseServiceStub(channel)
-        self.schedules: ScheduleServiceAsyncStub = ScheduleServiceStub(channel)
         self.tenants: TenantServiceAsyncStub = TenantServiceStub(channel)
-        self.webhooks: WebhookServiceAsyncStub = WebhookServiceStub(channel)
-        self.audit: AuditServiceAsyncStub = AuditServiceStub(channel)
+
+    def unary(self, method: str, request: type[Message], answer: type[Message]) -> Any:
+        """Returns a unary method of any service. `method`: /package.Service/Method."""
+        return self._channel.unary_unary(method, request.SerializeToString, answer.FromString)
 
 
 class HttpCall:

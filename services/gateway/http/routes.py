@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from services.gateway.http import answers, operations, streams, tasks
 from services.gateway.http import requests as req
+from services.gateway.http.translation import Handler, translating
 from tenure.sdk import events
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
@@ -23,8 +24,6 @@ class _AnyPath(PathConvertor):
 
 
 register_url_convertor("path", _AnyPath())
-Handler = Callable[..., Awaitable[Any]]
-"""Gets the call, the query and the body (None without one). Returns a public value, or a whole response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +61,29 @@ class ApiRoute:
     status: int = 200
 
 
-def _route(method: str, path: str, handler: Handler, answer: Any, summary: str, **fields: Any) -> ApiRoute:
+def _route(method: str, path: str, handler: Handler | str, answer: Any, summary: str, **fields: Any) -> ApiRoute:
+    """Returns a route. `handler`: a method that does it all, as a text; `with_`: what its request differs in."""
+    differing = fields.pop("with_", {})
+    if isinstance(handler, str):
+        sent = fields.get("body") or fields.get("query", req.NoQuery)
+        fields.setdefault("group", _GROUPS[handler.partition(".")[0]])
+        handler = translating(handler, path, sent, answer, **differing)
     name = fields.pop("name", handler.__name__)
     return ApiRoute(method=method, path=path, name=name, summary=summary, handler=handler, answer=answer, **fields)
 
 
+_GROUPS: Final = {
+    "TaskService": "tasks",
+    "ScheduleService": "schedules",
+    "WebhookService": "webhooks",
+    "AdminService": "operations",
+    "LeaseService": "operations",
+    "TenantService": "tenants",
+    "AuditService": "tenants",
+}
 _TASK: Final = "/v1/tasks/{task_id}"
 _SCHEDULE: Final = "/v1/schedules/{schedule}"
 _WEBHOOK: Final = "/v1/webhooks/{webhook}"
-_SCHEDULES: Final[dict[str, Any]] = {"group": "schedules"}
-_WEBHOOKS: Final[dict[str, Any]] = {"group": "webhooks"}
-_OPERATIONS: Final[dict[str, Any]] = {"group": "operations"}
 _TENANTS: Final[dict[str, Any]] = {"group": "tenants"}
 
 TASK_EVENTS: Final = tuple(
@@ -82,7 +93,7 @@ TASK_EVENTS: Final = tuple(
 ROUTES: Final = (
     _route("POST", "/v1/tasks", tasks.submit, TaskInfo, "Submit a task", body=req.SubmitBody, status=201),
     _route("GET", "/v1/tasks", tasks.list_tasks, TaskPage, "List tasks, the newest first", query=req.TasksQuery),
-    _route("GET", _TASK, tasks.get, TaskInfo, "Read a task", name="get_task"),
+    _route("GET", _TASK, "TaskService.GetTask", TaskInfo, "Read a task"),
     _route(
         *("GET", f"{_TASK}/entries", tasks.entries, answers.EntryPage),
         "List the entries of a task's ledger, the oldest first",
@@ -94,14 +105,7 @@ ROUTES: Final = (
         "Stream the events of a task until it ends",
         query=req.EventsQuery,
     ),
-    _route(
-        "GET",
-        f"{_TASK}/explain",
-        tasks.explain,
-        answers.Explanation,
-        "Why the task is in its state",
-        name="explain_task",
-    ),
+    _route("GET", f"{_TASK}/explain", "TaskService.ExplainTask", answers.Explanation, "Why the task is in its state"),
     _route(
         "GET", f"{_TASK}/tree", tasks.tree, TaskPage, "List the tree of sub-agents", query=req.Page, name="task_tree"
     ),
@@ -111,12 +115,11 @@ ROUTES: Final = (
         query=req.WaitQuery,
         name="wait_for_task",
     ),
-    _route("POST", f"{_TASK}/cancel", tasks.cancel, TaskInfo, "Cancel a task", body=req.CancelBody, name="cancel_task"),
+    _route("POST", f"{_TASK}/cancel", "TaskService.CancelTask", TaskInfo, "Cancel a task", body=req.CancelBody),
     _route(
-        *("POST", f"{_TASK}/messages", tasks.send, TaskInfo),
+        *("POST", f"{_TASK}/messages", "TaskService.SendMessage", TaskInfo),
         "Send a message to the agent",
         body=req.MessageBody,
-        name="send_message",
     ),
     _route(
         *("POST", f"{_TASK}/fork", tasks.fork, TaskInfo),
@@ -174,119 +177,92 @@ ROUTES: Final = (
         name="send_signal",
     ),
     _route(
-        *("POST", "/v1/schedules", operations.create_schedule, info.ScheduleInfo),
+        *("POST", "/v1/schedules", "ScheduleService.CreateSchedule", info.ScheduleInfo),
         "Create a schedule",
         body=req.ScheduleBody,
+        with_=operations.AS_SCHEDULE,
         status=201,
-        **_SCHEDULES,
     ),
     _route(
-        *("GET", "/v1/schedules", operations.list_schedules, answers.SchedulePage),
+        *("GET", "/v1/schedules", "ScheduleService.ListSchedules", answers.SchedulePage),
         "List schedules",
         query=req.Page,
-        **_SCHEDULES,
     ),
     _route(
-        *("GET", _SCHEDULE, operations.get_schedule, info.ScheduleWithRuns),
+        *("GET", _SCHEDULE, "ScheduleService.GetSchedule", info.ScheduleWithRuns),
         "Read a schedule with its newest runs",
         query=req.ScheduleQuery,
-        **_SCHEDULES,
+        with_={"rename": {"runs": "run_count"}},
     ),
     _route(
-        *("PATCH", _SCHEDULE, operations.update_schedule, info.ScheduleInfo),
+        *("PATCH", _SCHEDULE, "ScheduleService.UpdateSchedule", info.ScheduleInfo),
         "Change a schedule",
         body=req.ScheduleChangeBody,
-        **_SCHEDULES,
+        with_=operations.AS_SCHEDULE,
     ),
-    _route("DELETE", _SCHEDULE, operations.delete_schedule, answers.Deleted, "Delete a schedule", **_SCHEDULES),
+    _route("DELETE", _SCHEDULE, "ScheduleService.DeleteSchedule", answers.Deleted, "Delete a schedule"),
     _route(
-        *("POST", f"{_SCHEDULE}/pause", operations.pause_schedule, info.ScheduleInfo),
+        *("POST", f"{_SCHEDULE}/pause", "ScheduleService.PauseSchedule", info.ScheduleInfo),
         "Pause a schedule",
         body=req.ReasonBody,
-        **_SCHEDULES,
     ),
+    _route("POST", f"{_SCHEDULE}/resume", "ScheduleService.ResumeSchedule", info.ScheduleInfo, "Resume a schedule"),
     _route(
-        "POST", f"{_SCHEDULE}/resume", operations.resume_schedule, info.ScheduleInfo, "Resume a schedule", **_SCHEDULES
-    ),
-    _route(
-        *("POST", f"{_SCHEDULE}/trigger", operations.trigger_schedule, TaskInfo),
+        *("POST", f"{_SCHEDULE}/trigger", "ScheduleService.TriggerSchedule", TaskInfo),
         "Submit the task of a schedule at once",
         body=req.TriggerBody,
-        **_SCHEDULES,
     ),
+    _route("GET", "/v1/webhooks", "WebhookService.ListWebhooks", answers.WebhookPage, "List webhooks", query=req.Page),
+    _route("GET", _WEBHOOK, "WebhookService.GetWebhook", info.WebhookInfo, "Read a webhook"),
     _route(
-        "GET",
-        "/v1/webhooks",
-        operations.list_webhooks,
-        answers.WebhookPage,
-        "List webhooks",
-        query=req.Page,
-        **_WEBHOOKS,
-    ),
-    _route("GET", _WEBHOOK, operations.get_webhook, info.WebhookInfo, "Read a webhook", **_WEBHOOKS),
-    _route(
-        *("POST", f"{_WEBHOOK}/pause", operations.pause_webhook, info.WebhookInfo),
+        *("POST", f"{_WEBHOOK}/pause", "WebhookService.PauseWebhook", info.WebhookInfo),
         "Pause a webhook",
         body=req.ReasonBody,
-        **_WEBHOOKS,
     ),
-    _route("POST", f"{_WEBHOOK}/resume", operations.resume_webhook, info.WebhookInfo, "Resume a webhook", **_WEBHOOKS),
+    _route("POST", f"{_WEBHOOK}/resume", "WebhookService.ResumeWebhook", info.WebhookInfo, "Resume a webhook"),
     _route(
-        *("GET", f"{_WEBHOOK}/deliveries", operations.deliveries, answers.DeliveryPage),
+        *("GET", f"{_WEBHOOK}/deliveries", "WebhookService.ListWebhookDeliveries", answers.DeliveryPage),
         "List the deliveries of a webhook",
         query=req.DeliveriesQuery,
+        with_={"rename": {"state": "states"}},
         name="list_deliveries",
-        **_WEBHOOKS,
     ),
     _route(
-        *("POST", f"{_WEBHOOK}/replay", operations.replay, answers.Replayed),
+        *("POST", f"{_WEBHOOK}/replay", "WebhookService.ReplayWebhookDeliveries", answers.Replayed),
         "Send dead deliveries again",
         body=req.ReplayBody,
         name="replay_deliveries",
-        **_WEBHOOKS,
     ),
+    _route(*("GET", "/v1/workers", "AdminService.ListWorkers", answers.WorkerPage), "List workers", query=req.Page),
     _route(
-        *("GET", "/v1/workers", operations.workers, answers.WorkerPage),
-        "List workers",
-        query=req.Page,
-        name="list_workers",
-        **_OPERATIONS,
-    ),
-    _route(
-        *("POST", "/v1/workers/{worker_id}/drain", operations.drain, answers.Workers),
+        *("POST", "/v1/workers/{worker_id}/drain", "AdminService.DrainWorker", answers.Workers),
         "Drain a worker: it releases its tasks and takes no more",
         body=req.ReasonBody,
-        name="drain_worker",
-        **_OPERATIONS,
     ),
     _route(
-        *("GET", "/v1/claims", operations.claims, answers.ClaimList),
-        "List live claims",
-        query=req.ClaimsQuery,
-        name="list_claims",
-        **_OPERATIONS,
+        *("GET", "/v1/claims", "AdminService.ListClaims", answers.ClaimList), "List live claims", query=req.ClaimsQuery
     ),
-    _route("GET", "/v1/queues", operations.queues, answers.Queues, "List queues", name="list_queues", **_OPERATIONS),
+    _route("GET", "/v1/queues", "AdminService.ListQueues", answers.Queues, "List queues"),
     _route(
-        *("GET", "/v1/leases", operations.leases, answers.LeasePage),
-        "List named leases",
-        query=req.LeasesQuery,
-        name="list_leases",
-        **_OPERATIONS,
+        *("GET", "/v1/leases", "LeaseService.ListLeases", answers.LeasePage), "List named leases", query=req.LeasesQuery
     ),
     _route(
-        *("GET", "/v1/calls-in-doubt", operations.in_doubt, answers.InDoubtPage),
+        *("GET", "/v1/calls-in-doubt", "AdminService.ListInDoubtCalls", answers.InDoubtPage),
         "List calls in doubt",
         query=req.InDoubtQuery,
         name="list_calls_in_doubt",
-        **_OPERATIONS,
-    ),
-    _route("GET", "/v1/tools", operations.tools, answers.ToolList, "List tools", name="list_tools", **_OPERATIONS),
-    _route(
-        "GET", "/v1/tenants", operations.list_tenants, answers.TenantPage, "List tenants", query=req.Page, **_TENANTS
     ),
     _route(
-        "GET", "/v1/tenants/{name}", operations.get_tenant, info.TenantInfo, "Read a tenant with its quotas", **_TENANTS
+        "GET", "/v1/tools", "AdminService.ListTools", answers.ToolList, "List tools", with_={"leaves_out": "instance"}
+    ),
+    _route("GET", "/v1/tenants", "TenantService.ListTenants", answers.TenantPage, "List tenants", query=req.Page),
+    _route(
+        "GET",
+        "/v1/tenants/{name}",
+        "TenantService.GetTenant",
+        info.TenantInfo,
+        "Read a tenant with its quotas",
+        with_={"rename": {"name": "tenant"}},
     ),
     _route(
         *("GET", "/v1/tenants/{name}/usage", operations.usage, answers.UsagePage),
@@ -296,11 +272,10 @@ ROUTES: Final = (
         **_TENANTS,
     ),
     _route(
-        *("GET", "/v1/audit", operations.audit, answers.AuditPage),
+        *("GET", "/v1/audit", "AuditService.ListAuditRecords", answers.AuditPage),
         "List audit records, the newest first",
         query=req.AuditQuery,
-        name="list_audit_records",
-        **_TENANTS,
+        with_={"rename": {"of_tenant": "tenant"}},
     ),
     _route("GET", "/v1/me", operations.caller, answers.KnownCaller, "Who the caller is", name="get_caller", **_TENANTS),
 )

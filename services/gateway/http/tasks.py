@@ -65,10 +65,6 @@ def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_ta
     return task_filter(query.state, query.label, query.queue, None, root_task_id, forked_from_task_id)
 
 
-async def get(call: HttpCall, _query: req.NoQuery, _body: None) -> TaskInfo:
-    return task_info(await read_task(call))
-
-
 async def read_task(call: HttpCall) -> task_pb2.Task:
     """Returns the task of the path. Raises NotFound."""
     answer = await call.one(call.stubs.tasks.GetTask, api.GetTaskRequest(task_id=call.path("task_id")))
@@ -84,11 +80,6 @@ async def entries(call: HttpCall, query: req.EntriesQuery, _body: None) -> answe
     return answers.EntryPage(tuple(map(entry_event, page.entries)), page.more)
 
 
-async def explain(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Explanation:
-    explained = await call.one(call.stubs.tasks.ExplainTask, api.ExplainTaskRequest(task_id=call.path("task_id")))
-    return answers.Explanation(tuple(explained.lines), task_info(explained.task))
-
-
 async def tree(call: HttpCall, query: req.Page, _body: None) -> TaskPage:
     """The tasks of the whole tree that the task belongs to."""
     task = await read_task(call)
@@ -102,18 +93,6 @@ async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Wai
     waiting = call.one(call.stubs.tasks.WaitTask, request, timeout=max(seconds, 0.0) + _WAIT_MARGIN_SECONDS)
     waited = await call.while_connected(waiting)
     return answers.Waited(waited.ended, task_info(waited.task))
-
-
-async def cancel(call: HttpCall, _query: req.NoQuery, body: req.CancelBody) -> TaskInfo:
-    request = api.CancelTaskRequest(task_id=call.path("task_id"), reason=body.reason)
-    return await _task(call, call.stubs.tasks.CancelTask, request)
-
-
-async def send(call: HttpCall, _query: req.NoQuery, body: req.MessageBody) -> TaskInfo:
-    request = api.SendMessageRequest(
-        task_id=call.path("task_id"), text=body.text, request_id=body.request_id or call.request_id
-    )
-    return await _task(call, call.stubs.tasks.SendMessage, request)
 
 
 async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from devstack.simulator.delivery import RawAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,20 +34,6 @@ _ERROR_BODIES: Final = (
 _STATUSES: Final = (200, 201, 204, 206, 304, 400, 404, 413, 418, 429, 500, 502, 529, 599)
 
 
-@dataclass(slots=True)
-class HostileAnswer:
-    """The response.
-
-    `changes`: the names of the changes to the valid stream. `is_cut`: the connection ends after `body`.
-    """
-
-    body: bytes
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    is_cut: bool = False
-    changes: list[str] = field(default_factory=list)
-
-
 class StreamProtocol(NamedTuple):
     """The stream format of an API: a random valid stream, changes of events in place, and the bytes of an event."""
 
@@ -57,7 +44,7 @@ class StreamProtocol(NamedTuple):
 
 def hostile_answer(
     random: Random, events: list[Event] | None = None, protocol: StreamProtocol | None = None
-) -> HostileAnswer:
+) -> RawAnswer:
     """Returns a valid stream with one to three changes. `events`: the valid stream; None: a random one.
 
     `protocol` None: the Messages API.
@@ -79,7 +66,7 @@ def hostile_answer(
         body = _change_lines(random, body)
     if "change_bytes" in changes:
         body = _change_bytes(random, body)
-    answer = HostileAnswer(body, changes=changes)
+    answer = RawAnswer(body, changes=changes)
     if "change_response" in changes:
         _change_response(random, answer)
     return answer
@@ -378,7 +365,7 @@ def _change_bytes(random: Random, body: bytes) -> bytes:
     return bytes(changed[: random.randint(0, len(changed))] if random.random() < 0.2 else changed)
 
 
-def _change_response(random: Random, answer: HostileAnswer) -> None:
+def _change_response(random: Random, answer: RawAnswer) -> None:
     """Changes the status, the body, a header or the end of the response."""
     match random.randrange(4):
         case 0:
