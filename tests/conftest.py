@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.support.fix_checkpoint",
     "tests.support.fix_closed_port",
     "tests.support.fix_collector",
+    "tests.support.fix_tools",  # before the fixtures that import it
     "tests.support.fix_coordinator",
     "tests.support.fix_etcd_cluster",
     "tests.support.fix_gateway",
@@ -33,7 +34,6 @@ pytest_plugins = [
     "tests.support.fix_sandbox",
     "tests.support.fix_simulator",
     "tests.support.fix_time",
-    "tests.support.fix_tools",
     "tests.support.fix_mcp",
     "tests.support.fix_models",
     "tests.support.fix_webhooks",

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from devstack.postgres_process import PostgresProcess
     from tests.support.fix_postgres import FreshDatabase
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = CALL_SECONDS
 _epochs = itertools.count((1 << 40) + 1)
 _tenants = itertools.count(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -20,8 +20,6 @@ from tests.conformance.test_ledger_waits import approval, intent, move, say, wai
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve, words
 from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS
-
-Get = Callable[..., Awaitable[Any]]
 
 
 class A2AEndpoint:
