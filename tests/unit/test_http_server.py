@@ -29,6 +29,7 @@ from services.gateway.http.shapes import MAX_PROBLEMS, given, read_json, read_qu
 from tenure.domain.errors import InvalidRequest, LimitReached, Unavailable
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.runtime.listening import CannotListen
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.tls import MutualTlsSettings
@@ -81,7 +82,7 @@ async def http_server() -> AsyncIterator[Open]:
 
 
 def client(url: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=url, timeout=CALL_SECONDS, trust_env=False)
+    return httpx2.AsyncClient(verify=http_tls_context(), base_url=url, timeout=CALL_SECONDS, trust_env=False)
 
 
 async def connection(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
