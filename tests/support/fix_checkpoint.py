@@ -221,6 +221,15 @@ class Checkpoint:
             return await cursor.fetchall() if cursor.description else []
 
 
+async def until_a_session_waits_for_a_lock(replica: Checkpoint) -> None:
+    """Returns when a session of its database waits for a lock."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await replica.query(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        ):
+            await asyncio.sleep(0.005)
+
+
 class CheckpointProcess:
     """The service as a process of its own."""
 
