@@ -24,7 +24,7 @@ from devstack import child_process
 from tenure.testing.forks import ForkedProgram, ForkServer
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli")
+FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli", "tests.busy_tools")
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
 
 
