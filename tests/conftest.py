@@ -13,8 +13,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.watched_processes",
+    "tests.support.shared_stores",  # before those that import it
     "tests.support.forked",
-    "tests.support.shared_stores",
     "tests.support.fix_etcd",  # before those that import it
     "tests.support.fix_postgres",  # before the fixtures that use it
     "tests.support.fix_checkpoint",

@@ -76,10 +76,15 @@ def _close_all(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _take_streams(fds: list[int]) -> None:
-    """Makes this child a session of its own, which dies with the server and has the streams of the request."""
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() == 1:
         sys.exit("the server of forks is gone")
+
+
+def _take_streams(fds: list[int]) -> None:
+    """Makes this child a session of its own, which dies with the server and has the streams of the request."""
+    die_with_parent()
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
